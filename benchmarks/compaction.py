@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 
-from magnetar.broker.log.core.compaction import Survey, cut, opened
+from magnetar.broker.log.core.compaction import KeySurvey, cut, opened
 from magnetar.proto.entry import broker_part, encode_batch, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -36,7 +36,7 @@ def _log(options: Options, messages: int, keys: int) -> list[tuple[int, int, byt
 
 def _compact(entries: list[tuple[int, int, bytes]]) -> tuple[float, int]:
     begin = time.perf_counter()
-    survey = Survey(KEYS_MAX, salt=b"bench")
+    survey = KeySurvey(KEYS_MAX, salt=b"bench")
     while not survey.done:
         for first, count, entry in entries:
             survey.look(first, count, opened(entry))

@@ -25,21 +25,21 @@ from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from .admin.repair_verbs import RepairVerbs
-from .admin.verbs import Admin
+from .admin.verbs import BookieAdmin
 from .format.framing import Damaged
-from .maintenance.entry_repairer import Mender
-from .maintenance.garbage import Collector, Patience
-from .maintenance.limbo import Limbo, highest_ledger
+from .maintenance.entry_repairer import EntryRepairer
+from .maintenance.garbage import Collector, GracePeriod
+from .maintenance.limbo import LimboExit, highest_ledger
 from .maintenance.schedule import Schedule
 from .maintenance.scrub import Reports, Scrubber
 from .maintenance.seen import Memory
 from .node import identity
-from .node.disk_monitor import DiskState, Limits, Upkeep
+from .node.disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .node.identity import Identity
 from .node.registration import NewSession, Registration
 from .repair import RepairConfig, RepairKeeper
 from .requests.service import BookieService
-from .store.compaction.plan import Policy
+from .store.compaction.plan import CompactionPolicy
 from .store.data_losses import Known
 from .store.disk import NoSpace
 from .store.journal.segments import JournalPosition
@@ -112,15 +112,15 @@ class Bookie:
         self._store: Store
         self._service: BookieService
         self._serving: PeerServing
-        self._upkeep: Upkeep
+        self._upkeep: DiskMonitor
         self._schedule: Schedule
         self._collector: Collector
-        self._mender: Mender
-        self._limbo: Limbo
+        self._mender: EntryRepairer
+        self._limbo: LimboExit
         self._scrubber: Scrubber
         self._reports: Reports
         self._repair: RepairKeeper
-        self._admin: Admin
+        self._admin: BookieAdmin
 
     @classmethod
     async def start(
@@ -179,13 +179,13 @@ class Bookie:
 
     def _make_parts(self) -> None:
         config = self._config
-        limits = Limits(
+        limits = DiskLimits(
             config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
         )
-        self._upkeep = Upkeep(
+        self._upkeep = DiskMonitor(
             self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note
         )
-        policy = Policy(
+        policy = CompactionPolicy(
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
             config.gc_full_share,
         )  # fmt: skip
@@ -194,15 +194,15 @@ class Bookie:
         )
         self._collector = Collector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
-            Patience(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
+            GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
             lambda: self._went_back, self._memory,
         )  # fmt: skip
-        self._limbo = Limbo(
+        self._limbo = LimboExit(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
             self._registration.register,
         )  # fmt: skip
-        self._mender = Mender(
+        self._mender = EntryRepairer(
             self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.look_soon
         )
         self._scrubber = Scrubber(
@@ -212,7 +212,7 @@ class Bookie:
         self._repair = RepairKeeper(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )
-        self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
+        self._admin = BookieAdmin(self, lambda: self._registration.metadata, self._world.clock)
         self._admin.add(RepairVerbs(lambda: self._registration.metadata, self._world.clock).table)
         self._service = BookieService(
             self._store, self._world.clock, entry_bytes_max=config.entry_bytes_max,
@@ -285,7 +285,7 @@ class Bookie:
         return self._collector
 
     @property
-    def limbo(self) -> Limbo:
+    def limbo(self) -> LimboExit:
         return self._limbo
 
     @property
@@ -293,7 +293,7 @@ class Bookie:
         return self._scrubber
 
     @property
-    def upkeep(self) -> Upkeep:
+    def upkeep(self) -> DiskMonitor:
         return self._upkeep
 
     async def _record(self) -> records.BookieRecord:

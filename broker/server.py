@@ -24,7 +24,7 @@ from ..runtime.network import Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .common.config import BrokerConfig
-from .node.topic_manager import OwnedTopics
+from .node.topic_manager import TopicManager
 from .protocols.grpc.admin import AdminService
 from .protocols.grpc.broker import BrokerService
 from .topic.topic import Topic
@@ -45,7 +45,7 @@ class Broker:
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> None:
         config.validate()
-        self.owned = OwnedTopics(world, config)
+        self.owned = TopicManager(world, config)
         self._world = world
         self._config = config
         self._metadata = metadata

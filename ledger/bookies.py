@@ -27,7 +27,7 @@ from ..runtime.network import Endpoint, Peer, Reply
 from ..runtime.supervisor import Kept, Supervisor
 from ..runtime.world import World
 from .config import LedgerConfig
-from .core.bookie_health import Kind, Trouble
+from .core.bookie_health import BookieHealth, TroubleKind
 from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, RackRule, choose
 from .damage import DamageReports
 from .format.peer import AnswerHead, Status, decode_answer
@@ -42,7 +42,7 @@ class Bookies:
         self._config = config
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._trouble = Trouble(config.quarantine_s)
+        self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
@@ -107,16 +107,16 @@ class Bookies:
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: it is chosen, and asked, last for a while."""
         self._quarantine.failed(bookie, self._world.clock.monotonic())
-        self.note(bookie, Kind.FAILED)
+        self.note(bookie, TroubleKind.FAILED)
 
-    def note(self, bookie: str, kind: Kind) -> None:
+    def note(self, bookie: str, kind: TroubleKind) -> None:
         """It gave trouble to a reader: it is asked last for a while (core/trouble.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Bytes that are not the entry: it is asked last for a while, and the metadata is told (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
-        self.note(bookie, Kind.DAMAGED)
+        self.note(bookie, TroubleKind.DAMAGED)
         self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
@@ -316,7 +316,7 @@ class Bookies:
             for bookie, peer in self._peers.items()
         }
 
-    def _counts(self, bookie: str) -> Iterable[tuple[Kind, int]]:
+    def _counts(self, bookie: str) -> Iterable[tuple[TroubleKind, int]]:
         return self._trouble.counts.get(bookie, {}).items()
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from ..runtime.world import World
 from . import records, recovery
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.metadata import Write, create, new_record
+from .core.metadata import RecordWrite, create, new_record
 from .core.placement import Shrink, fit
 from .core.striping import Striping
 from .format.peer import KEY_BYTES
@@ -184,7 +184,7 @@ class LedgerClient:
             nonlocal taken
             answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, mine)
             taken = answer is None
-            return encode(answer.record) if isinstance(answer, Write) else None
+            return encode(answer.record) if isinstance(answer, RecordWrite) else None
 
         await update(self._metadata, path, transform, absent=True)
         return None if taken else mine

@@ -23,7 +23,7 @@ from ..runtime.files import Buffer
 from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.bookie_health import Kind
+from .core.bookie_health import TroubleKind
 from .core.reader import (
     Ask,
     Bound,
@@ -33,12 +33,12 @@ from .core.reader import (
     EntryMissing,
     Fact,
     Failed,
-    Failure,
     RangeRead,
     ReadFailed,
+    ReadFailure,
     Waited,
 )
-from .core.stored import StoredEntry
+from .core.stored import StoredCopy
 from .format.peer import Flags, Op, RequestHead, Status
 
 _LOG = logging.getLogger("magnetar.ledger")
@@ -92,7 +92,7 @@ class LedgerReader:
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
-    async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredEntry]:
+    async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
         """`read` with what is stored beside the payload: for whoever writes entries again."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
@@ -152,7 +152,7 @@ class LedgerReader:
 
     def _note(self, read: RangeRead) -> None:
         for bookie in read.slow:
-            self._bookies.note(bookie, Kind.SLOW)
+            self._bookies.note(bookie, TroubleKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.gave_damage(bookie, self.ledger_id, entry)
@@ -197,7 +197,7 @@ class LedgerReader:
         self._bound.learn_record(record)
 
     def _error(self, failed: Failed, entry: int) -> DataLost | Unavailable:
-        cls = DataLost if failed.why is Failure.LOST else Unavailable
+        cls = DataLost if failed.why is ReadFailure.LOST else Unavailable
         return cls(
             f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",
             ledger=self.ledger_id, entry=entry, asked=",".join(failed.asked),

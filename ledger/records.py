@@ -13,7 +13,7 @@ from ..metadata.records import LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
 from ..metadata.update import get_record, update
 from ..proto.errors import LedgerNotFound
-from .core.metadata import Refused, Settled, Transition, Write
+from .core.metadata import RecordWrite, Refused, Settled, Transition
 
 Decide = Callable[[LedgerRecord | None], Transition]
 
@@ -35,7 +35,7 @@ async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout
         nonlocal refused
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
         refused = answer if isinstance(answer, Refused) else None
-        return encode(answer.record) if isinstance(answer, Write) else None
+        return encode(answer.record) if isinstance(answer, RecordWrite) else None
 
     node = await update(store, path, transform, deadline_s=timeout_s)
     if refused is not None:

@@ -38,7 +38,7 @@ from .core.recovery import (
     SendFence,
     SendRead,
 )
-from .core.stored import StoredEntry, seal, unseal
+from .core.stored import StoredCopy, seal, unseal
 from .format.peer import Flags, Op, RequestHead, Status, encode_add
 from .records import apply
 
@@ -153,7 +153,7 @@ class _Attempt:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)
 
-    async def _write_back(self, effect: SendAdd[StoredEntry]) -> Fact:
+    async def _write_back(self, effect: SendAdd[StoredCopy]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)

@@ -26,7 +26,7 @@ from .store import ANY, Changed, MetadataStore, Operation, Reset, Versioned
 T = TypeVar("T")
 
 
-class Succession(MetadataStore):
+class ReconnectingStore(MetadataStore):
     def __init__(self, session: MetadataStore) -> None:
         self._session: MetadataStore = session
         self._lost: MetadataStore | None = None  # the last session that is known to be lost

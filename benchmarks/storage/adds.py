@@ -114,13 +114,13 @@ async def _fill(store: Store, size: int) -> None:
 
 async def _compact(store: Store, begin: asyncio.Event, compacted: dict[str, int]) -> None:
     """At the default rate; notes how far it came."""
-    from magnetar.bookie.store.compaction.plan import Policy
+    from magnetar.bookie.store.compaction.plan import CompactionPolicy
 
     def progress(phase: str, logs_done: int, logs: int, bytes_done: int, bytes_: int) -> None:
         compacted["compacted_bytes"] = max(compacted["compacted_bytes"], bytes_done)
 
     await begin.wait()
-    await store.compactor.run(Policy(), major=True, on_progress=progress)
+    await store.compactor.run(CompactionPolicy(), major=True, on_progress=progress)
 
 
 @asynccontextmanager

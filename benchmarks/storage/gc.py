@@ -38,7 +38,7 @@ def store_gc(options: Options) -> Run:
 
 
 async def _collect(directory: str, options: Options) -> dict[str, Any]:
-    from magnetar.bookie.store.compaction.plan import CompactionState, Policy
+    from magnetar.bookie.store.compaction.plan import CompactionPolicy, CompactionState
 
     ledgers = options.extra.get("ledgers", LEDGERS)
     mib = options.extra.get("mib", MIB)
@@ -48,7 +48,7 @@ async def _collect(directory: str, options: Options) -> dict[str, Any]:
     assert await store.bury(list(range(ledgers, ledgers + DELETED_LEDGERS)))
     stalls = Stalls()
     began = time.perf_counter()
-    done = await store.compactor.run(Policy(), major=True, roll=True)
+    done = await store.compactor.run(CompactionPolicy(), major=True, roll=True)
     seconds = time.perf_counter() - began
     longest = stalls.end()
     logs = [log for log in await store.compactor.survey() if log.state is not CompactionState.HOT]

@@ -40,10 +40,10 @@ from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized
 from ...runtime.clock import Clock
-from ..maintenance.garbage import Collected, Collector, Progress
-from ..maintenance.limbo import Limbo
+from ..maintenance.garbage import Collected, Collector, GarbageProgress
+from ..maintenance.limbo import LimboExit
 from ..maintenance.scrub import Scrubber
-from ..node.disk_monitor import Upkeep
+from ..node.disk_monitor import DiskMonitor
 from ..store.compaction.plan import LogPlan
 from ..store.disk import NoSpace
 from ..store.store import Store
@@ -71,16 +71,16 @@ class Asked(Protocol):
     @property
     def store(self) -> Store: ...
     @property
-    def upkeep(self) -> Upkeep: ...
+    def upkeep(self) -> DiskMonitor: ...
     @property
     def collector(self) -> Collector: ...
     @property
-    def limbo(self) -> Limbo: ...
+    def limbo(self) -> LimboExit: ...
     @property
     def scrubber(self) -> Scrubber: ...
 
 
-class Admin:
+class BookieAdmin:
     """`answer` is BookieService's `on_admin`; `metadata` gives the session that lasts."""
 
     def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
@@ -238,7 +238,7 @@ class _Runs:
         self._collector = collector
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._progress: Progress | None = None
+        self._progress: GarbageProgress | None = None
         self._last: Json | None = None
 
     def start(self, *, force: bool, major: bool, roll: bool) -> None:
@@ -260,7 +260,7 @@ class _Runs:
             self._last |= {"endedMs": self._clock.wall_ms()}
             self._progress = None
 
-    def _hear(self, progress: Progress) -> None:
+    def _hear(self, progress: GarbageProgress) -> None:
         self._progress = progress
 
     def status(self) -> Json:

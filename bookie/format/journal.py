@@ -70,7 +70,7 @@ class RecordType(enum.IntEnum):
     TOMBSTONE = 5
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     type: RecordType
     ledger: int
     entry: int
@@ -85,8 +85,8 @@ class Records(NamedTuple):
     entries: tuple[int, ...]
     payloads: list[bytes]
 
-    def rows(self) -> Iterator[Record]:
-        return map(Record, map(_TYPES.__getitem__, self.types), self.ledgers, self.entries, self.payloads)
+    def rows(self) -> Iterator[JournalRecord]:
+        return map(JournalRecord, map(_TYPES.__getitem__, self.types), self.ledgers, self.entries, self.payloads)
 
 
 class BlockHeader(NamedTuple):

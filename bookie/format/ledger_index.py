@@ -90,7 +90,7 @@ class Mended(NamedTuple):
     last: int
 
 
-class Limbo(NamedTuple):
+class LimboRow(NamedTuple):
     """Data of ledgers up to `upto` may be lost (entered), or was found again (left)."""
 
     upto: int
@@ -103,7 +103,7 @@ class Drained(NamedTuple):
     log: int
 
 
-State = LedgerState | Tombstone | Quarantined | Mended | Limbo | Drained
+State = LedgerState | Tombstone | Quarantined | Mended | LimboRow | Drained
 
 
 def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
@@ -121,7 +121,7 @@ def encode(record: State) -> bytes:
             body = _BODY.pack(FactKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
         case Mended(ledger, first, last):
             body = _BODY.pack(FactKind.MENDED, ledger, 0, _NO_KEY, first, last)
-        case Limbo(upto, entered):
+        case LimboRow(upto, entered):
             body = _BODY.pack(FactKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
         case Drained(number):
             body = _BODY.pack(FactKind.DRAINED, number, 0, _NO_KEY, 0, 0)
@@ -146,7 +146,7 @@ def decode(data: Buffer, offset: int = 0) -> State | None:
         case FactKind.MENDED:
             return Mended(ledger, lac, last)
         case FactKind.LIMBO:
-            return Limbo(ledger, bool(flags & _SET))
+            return LimboRow(ledger, bool(flags & _SET))
         case FactKind.DRAINED:
             return Drained(ledger)
     return None

@@ -24,7 +24,7 @@ from ..format.journal import (
     MAGIC,
     RECORD_HEADER_BYTES,
     BlockHeader,
-    Record,
+    JournalRecord,
     decode_block_header,
     decode_records,
 )
@@ -39,13 +39,13 @@ class Block(NamedTuple):
     journal: int
     offset: int
     header: BlockHeader
-    records: list[Record]
+    records: list[JournalRecord]
 
     @property
     def end(self) -> int:
         return self.offset + self.header.padded_bytes
 
-    def places(self) -> Iterator[tuple[int, Record]]:
+    def places(self) -> Iterator[tuple[int, JournalRecord]]:
         """Each record with its offset in the file."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:

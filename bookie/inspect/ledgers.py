@@ -20,7 +20,7 @@ from ..format.framing import FILE_HEADER_BYTES
 from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import LEDGERS
 from ..store.ledgers.index_files import SUFFIX, name
-from ..store.ledgers.state_log import Facts
+from ..store.ledgers.state_log import StateLog
 from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 WINDOW = 100_000
@@ -38,7 +38,7 @@ class Ledger(NamedTuple):
 
 
 class Overview(NamedTuple):
-    facts: Facts
+    facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
     damages: list[Damage]
     path: str
@@ -47,7 +47,7 @@ class Overview(NamedTuple):
 
 
 def overview(snapshot: Snapshot) -> Overview:
-    facts, ledgers, damages = Facts(), BitMap64(), list[Damage]()
+    facts, ledgers, damages = StateLog(), BitMap64(), list[Damage]()
     opened = _open(snapshot)
     if isinstance(opened, Damage):
         return Overview(facts, ledgers, [opened], opened.path, 0, {})

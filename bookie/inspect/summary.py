@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
 from ..store.index.index import ExtentPlace
-from ..store.ledgers.state_log import Facts
+from ..store.ledgers.state_log import StateLog
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
 from .snapshot import Damage, Gone, Snapshot, open_file
@@ -78,7 +78,7 @@ class StoreSummary(NamedTuple):
         return sum(log.bytes for log in self.logs)
 
 
-def log_summary(snapshot: Snapshot, log: int, facts: Facts) -> LogSummary | Gone:
+def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | Gone:
     """From the heads of the index; the log's records are not read."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
@@ -105,7 +105,7 @@ def log_summary(snapshot: Snapshot, log: int, facts: Facts) -> LogSummary | Gone
     )  # fmt: skip
 
 
-def _state(snapshot: Snapshot, log: int, facts: Facts) -> str:
+def _state(snapshot: Snapshot, log: int, facts: StateLog) -> str:
     if not snapshot.committed(log):
         return "not committed"
     if log in facts.drained:
@@ -116,7 +116,7 @@ def _state(snapshot: Snapshot, log: int, facts: Facts) -> str:
 
 
 class _Sums:
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: StateLog) -> None:
         self._facts = facts
         self.groups = self.extents = self.entries = self.data_bytes = self.live_bytes = 0
         self.ledgers = self.live_ledgers = 0

@@ -28,7 +28,7 @@ PAUSE_S = 60.0
 PAUSE_MAX_S = 3600.0
 
 
-class Mender:
+class EntryRepairer:
     """`report` is told that there is something new for the metadata; `metadata` gives the session that lasts."""
 
     def __init__(

@@ -6,7 +6,7 @@ A ledger is *dead* when, in this order,
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata has not gone back behind what this bookie told it in this life (`went_back`); and when the listing
     would bury at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata handed out all of their
-    ids. Else the pass is refused (`Refusal`) unless it is forced;
+    ids. Else the pass is refused (`GarbageRefusal`) unless it is forced;
  4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE, or past
@@ -43,7 +43,7 @@ from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import Busy, MagnetarError
 from ...runtime.clock import Clock
-from ..store.compaction.plan import LogPlan, Policy
+from ..store.compaction.plan import CompactionPolicy, LogPlan
 from ..store.disk import NoSpace
 from ..store.store import Store
 from .schedule import Schedule
@@ -62,7 +62,7 @@ _READS_MAX = 64
 """Reads of the metadata at a time."""
 
 
-class Refusal(enum.Enum):
+class GarbageRefusal(enum.Enum):
     """Why a pass buried nothing although ledgers are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
@@ -72,14 +72,14 @@ class Refusal(enum.Enum):
     WENT_BACK = "the metadata forgot what this bookie told it: it was restored from a backup, or is another one"
 
 
-class Patience(NamedTuple):
+class GracePeriod(NamedTuple):
     """Seconds for which a ledger must be gone before its data goes."""
 
     grace_s: float
     doubt_s: float  # when more than DOUBT_SHARE of the ledgers are
 
 
-class Progress(NamedTuple):
+class GarbageProgress(NamedTuple):
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
     logs: int
@@ -100,7 +100,7 @@ class _Seen(NamedTuple):
 
 class Collected(NamedTuple):
     suspected: int  # dead for the first time, or not for long enough
-    refused: Refusal | None
+    refused: GarbageRefusal | None
     buried: list[int]
     logs_deleted: list[int]
     logs_compacted: list[int]
@@ -109,7 +109,7 @@ class Collected(NamedTuple):
     bad_records: int  # found while moving: quarantined
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[GarbageProgress], None]
 
 
 class Collector:
@@ -118,13 +118,13 @@ class Collector:
     `went_back` says that the metadata was seen to forget something (identity.py), which only a restart forgives.
     `memory` knows what a restored metadata may have forgotten (seen.py); a forced pass gives it up.
 
-    While `disk_is_full` each pass compacts, and whatever gives something back (`Policy.full_share`): a bookie whose
-    logs are all half dead must not stay read-only until the next major compaction, nor for ever.
+    While `disk_is_full` each pass compacts, and whatever gives something back (`CompactionPolicy.full_share`): a bookie
+    whose logs are all half dead must not stay read-only until the next major compaction, nor for ever.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: Patience,
-        policy: Policy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
+        self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: GracePeriod,
+        policy: CompactionPolicy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
         memory: Memory | None = None,
     ) -> None:  # fmt: skip
@@ -144,7 +144,7 @@ class Collector:
         self._unexplained = BitMap64()  # of what is missing: went without a commit of their own
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
-        self.refused: Refusal | None = None  # of the last pass
+        self.refused: GarbageRefusal | None = None  # of the last pass
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
@@ -164,13 +164,13 @@ class Collector:
             raise Busy("garbage collection is running already; ask for its status")
         self._running = True
         try:
-            on_progress(Progress("metadata", 0, 0, 0, 0))
+            on_progress(GarbageProgress("metadata", 0, 0, 0, 0))
             suspected, refused, buried = await self._bury(force)
             self.refused = refused
             policy = self._policy.on_a_full_disk() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run(
                 policy if minor or major else None, major=major, roll=roll,
-                on_progress=lambda *numbers: on_progress(Progress(*numbers)),
+                on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
             )  # fmt: skip
             if buried or done.deleted or done.compacted:
                 _LOG.info(
@@ -206,12 +206,12 @@ class Collector:
         await self._schedule.ran(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
-    async def _bury(self, force: bool) -> tuple[int, Refusal | None, list[int]]:
+    async def _bury(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
         """(suspected, why nothing was buried, buried)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
-            return 0, Refusal.LIMBO, []
+            return 0, GarbageRefusal.LIMBO, []
         local = self._local()
         await self._check_cluster(metadata)
         revision = await metadata.revision()
@@ -232,7 +232,7 @@ class Collector:
                 "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
                 "`magnetar bookies gc --now --force` buries them", refused.value, len(missing), len(local),
             )  # fmt: skip
-            gone = missing if refused is not Refusal.WENT_BACK else BitMap64()
+            gone = missing if refused is not GarbageRefusal.WENT_BACK else BitMap64()
             self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}
             return len(missing), refused, []
         doubtful = not force and _is_more_than(
@@ -245,8 +245,8 @@ class Collector:
         wait_s = max(grace_s, doubt_s) if doubtful else grace_s
         dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, wait_s)]
         if store.descriptors.limbo_upto >= 0:
-            return len(self._suspects), Refusal.LIMBO, []
-        left = Refusal.KEPT if kept and not force else None
+            return len(self._suspects), GarbageRefusal.LIMBO, []
+        left = GarbageRefusal.KEPT if kept and not force else None
         if doubtful and not dead:
             self._doubtful = len(self._suspects)
             _LOG.warning(
@@ -274,15 +274,15 @@ class Collector:
 
     async def _refusal(
         self, metadata: MetadataStore, listed: BitMap64, missing: BitMap64, local: BitMap64
-    ) -> Refusal | None:
+    ) -> GarbageRefusal | None:
         if missing and self._went_back():
-            return Refusal.WENT_BACK
+            return GarbageRefusal.WENT_BACK
         if not listed and len(missing) >= BURIED_MIN:
-            return Refusal.EMPTY_LISTING
+            return GarbageRefusal.EMPTY_LISTING
         if _is_more_than(BURIED_SHARE_MAX, missing, local) and self._unexplained & missing:
-            return Refusal.TOO_MANY
+            return GarbageRefusal.TOO_MANY
         if _is_more_than(DOUBT_SHARE, missing, local) and not await _handed_out(metadata, missing):
-            return Refusal.TOO_MANY
+            return GarbageRefusal.TOO_MANY
         return None
 
     def _kept(self, missing: BitMap64) -> BitMap64:

@@ -5,7 +5,7 @@ before the bookie serves. Ledgers up to there are fenced here for ever, since a 
 of theirs is UNKNOWN and so no vote to end a ledger (invariants 11, 17), and so is their LAC. Ledgers above are as ever:
 the registration says `limbo` and `fenced_upto`, new ledgers get ids above, and may lie here.
 
-Leaving: `Limbo.keep` makes passes. A pass restores every ledger up to `upto` (bookie/maintenance/restore.py),
+Leaving: `LimboExit.keep` makes passes. A pass restores every ledger up to `upto` (bookie/maintenance/restore.py),
 `PARALLEL` at a time; when none is left that could not be made whole, limbo is left, durably with a checkpoint, and the
 registration says so. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that were left. What blocks
 it is logged once a pass: bookies that are away come back; a ledger whose only copy was here does not. Then an operator
@@ -45,7 +45,7 @@ async def highest_ledger(metadata: MetadataStore) -> int:
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
-class Limbo:
+class LimboExit:
     """Of one bookie; `left` is called once limbo is over. `metadata` gives the session that lasts."""
 
     def __init__(

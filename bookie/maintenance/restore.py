@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from ...ledger.client import LedgerClient
 from ...ledger.core.metadata import striping_of
-from ...ledger.core.stored import StoredEntry, seal
+from ...ledger.core.stored import StoredCopy, seal
 from ...ledger.damage import without
 from ...ledger.format.peer import Status
 from ...ledger.reader import LedgerReader
@@ -133,7 +133,7 @@ class Restorer:
                 return entry - 1
         return end
 
-    async def _add(self, record: LedgerRecord, entries: list[StoredEntry]) -> str | None:
+    async def _add(self, record: LedgerRecord, entries: list[StoredCopy]) -> str | None:
         ledger = record.ledger_id
         for entry in entries:
             stored = (seal(ledger, entry.entry, entry.lac, entry.length, (entry.payload,)), entry.payload)

@@ -75,18 +75,18 @@ class Shown(msgspec.Struct, frozen=True):
     here: int = -1  # the largest ledger id in the store, before the counter was asked for; -1: none
 
 
-class Verdict(enum.Enum):
+class TrustVerdict(enum.Enum):
     CURRENT = "as it was, or younger"
     OLDER = "older than what this bookie saw"
     RESTORED = "restored from a backup on purpose"
 
 
-def judge(seen: Seen, shown: Shown) -> Verdict:
+def judge(seen: Seen, shown: Shown) -> TrustVerdict:
     """The table in the module's docstring."""
     if not _is_behind(seen, shown):
-        return Verdict.CURRENT
+        return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
-    return Verdict.RESTORED if restore and restore != seen.restore else Verdict.OLDER
+    return TrustVerdict.RESTORED if restore and restore != seen.restore else TrustVerdict.OLDER
 
 
 def _is_behind(seen: Seen, shown: Shown) -> bool:
@@ -147,9 +147,9 @@ class Memory:
         """Compares and remembers. InvalidConfiguration when the metadata is older, unless an operator `accepted` it."""
         shown = await _shown(metadata, self.here())
         verdict = judge(self.seen, shown)
-        if verdict is Verdict.OLDER and not accepted:
+        if verdict is TrustVerdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
-        restored = verdict is not Verdict.CURRENT
+        restored = verdict is not TrustVerdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
         seen = remember(self.seen, shown, restored=restored)

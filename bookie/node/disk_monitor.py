@@ -46,7 +46,7 @@ class DiskState(enum.Enum):
         return self in (DiskState.FULL, DiskState.NO_ROOM)
 
 
-class Limits(NamedTuple):
+class DiskLimits(NamedTuple):
     full_share: float
     low_water_share: float
     warn_share: float
@@ -62,7 +62,7 @@ class Usage(NamedTuple):
         return 1.0 - self.free / self.total if self.total else 1.0
 
 
-def judge(usage: Usage, limits: Limits, was: DiskState, *, no_room: bool) -> DiskState:
+def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """What the bookie is now. `no_room`: a write found none since there was some, or the reserve is missing."""
     floor = min(limits.free_bytes_min, int(usage.total * SMALL_SHARE))
     if no_room:
@@ -74,14 +74,14 @@ def judge(usage: Usage, limits: Limits, was: DiskState, *, no_room: bool) -> Dis
     return DiskState.TIGHT if usage.used_share >= limits.warn_share else DiskState.WRITABLE
 
 
-class Upkeep:
+class DiskMonitor:
     """Owns `state`; `on_read_only` is told of it at once, the metadata as soon as it answers.
 
     `note` is what the metadata is told besides, each time.
     """
 
     def __init__(
-        self, store: Store, registration: Registration, limits: Limits, interval_s: float,
+        self, store: Store, registration: Registration, limits: DiskLimits, interval_s: float,
         on_read_only: Callable[[bool], None], note: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._store = store

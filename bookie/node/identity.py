@@ -57,7 +57,7 @@ COOKIE = "cookie"
 LOCK = "lock"
 
 
-class Verdict(enum.Enum):
+class BootVerdict(enum.Enum):
     """What a directory is; REFUSALS has those with which no bookie starts."""
 
     NEW = "a new bookie"
@@ -74,28 +74,28 @@ class Verdict(enum.Enum):
 
 
 REFUSALS = {
-    Verdict.ORPHAN: (
+    BootVerdict.ORPHAN: (
         "{directory} holds a bookie's files but no cookie: a file was lost, or something else wrote it. "
         "Give an empty directory to start a new bookie"
     ),
-    Verdict.WIPED: (
+    BootVerdict.WIPED: (
         "the metadata knows bookie {other} at {place}, but {directory} is empty: its data is lost. Restore the "
         "directory; or, if it is lost for good, run `magnetar bookies forget {other}` and start again: as a new bookie"
     ),
-    Verdict.OTHER_CLUSTER: "{directory} belongs to a bookie of cluster {theirs}; the metadata is of cluster {ours}",
-    Verdict.UNKNOWN: (
+    BootVerdict.OTHER_CLUSTER: "{directory} belongs to a bookie of cluster {theirs}; the metadata is of cluster {ours}",
+    BootVerdict.UNKNOWN: (
         "{directory} belongs to bookie {bookie}, which the metadata does not know: "
         "it is the wrong metadata, or it lost data, or the bookie was forgotten; nothing was changed"
     ),
-    Verdict.SWAPPED: (
+    BootVerdict.SWAPPED: (
         "{directory} holds the data of bookie {bookie}, but {place} is the place of bookie {other}: directories were "
         "exchanged. Put them back; nothing was changed"
     ),
-    Verdict.MOVED: (
+    BootVerdict.MOVED: (
         "{directory} belongs to bookie {bookie} at {places}, and this is {place}. If the directory was moved, and "
         "no copy of it is left there, run `magnetar bookies move {bookie} {place}` and start again"
     ),
-    Verdict.OLD_METADATA: (
+    BootVerdict.OLD_METADATA: (
         "{directory} of bookie {bookie} has seen {starts} starts, the metadata knows of {known}: the metadata is "
         "older than the directory. Start it on the right metadata; or, if it was restored on purpose, run "
         "`magnetar bookies accept-metadata {bookie}` and start again"
@@ -104,7 +104,7 @@ REFUSALS = {
 """What the operator is told."""
 
 
-class Facts(NamedTuple):
+class BootFacts(NamedTuple):
     """What `judge` looks at. `others`: the bookies whose records name this place."""
 
     cookie: Cookie | None
@@ -143,24 +143,24 @@ class Identity:
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: BootFacts) -> BootVerdict:
     """The table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
-            return Verdict.ORPHAN
-        return Verdict.WIPED if facts.others else Verdict.NEW
+            return BootVerdict.ORPHAN
+        return BootVerdict.WIPED if facts.others else BootVerdict.NEW
     if cookie.instance != facts.instance:
-        return Verdict.OTHER_CLUSTER
+        return BootVerdict.OTHER_CLUSTER
     if record is None:
-        return Verdict.UNKNOWN if facts.store else Verdict.FINISH
+        return BootVerdict.UNKNOWN if facts.store else BootVerdict.FINISH
     if not any(place in record.directories for place in (facts.place, *facts.aliases)):
-        return Verdict.SWAPPED if facts.others else Verdict.MOVED
+        return BootVerdict.SWAPPED if facts.others else BootVerdict.MOVED
     if cookie.starts > record.starts + 1:
-        return Verdict.OLD_METADATA
+        return BootVerdict.OLD_METADATA
     if not facts.store and record.starts > 0:
-        return Verdict.WIPED
-    return Verdict.ROLLED_BACK if cookie.starts < record.starts else Verdict.START
+        return BootVerdict.WIPED
+    return BootVerdict.ROLLED_BACK if cookie.starts < record.starts else BootVerdict.START
 
 
 # ------------------------------------------------------------------------------------------ a start
@@ -211,7 +211,7 @@ async def _claim(
     instance = (await ensure_cluster(metadata, world.rng)).instance
     cookie = _read_cookie(files, directory)
     known = None if cookie is None else await get_record(metadata, paths.cookie(cookie.bookie), CookieRecord)
-    facts = Facts(
+    facts = BootFacts(
         cookie, None if known is None else known[0], _holds_store(files, directory), places[0], places[1:],
         await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
     )  # fmt: skip
@@ -226,7 +226,7 @@ async def _claim(
     else:
         record, version = known
     losses: tuple[str, ...] = ()
-    if verdict is Verdict.ROLLED_BACK:
+    if verdict is BootVerdict.ROLLED_BACK:
         known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
         losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
     return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
@@ -307,7 +307,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
     return cookie
 
 
-def _text(verdict: Verdict, facts: Facts, directory: str) -> str:
+def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
     cookie, record = facts.cookie, facts.record
     bookie = "" if cookie is None else cookie.bookie
     return REFUSALS[verdict].format(

@@ -45,7 +45,7 @@ from . import marks
 from .config import RepairConfig
 from .copier import Copier
 from .core.copies import gaps, to_ask
-from .core.marks import Absences, Reason, hurried, judge, placed
+from .core.marks import Absences, RepairReason, hurried, judge, placed
 
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
@@ -73,7 +73,7 @@ class Auditor:
     def _forget_all(self) -> None:
         """As a new auditor begins: whoever is absent has the whole grace."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
-        self._gone: dict[str, Reason] | None = None
+        self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
         self._named: dict[str, None] = {}  # bookies that some record names
         self._changed: dict[int, None] = {}
@@ -169,7 +169,7 @@ class Auditor:
         reported = [bookie for _, bookie in self._reports]
         known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
         lost = self._absences.observe(now, known, available)
-        gone = dict.fromkeys(sorted(lost), Reason.LOST) | dict.fromkeys(departing, Reason.DEPARTING)
+        gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
                 _LOG.warning("bookie %s is %s: what lies on it is copied to others", bookie, gone[bookie].value)
@@ -221,7 +221,7 @@ class Auditor:
         await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
 
     async def _judge(
-        self, ledger: int, found: Mapping[str, Reason] | None = None, marked: frozenset[int] | None = None
+        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None
     ) -> None:
         """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read."""
         record = await marks.ledger(self._metadata, ledger)
@@ -259,9 +259,9 @@ class Auditor:
             found = await marks.damaged(self._metadata, ledger)
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
-                await self._judge(ledger, dict.fromkeys(new, Reason.DAMAGED))
+                await self._judge(ledger, dict.fromkeys(new, RepairReason.DAMAGED))
             reports.update({(ledger, bookie): report.ranges for bookie, report in found.items()})
-            lost = [bookie for bookie in found if gone.get(bookie) is Reason.LOST]
+            lost = [bookie for bookie in found if gone.get(bookie) is RepairReason.LOST]
             if lost:
                 await self._drop_reports(ledger, lost)
 
@@ -329,7 +329,7 @@ class Auditor:
         if found:
             await self._judge(ledger, found)
 
-    async def _incomplete(self, record: LedgerRecord) -> dict[str, Reason]:
+    async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
         gone = self._gone or {}
         held: dict[tuple[int, str], Intervals | None] = {}
         for final, bookie in to_ask(record, gone):
@@ -338,4 +338,4 @@ class Auditor:
             if there is not None and not there.limbo:
                 answer = await self._copier.held(record, bookie, final.first, final.last)
             held[final.first, bookie] = answer
-        return {gap.bookie: Reason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}
+        return {gap.bookie: RepairReason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}

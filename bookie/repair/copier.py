@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from ...ledger.bookies import Bookies
-from ...ledger.core.stored import StoredEntry, seal
+from ...ledger.core.stored import StoredCopy, seal
 from ...ledger.format.adds import ADDS_MAX, decode_statuses, encode_adds
 from ...ledger.format.held import ENTRIES_MAX, decode_held
 from ...ledger.format.peer import ENTRY_HEADER, Flags, Op, RequestHead, Status, encode_add_many
@@ -119,7 +119,7 @@ class Copier:
             total += size
         return total
 
-    async def _read(self, reader: LedgerReader, first: int, last: int, bytes_max: int) -> list[StoredEntry]:
+    async def _read(self, reader: LedgerReader, first: int, last: int, bytes_max: int) -> list[StoredCopy]:
         try:
             return await reader.read_stored(first, last, bytes_max)
         except DataLost as error:
@@ -127,7 +127,7 @@ class Copier:
         except MagnetarError as error:
             raise CopyFailed(Stuck.UNREACHABLE, str(error), first) from error
 
-    async def _add(self, record: LedgerRecord, target: str, entries: list[StoredEntry]) -> None:
+    async def _add(self, record: LedgerRecord, target: str, entries: list[StoredCopy]) -> None:
         ledger = record.ledger_id
         for tries in range(BUSY_MAX):
             if tries:

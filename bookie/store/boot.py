@@ -51,7 +51,7 @@ from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from . import disk
 from .checkpoint import MARK, Checkpoint, Source
-from .data_losses import Known, Losses, readable
+from .data_losses import DataLossLog, Known, readable
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index.index import Group
@@ -85,7 +85,7 @@ class Found(NamedTuple):
     last_log: int
 
 
-def inspect(files: Files, directory: str, uuid: bytes, losses: Losses) -> Found:
+def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> Found:
     """Steps 1 to 4; in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join(directory, name))
@@ -101,7 +101,7 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: Losses) -> Found:
     return Found(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
-def _read_mark(files: Files, directory: str, uuid: bytes, losses: Losses) -> tuple[Mark, int]:
+def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
     """(mark, count of marks written); made when there is none, made anew when it cannot be read."""
     path = join(directory, MARK)
     numbers = log_files.numbers(files, join(directory, ENTRIES))
@@ -131,7 +131,7 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 
 
 async def enter_limbo(
-    worker: Worker, losses: Losses, known: Known, end: JournalPosition, descriptors: Descriptors
+    worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
     """After the replay, which ended at `end`: limbo for whatever is lost, durable with the next checkpoint.
 
@@ -154,7 +154,7 @@ class Replay:
     """Step 5."""
 
     def __init__(
-        self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: Losses
+        self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: DataLossLog
     ) -> None:
         self._memtable = memtable
         self._descriptors = descriptors

@@ -41,7 +41,7 @@ from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
 from . import disk
-from .entrylog.writer import LogWriter, Numbers, TableFlush, Written
+from .entrylog.writer import LogNumbers, LogWriter, TableFlush, Written
 from .index.index import Index
 from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptors, Settled
@@ -87,7 +87,7 @@ class Checkpoint:
         mark: tuple[Mark, int],
         memtable: Memtable,
         descriptors: Descriptors,
-        numbers: Numbers,
+        numbers: LogNumbers,
         hot: LogWriter,
         cold: LogWriter,
         index: Index,

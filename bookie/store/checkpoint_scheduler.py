@@ -22,14 +22,14 @@ from .checkpoint import Checkpoint, Source
 from .journal.journal import Journal
 from .ledgers.descriptors import Descriptors
 from .memtable import Memtable
-from .space.headroom import Room
+from .space.headroom import Headroom
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
 
-class Keeper:
+class CheckpointScheduler:
     def __init__(
-        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Room, memtable: Memtable,
+        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
         descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
         swapped: Callable[[], None],
     ) -> None:  # fmt: skip

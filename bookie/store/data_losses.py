@@ -57,7 +57,7 @@ class Known(NamedTuple):
     upto: Callable[[], Awaitable[int]] = every_ledger  # the largest ledger id that was ever given out
 
 
-class Losses:
+class DataLossLog:
     """Of one start. In a worker, but for `found`."""
 
     def __init__(self, files: Files, directory: str) -> None:

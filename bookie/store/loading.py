@@ -18,9 +18,9 @@ from ...runtime.world import World
 from . import boot
 from .checkpoint import Checkpoint, Source
 from .config import StoreConfig
-from .data_losses import Known, Losses
+from .data_losses import DataLossLog, Known
 from .entrylog import at_boot as logs_at_boot
-from .entrylog.writer import LogWriter, Numbers
+from .entrylog.writer import LogNumbers, LogWriter
 from .index.index import Index
 from .journal.core.group_commit import WORKERS
 from .journal.segments import JournalPosition
@@ -59,7 +59,7 @@ class StoreWorkers:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     workers: StoreWorkers
-    losses: Losses
+    losses: DataLossLog
     reserve: Reserve
     descriptors: Descriptors
     memtable: Memtable
@@ -77,7 +77,7 @@ async def load(
 ) -> Loaded:
     """Raises ForeignFile, NewerFormat, NoSpace."""
     files, entries = world.files, join(directory, boot.ENTRIES)
-    losses = Losses(files, directory)
+    losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.inspect, files, directory, uuid, losses)
     reserve = Reserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
     await workers.flush.run(reserve.look)
@@ -87,7 +87,7 @@ async def load(
         descriptors.state(fact)
     for group in found.groups:
         index.add(group)
-    numbers = Numbers(found.last_log)
+    numbers = LogNumbers(found.last_log)
     hot, cold = [
         LogWriter(
             files, entries, uuid, numbers,

@@ -29,7 +29,7 @@ from ..format.index import Extent, Table
 from ..format.journal import RecordType
 from . import boot, disk
 from .checkpoint import Source
-from .checkpoint_scheduler import Keeper
+from .checkpoint_scheduler import CheckpointScheduler
 from .compaction.compaction import Compactor
 from .config import StoreConfig
 from .data_losses import Known
@@ -40,14 +40,14 @@ from .intervals import Intervals
 from .journal.journal import Done, Journal
 from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptor
-from .ledgers.tombstones import Burial
+from .ledgers.tombstones import TombstoneWriter
 from .loading import Loaded, StoreWorkers, load
 from .memtable import Stored
 from .reads.held import HeldEntries
-from .reads.read_ahead import LANE_FILES_MAX, Lane
+from .reads.read_ahead import LANE_FILES_MAX, Handler
 from .reads.reads import LacResult, ReadResult, Reads
 from .space import headroom as room
-from .space.headroom import Room
+from .space.headroom import Headroom
 
 __all__ = ["Store", "StoreConfig", "StorePorts"]
 
@@ -93,7 +93,7 @@ class Store:
             "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
         reader = log_files.EntryLogReader(files, entries, config.log_files_open_max)
-        lanes = [Lane(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
+        lanes = [Handler(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
@@ -106,15 +106,15 @@ class Store:
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
-        self.room = Room(
+        self.room = Headroom(
             files, directory, workers.flush, loaded.reserve, self._journal, self.checkpoint, ports.on_no_space
         )  # fmt: skip
-        self._keeper = Keeper(
+        self._keeper = CheckpointScheduler(
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
             swapped=partial(_soon, ports.on_room),
         )  # fmt: skip
-        self._burial = Burial(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
+        self._burial = TombstoneWriter(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
         self.compactor = Compactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,

@@ -59,7 +59,7 @@ async def _any_number(_: NamespaceName) -> int:
     return 0
 
 
-class Limits(NamedTuple):
+class CatalogLimits(NamedTuple):
     """How many there may be; 0: any number. Counted when one more is made: those made at once may exceed it."""
 
     tenants: int = 0
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
     topics: Callable[[NamespaceName], Awaitable[int]] = _any_number  # of a namespace, partitions included
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = CatalogLimits()
 KNOWN_S = 1.0
 """How long a namespace is taken for what it was: one that was deleted and made anew with other bundles may have two
 owners of a topic for so long, which costs them take-overs from each other and nothing else."""
@@ -75,7 +75,8 @@ owners of a topic for so long, which costs them take-overs from each other and n
 
 class Catalog:
     def __init__(
-        self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool, limits: Limits = NO_LIMITS
+        self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,
+        limits: CatalogLimits = NO_LIMITS
     ) -> None:
         self._limits = limits
         self._world = world

@@ -48,7 +48,7 @@ class _Namespace:
         self.applied = applied
 
 
-class PolicyBook:
+class PolicyCache:
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:

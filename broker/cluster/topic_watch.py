@@ -47,7 +47,7 @@ class Removed(NamedTuple):
 Told = Topics | Added | Removed
 
 
-class TopicFeed:
+class TopicWatcher:
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog

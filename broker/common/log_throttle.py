@@ -8,7 +8,7 @@ AGAIN_S = 10.0
 """A reason that lasts is said so often."""
 
 
-class Patience:
+class LogThrottle:
     """One loop's memory of what it said last. `news` is asked before each line."""
 
     __slots__ = ("_at", "_reason")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...proto.errors import MagnetarError
-from .log_throttle import Patience
+from .log_throttle import LogThrottle
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ async def until_done(
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
     """The result of the first attempt that succeeds. Raises the first error for which `ends` holds."""
-    patience = Patience()
+    patience = LogThrottle()
     while True:
         try:
             return await work()

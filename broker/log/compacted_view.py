@@ -17,8 +17,8 @@ from ...runtime.workers import Workers
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
 from .log import Acknowledged, ReadableLog, SegmentReader
-from .reader import Place
-from .topic_log import State
+from .reader import IndexedPosition
+from .topic_log import TopicLogState
 
 
 class CompactedReader:
@@ -53,18 +53,18 @@ class CompactedReader:
     async def entry(self, position: Position) -> StoredEntry:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.entry(position)
 
-    async def locate(self, index: int) -> Place:
+    async def locate(self, index: int) -> IndexedPosition:
         compacted, place = self.compacted, await self._log.locate(index)
         if compacted is not None:
             for row in compacted.rows:
                 if index < row.end_index and row.ledger_id < place.position[0] and self._shape.trimmed(row.ledger_id):
-                    return Place(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
+                    return IndexedPosition(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
-    async def locate_time(self, time_ms: int) -> Place:
+    async def locate_time(self, time_ms: int) -> IndexedPosition:
         compacted = self.compacted
         if compacted is not None and (found := await compacted.first_since(time_ms)) is not None:
-            return Place(found.position, found.first_index)
+            return IndexedPosition(found.position, found.first_index)
         return await self._log.locate_time(time_ms)
 
     async def index_after(self, mark: Position) -> int:
@@ -97,7 +97,7 @@ class CompactedView:
         return self._log.workers
 
     @property
-    def state(self) -> State:
+    def state(self) -> TopicLogState:
         return self._log.state
 
     @property

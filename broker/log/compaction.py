@@ -48,7 +48,7 @@ from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_log import CompactedLog
 from .compacted_view import CompactedView
-from .core.compaction import KEY_BYTES, Survey, cut, opened
+from .core.compaction import KEY_BYTES, KeySurvey, cut, opened
 from .core.trimming import Safe, Stays
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
@@ -68,7 +68,7 @@ READ_TRIES, READ_RETRY_S = 10, 1.0
 """Of one read, when bookies do not answer; then the compaction has failed, and the next one starts over."""
 
 
-class State(enum.Enum):
+class CompactionRunState(enum.Enum):
     """Pulsar's names of `compaction-status`."""
 
     NOT_RUN = "NOT_RUN"
@@ -77,11 +77,11 @@ class State(enum.Enum):
     ERROR = "ERROR"
 
 
-class Progress:
+class CompactionProgress:
     """Of the last compaction."""
 
     def __init__(self) -> None:
-        self.state = State.NOT_RUN
+        self.state = CompactionRunState.NOT_RUN
         self.step = ""
         self.error = ""
         self.looked_at = 0  # messages, in both passes
@@ -97,7 +97,7 @@ class Compaction:
         replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
         self.view = CompactedView(log)
-        self.progress = Progress()
+        self.progress = CompactionProgress()
         self.topic = topic
         self.log = log
         self.world = world
@@ -147,7 +147,7 @@ class Compaction:
         record = self.record
         if record is None:
             return
-        self.progress.state = State.SUCCESS
+        self.progress.state = CompactionRunState.SUCCESS
         try:
             self.view.show(await CompactedLog.open(self.ledgers, record))
         except MagnetarError as error:
@@ -160,8 +160,8 @@ class Compaction:
         """False: one is running."""
         if self._task is not None:
             return False
-        self.progress = Progress()
-        self.progress.state = State.RUNNING
+        self.progress = CompactionProgress()
+        self.progress.state = CompactionRunState.RUNNING
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"compaction of {self.topic}")
         return True
 
@@ -191,14 +191,14 @@ class Compaction:
         progress = self.progress
         try:
             async with self._turn:
-                await Run(self).run()
-            progress.state = State.SUCCESS
+                await CompactionRun(self).run()
+            progress.state = CompactionRunState.SUCCESS
         except MagnetarError as error:
             _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
-            progress.state, progress.error = State.ERROR, str(error)
+            progress.state, progress.error = CompactionRunState.ERROR, str(error)
         except Exception as error:  # a fault of ours: the topic goes on without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
-            progress.state, progress.error = State.ERROR, str(InternalError(repr(error)))
+            progress.state, progress.error = CompactionRunState.ERROR, str(InternalError(repr(error)))
         finally:
             self._task = None
 
@@ -207,7 +207,7 @@ class Compaction:
         self._changed()
 
 
-class Run:
+class CompactionRun:
     """One compaction."""
 
     def __init__(self, of: Compaction) -> None:
@@ -216,7 +216,7 @@ class Run:
         self._old = of.view.compacted
         self._horizon = of.log.shape.last
         self._end_index = of.log.shape.end_index
-        self._survey = Survey(
+        self._survey = KeySurvey(
             max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
             retain_null_key=of.config.compaction_retain_null_key,
         )  # fmt: skip

@@ -33,7 +33,7 @@ def path_of(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
-class LedgerList:
+class ManagedLedgerRecord:
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self._store = store
         self._topic = topic

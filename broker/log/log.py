@@ -23,8 +23,8 @@ from ..common.config import Replication
 from .cache import StoredEntry
 from .core.log_shape import LogShape
 from .publish import Publish
-from .reader import Place
-from .topic_log import State
+from .reader import IndexedPosition
+from .topic_log import TopicLogState
 
 
 class SegmentReader(Protocol):
@@ -41,10 +41,10 @@ class SegmentReader(Protocol):
 
     async def entry(self, position: Position) -> StoredEntry: ...
 
-    async def locate(self, index: int) -> Place:
+    async def locate(self, index: int) -> IndexedPosition:
         """The entry that holds message `index`, or the first after it; at or past the end: the end."""
 
-    async def locate_time(self, time_ms: int) -> Place:
+    async def locate_time(self, time_ms: int) -> IndexedPosition:
         """The first entry that arrived at or after the time; the end when there is none."""
 
     def index_now(self, mark: Position) -> int | None:
@@ -75,7 +75,7 @@ class ReadableLog(Protocol):
     @property
     def reader(self) -> SegmentReader: ...
     @property
-    def state(self) -> State: ...
+    def state(self) -> TopicLogState: ...
     @property
     def workers(self) -> Workers: ...
     @property

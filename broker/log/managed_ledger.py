@@ -30,11 +30,11 @@ from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarErro
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
 from ..common.config import Policy, Replication
-from ..common.log_throttle import Patience
+from ..common.log_throttle import LogThrottle
 from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
-from .ledger_list import LedgerList, TopicFenced
-from .reader import LogReader
+from .ledger_list import ManagedLedgerRecord, TopicFenced
+from .reader import TopicLogReader
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -45,7 +45,7 @@ LEDGERS_MAX = 5_000
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
 
-class LedgerChain:
+class ManagedLedger:
     """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
 
     Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
@@ -55,7 +55,7 @@ class LedgerChain:
         replication: Policy, shrink: Shrink,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
-        self.reader = LogReader(ledgers, self.shape, cache)
+        self.reader = TopicLogReader(ledgers, self.shape, cache)
         self.recovered_ledgers = 0
         self.wanted = Replication(1, 1, 1)
         """By the policy, when the ledger that is written was made."""
@@ -65,7 +65,7 @@ class LedgerChain:
         self._cache = cache
         self._replication = replication
         self._shrink = shrink
-        self._list = LedgerList(metadata, topic)
+        self._list = ManagedLedgerRecord(metadata, topic)
 
     @property
     def record(self) -> TopicRecord:
@@ -129,7 +129,7 @@ class LedgerChain:
 
     async def create_anyhow(self) -> LedgerWriter:
         """Tries until it is made, or the caller's deadline passes."""
-        patience = Patience()
+        patience = LogThrottle()
         while True:
             try:
                 return await self.create()
@@ -166,7 +166,7 @@ class LedgerChain:
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
         """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
-        patience = Patience()
+        patience = LogThrottle()
         while True:
             try:
                 return await writer.close()

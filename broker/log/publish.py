@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from .core.sequence_range import Numbers
+from .core.sequence_range import SequenceRange
 
 
 class Publisher(Protocol):
@@ -25,14 +25,14 @@ class Publish:
 
     def __init__(
         self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
-        numbers: Numbers | None = None, deliver_at_ms: int = 0,
+        numbers: SequenceRange | None = None, deliver_at_ms: int = 0,
     ) -> None:  # fmt: skip
         self.publisher = publisher
         self.client_part = client_part
         self.count = count
         self.sequence_id = sequence_id
         self.highest_sequence_id = highest_sequence_id
-        self.numbers = numbers or Numbers(sequence_id, highest_sequence_id)
+        self.numbers = numbers or SequenceRange(sequence_id, highest_sequence_id)
         self.size = len(client_part)
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0

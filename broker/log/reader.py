@@ -23,14 +23,14 @@ from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
 
 
-class Place(NamedTuple):
+class IndexedPosition(NamedTuple):
     """An entry, and the message of the topic that it begins with."""
 
     position: Position
     first_index: int
 
 
-class LogReader:
+class TopicLogReader:
     """The SegmentReader of a log on bookies (broker/log/log.py)."""
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
@@ -105,7 +105,7 @@ class LogReader:
         return reader
 
     # ------------------------------------------------------------------ by index and time
-    async def locate(self, index: int) -> Place:
+    async def locate(self, index: int) -> IndexedPosition:
         """The entry that holds message `index`; at or beyond the end: the place after the last entry.
 
         Where messages were trimmed it is the first entry behind them.
@@ -115,9 +115,9 @@ class LogReader:
         if span is None:
             return self._end()
         found = await self._bisect(span, lambda entry: entry.index >= index)
-        return Place(found.position, found.first_index) if found is not None else self._end()
+        return IndexedPosition(found.position, found.first_index) if found is not None else self._end()
 
-    async def locate_time(self, time_ms: int) -> Place:
+    async def locate_time(self, time_ms: int) -> IndexedPosition:
         """The first entry that arrived at or after the time; the end when there is none."""
         for span in self._shape.spans:
             if span.last_entry < 0:
@@ -126,7 +126,7 @@ class LogReader:
             if last.timestamp_ms >= time_ms:
                 found = await self._bisect(span, lambda entry: entry.timestamp_ms >= time_ms)
                 assert found is not None, "the last entry of the ledger is one"
-                return Place(found.position, found.first_index)
+                return IndexedPosition(found.position, found.first_index)
         return self._end()
 
     async def index_after(self, mark: Position) -> int:
@@ -155,8 +155,8 @@ class LogReader:
         count = (await self.entry(last)).count
         return last, count - 1 if count > 1 else -1, self._shape.end_index - 1
 
-    def _end(self) -> Place:
-        return Place(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end(self) -> IndexedPosition:
+        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     async def _bisect(self, span: Span, reached: Callable[[StoredEntry], bool]) -> StoredEntry | None:
         """The first entry of the ledger for which `reached` holds; it holds for all behind it."""

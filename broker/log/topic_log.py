@@ -58,7 +58,7 @@ from .cache import StoredEntry, TailCache
 from .core.log_queue import LogQueue, Queued
 from .core.quorums import allowed
 from .ledger_list import TopicFenced
-from .managed_ledger import LedgerChain
+from .managed_ledger import ManagedLedger
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -69,7 +69,7 @@ TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
 _UNLIMITED = 1 << 62
 
 
-class State(enum.Enum):
+class TopicLogState(enum.Enum):
     OPENING = "opening"
     SERVING = "serving"
     SWITCHING = "switching to the next ledger"
@@ -93,8 +93,8 @@ class TopicLog:
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
-        self.state = State.OPENING
-        self._chain = LedgerChain(
+        self.state = TopicLogState.OPENING
+        self._chain = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
             shrink=allowed(degraded_writes=config.degraded_writes),
         )  # fmt: skip
@@ -155,7 +155,7 @@ class TopicLog:
     async def serve(self) -> None:
         self._closed = []
         self._queue = LogQueue(self.shape.end_index)
-        self.state = State.TERMINATED if self.record.terminated else State.SERVING
+        self.state = TopicLogState.TERMINATED if self.record.terminated else TopicLogState.SERVING
 
     def _now_ms(self) -> int:
         """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
@@ -165,17 +165,17 @@ class TopicLog:
     def publish(self, publish: Publish) -> None:
         """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
         state = self.state
-        if state is not State.SERVING and state is not State.SWITCHING:
+        if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
         publish.timestamp_ms = self._timestamp_ms = self._now_ms()
         publish.arrived_s = self._world.clock.monotonic()
         queued = self._queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
-        if state is State.SERVING:
+        if state is TopicLogState.SERVING:
             self._send()
 
     def _refused(self) -> MagnetarError:
-        if self.state is State.TERMINATED:
+        if self.state is TopicLogState.TERMINATED:
             return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
         return PublishRefusal.NOT_OWNER.error(
             f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
@@ -207,7 +207,7 @@ class TopicLog:
 
     def _has_room(self, room: asyncio.Task[None]) -> None:
         self._room = None
-        if self.state is State.SERVING and not room.cancelled():
+        if self.state is TopicLogState.SERVING and not room.cancelled():
             self._send()
 
     @property
@@ -227,7 +227,7 @@ class TopicLog:
     def degraded(self) -> bool:
         """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
         writer = self._writer
-        if writer is None or self.state not in (State.SERVING, State.SWITCHING):
+        if writer is None or self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING):
             return False
         return writer.record.ensemble_size < self.wanted.ensemble_size or writer.short_of_bookies
 
@@ -282,8 +282,8 @@ class TopicLog:
 
     # ------------------------------------------------------------------ the next ledger
     def _start_switch(self, prepared: LedgerWriter | None = None) -> None:
-        if self.state is State.SERVING:
-            self.state = State.SWITCHING
+        if self.state is TopicLogState.SERVING:
+            self.state = TopicLogState.SWITCHING
             self._queue.stopped()
             self._switching = self._loop.create_task(self._switch(prepared))
 
@@ -296,10 +296,10 @@ class TopicLog:
 
     async def _roll(self) -> None:
         async with self._changing:
-            if self.state is not State.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
+            if self.state is not TopicLogState.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
                 return
             prepared = await self._chain.create()
-            if self.state is not State.SERVING:  # it began to switch, or to end, by itself
+            if self.state is not TopicLogState.SERVING:  # it began to switch, or to end, by itself
                 await prepared.abandon()
                 await self._chain.delete([prepared.ledger_id])
                 return
@@ -351,8 +351,8 @@ class TopicLog:
         await self._chain.install(writer, end_index, empty)
         self._writer = writer
         self._queue.opened(writer.ledger_id)
-        if self.state is State.SWITCHING:
-            self.state = State.SERVING
+        if self.state is TopicLogState.SWITCHING:
+            self.state = TopicLogState.SERVING
         self._send()
         self._on_confirmed()
 
@@ -368,10 +368,10 @@ class TopicLog:
 
     def lose(self, error: MagnetarError) -> None:
         """Everything stops; what is on its way has an unknown outcome."""
-        if self.state in (State.LOST, State.CLOSED):
+        if self.state in (TopicLogState.LOST, TopicLogState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
-        self.state = State.LOST
+        self.state = TopicLogState.LOST
         for queued in self._queue.give_up():
             queued.item.publisher.failed(queued.item, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
@@ -393,7 +393,7 @@ class TopicLog:
         could not be changed for certain. `choose` is asked when nothing else changes the list; what was removed."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
-            if not gone or self.state not in (State.SERVING, State.TERMINATED):
+            if not gone or self.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
                 return []
             try:
                 await unbroken(self._chain.remove(gone))
@@ -405,7 +405,7 @@ class TopicLog:
     async def note(self, **fields: object) -> None:
         """Commits other fields of the topic's record. TopicFenced: the topic is lost; other errors: unknown."""
         async with self._changing:
-            if self.state not in (State.SERVING, State.TERMINATED):
+            if self.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
                 raise self._refused()
             try:
                 await unbroken(self._chain.note(**fields))
@@ -415,31 +415,31 @@ class TopicLog:
 
     async def terminate(self) -> Position:
         """Seals the topic after what is on its way; its last entry. Idempotent."""
-        if self.state is not State.TERMINATED:
-            await unbroken(self._finish(State.TERMINATED))
+        if self.state is not TopicLogState.TERMINATED:
+            await unbroken(self._finish(TopicLogState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
-        if self.state in (State.SERVING, State.SWITCHING):
-            await unbroken(self._finish(State.CLOSED))
+        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
+            await unbroken(self._finish(TopicLogState.CLOSED))
         if self._abandoning is not None:
             await self._abandoning
         if self._switching is not None:
             await asyncio.gather(self._switching, return_exceptions=True)
-        if self.state is not State.LOST:
-            self.state = State.CLOSED
+        if self.state is not TopicLogState.LOST:
+            self.state = TopicLogState.CLOSED
 
-    async def _finish(self, final: State) -> None:
+    async def _finish(self, final: TopicLogState) -> None:
         """No more publishes; the rest is confirmed; the list says where the ledger ends."""
         if self._switching is not None:
             await asyncio.wait([self._switching])
-        if self.state is State.LOST:
+        if self.state is TopicLogState.LOST:
             raise self._refused()
-        self.state = State.CLOSING
+        self.state = TopicLogState.CLOSING
         try:
             async with asyncio.timeout(self._config.close_timeout_s), self._changing:
-                await self._end_list(terminated=final is State.TERMINATED)
+                await self._end_list(terminated=final is TopicLogState.TERMINATED)
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
             self.lose(error)

@@ -37,7 +37,7 @@ AT_ONCE = 16
 """Producers at a time: dead letters are rare, and must not take the broker from its clients."""
 
 
-class Outgoing:
+class InternalProducer:
     """`endpoint`: where this broker listens; it answers look-ups like any other."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...ledger import LedgerClient, LedgerConfig
-from ...metadata.reconnecting import Succession
+from ...metadata.reconnecting import ReconnectingStore
 from ...metadata.records import BookieRecord, BrokerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
@@ -29,15 +29,15 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
-from ..cluster.catalog import Catalog, Limits
+from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.cluster_view import bookies, brokers
 from ..cluster.core.bundles import bundle_name
 from ..cluster.orphans import Orphan, Orphans, delete, find
 from ..cluster.ownership import Ownership
-from ..cluster.policy_cache import PolicyBook
-from ..cluster.topic_watch import TopicFeed
+from ..cluster.policy_cache import PolicyCache
+from ..cluster.topic_watch import TopicWatcher
 from ..common.config import BrokerConfig
-from ..common.log_throttle import Patience
+from ..common.log_throttle import LogThrottle
 from ..common.turns import Turns
 from ..log.cache import TailCache
 from ..topic.maintenance import look_after
@@ -45,7 +45,7 @@ from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
-from .internal_producer import Outgoing
+from .internal_producer import InternalProducer
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -58,7 +58,7 @@ AT_ONCE = 100
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
-class _Tenure:
+class _OwnershipSession:
     """What lasts as long as this broker owns."""
 
     __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
@@ -67,11 +67,11 @@ class _Tenure:
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
         policies_changed: Callable[[NamespaceName], None],
     ) -> None:  # fmt: skip
-        metadata = self.metadata = Succession(metadata)
+        metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
-        self.policies = PolicyBook(metadata, config, policies_changed)
+        self.policies = PolicyCache(metadata, config, policies_changed)
         self.ownership = Ownership(metadata, me)
-        limits = Limits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
+        limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits
         )
@@ -86,7 +86,7 @@ class _Tenure:
         return applied.max_topics
 
 
-class OwnedTopics:
+class TopicManager:
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
@@ -95,20 +95,20 @@ class OwnedTopics:
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
-        self.outgoing = Outgoing(world, lambda: self.endpoint)
+        self.outgoing = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
-        self._tenure: _Tenure | None = None
+        self._tenure: _OwnershipSession | None = None
         self._loading: dict[str, asyncio.Task[Topic]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._next_id = 0
-        self._patience = Patience()  # of all topics together: what keeps one from opening usually keeps many
+        self._patience = LogThrottle()  # of all topics together: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
         """Begins to own topics: the broker is registered and can be found when this returns."""
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint)
-        tenure = _Tenure(self.world, self.config, metadata, me, self._policies_changed)
+        tenure = _OwnershipSession(self.world, self.config, metadata, me, self._policies_changed)
         try:
             await tenure.catalog.ensure_default()
             await tenure.policies.open()
@@ -119,7 +119,7 @@ class OwnedTopics:
             raise
         self._tenure = tenure
 
-    def _open(self) -> _Tenure:
+    def _open(self) -> _OwnershipSession:
         if self._tenure is None:
             raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
         return self._tenure
@@ -145,7 +145,7 @@ class OwnedTopics:
             await asyncio.gather(*[self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]])
         tenure.settled = True
 
-    async def _validate(self, tenure: _Tenure, topic: Topic) -> None:
+    async def _validate(self, tenure: _OwnershipSession, topic: Topic) -> None:
         if not topic.owned() or not await topic.log.is_ours():
             topic.log.lose(NotOwner(f"topic {topic.name} went to another broker while this one had no session"))
 
@@ -180,7 +180,7 @@ class OwnedTopics:
         await tenure.policies.close()
         await tenure.ledgers.close()
 
-    def _leave(self, *, keep_bundles: bool = False) -> _Tenure:
+    def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         tenure, self._tenure = self._open(), None
         tenure.ownership.lost = not keep_bundles
         return tenure
@@ -195,12 +195,12 @@ class OwnedTopics:
         return self._open().catalog
 
     @property
-    def policies(self) -> PolicyBook:
+    def policies(self) -> PolicyCache:
         return self._open().policies
 
-    def topic_feed(self) -> TopicFeed:
+    def topic_feed(self) -> TopicWatcher:
         tenure = self._open()
-        return TopicFeed(tenure.metadata, tenure.catalog)
+        return TopicWatcher(tenure.metadata, tenure.catalog)
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
         """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
@@ -244,7 +244,7 @@ class OwnedTopics:
         if not loading.cancelled():
             loading.exception()  # whoever asked is told; they may all be gone
 
-    async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
+    async def _load(self, tenure: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not tenure.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
         namespace = await tenure.catalog.known_namespace(name.namespace_name)
@@ -270,7 +270,7 @@ class OwnedTopics:
         topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
         return topic
 
-    def _storage(self, tenure: _Tenure, name: TopicName) -> Storage:
+    def _storage(self, tenure: _OwnershipSession, name: TopicName) -> Storage:
         if not name.persistent:
             return NonPersistent(self.world, self.config)
         return DurableStorage(
@@ -336,7 +336,7 @@ class OwnedTopics:
         topic = await self.topic(name, create=False)
         await unbroken(self._delete(tenure, topic, force=force))
 
-    async def _delete(self, tenure: _Tenure, topic: Topic, *, force: bool) -> None:
+    async def _delete(self, tenure: _OwnershipSession, topic: Topic, *, force: bool) -> None:
         name = topic.name
         try:
             ledger_ids = await topic.delete(force=force)

@@ -24,7 +24,7 @@ from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ..common.refusals import SubscribeRefusal
-from ..node.topic_manager import OwnedTopics
+from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.dispatch import Delivery
 from ..subscription.core.policies.policy import Member
@@ -122,7 +122,7 @@ class ConsumerSession:
 
     @classmethod
     async def open(
-        cls, broker: OwnedTopics, options: SubscribeOptions, port: ConsumerPort, address: str
+        cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, address: str
     ) -> ConsumerSession:
         """TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and what loading a
         topic may raise. Nothing is left of it then, or when it is cancelled. The port is told nothing before that."""

@@ -25,8 +25,8 @@ from typing import Protocol
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
-from ..log.topic_log import State
-from ..node.topic_manager import OwnedTopics
+from ..log.topic_log import TopicLogState
+from ..node.topic_manager import TopicManager
 from ..topic.producer import Producer
 from ..topic.topic import Topic
 
@@ -92,13 +92,13 @@ class ProducerSession:
 
     @classmethod
     async def open(
-        cls, broker: OwnedTopics, options: ProducerOptions, port: ProducerPort, address: str
+        cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, address: str
     ) -> ProducerSession:
         """TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may
         raise. Nothing is left of it then, and when it is cancelled. The port is told nothing before this returns."""
         options.check()
         topic = await broker.topic(TopicName.parse(options.topic))
-        if topic.log.state is State.TERMINATED:
+        if topic.log.state is TopicLogState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"

@@ -14,7 +14,7 @@ from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
-from ..node.topic_manager import OwnedTopics
+from ..node.topic_manager import TopicManager
 
 READ_BYTES_MAX = 16 << 20
 
@@ -32,7 +32,7 @@ class Range:
 class RangeReader:
     """`next_index` is the first index that is not covered by what `entries` has given so far."""
 
-    def __init__(self, broker: OwnedTopics, wanted: Range) -> None:
+    def __init__(self, broker: TopicManager, wanted: Range) -> None:
         self.next_index = wanted.first
         self._broker = broker
         self._wanted = wanted

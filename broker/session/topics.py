@@ -15,7 +15,7 @@ from ...proto.model import AckedEntry
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ..cluster.topic_watch import Told
 from ..common.turns import Turns
-from ..node.topic_manager import OwnedTopics
+from ..node.topic_manager import TopicManager
 
 TIMES_MAX = 1000
 """Looked up in one request for offsets: each costs some reads."""
@@ -47,7 +47,7 @@ class Offsets:
 
 
 class Topics:
-    def __init__(self, broker: OwnedTopics) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName) -> Owner:

@@ -43,7 +43,7 @@ from ..log.core.log_shape import LogShape
 from ..log.ledger_list import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from .core.cursor import ChunkKey, Cursor, CursorState
-from .core.cursor_log import Bounds, CursorLog, Write
+from .core.cursor_log import Bounds, CursorLog, CursorWrite
 from .format import cursor as stored
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
@@ -277,7 +277,7 @@ class DurableCursor:
         self.writes += 1
         self.cursor.stored(write.version, write.mark)
 
-    async def _write_in(self, log: CursorLog, store: Callable[[Write], Awaitable[bool]]) -> Write | None:
+    async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
         """The write, if it is stored; what it took from the cursor goes back otherwise."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
@@ -289,10 +289,10 @@ class DurableCursor:
                 log.failed(write, self.cursor)
         return write if done else None
 
-    async def _append(self, write: Write) -> bool:
+    async def _append(self, write: CursorWrite) -> bool:
         return await self._ledger.append(write.entries)
 
-    async def _roll(self, write: Write) -> bool:
+    async def _roll(self, write: CursorWrite) -> bool:
         async def name(ledger_id: int) -> None:
             mark_ledger, mark_entry = write.mark
             await self._change(

@@ -26,13 +26,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
-from ..common.log_throttle import Patience
+from ..common.log_throttle import LogThrottle
 from ..log.log import ReadableLog
 from ..log.unfolding import aside
 from .core.cursor import Cursor
 from .core.dead_letter import Source, letters_of
 from .core.dispatch import Dispatcher
-from .core.redelivery_backoff import DeadLetterPolicy, HeldBack
+from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy
 from .cursors import DurableCursor
 
 _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
@@ -50,7 +50,7 @@ class DeadLetters:
         clock: Clock, *, policy: Callable[[], DeadLetterPolicy], forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
-        self.held: HeldBack = dispatcher.held
+        self.held: BackoffQueue = dispatcher.held
         self._subscription = subscription
         self._log = log
         self._cursor = cursor
@@ -124,7 +124,7 @@ class DeadLetters:
             self._spawn(self._bury(position))
 
     async def _bury(self, position: Position) -> None:
-        patience, pause_s = Patience(), PAUSE_S
+        patience, pause_s = LogThrottle(), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redeliveries(position)
             if not policy.is_dead(times) or not self._log.shape.readable(position):

@@ -47,8 +47,8 @@ from ..common.retry import until_done
 from ..log.ledger_list import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
 from .core.delay_buckets import Load
-from .core.delay_keys import Draft, Segment
-from .core.delays import Delays
+from .core.delay_keys import DelaySegment, Draft
+from .core.delays import DelayIndex
 from .core.dispatch import ALL_TIME, Dispatcher
 from .cursors import DurableCursor
 from .format import delays as stored
@@ -82,7 +82,7 @@ class Places(Protocol):
 
 class DelayedDelivery:
     def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: Delays, *,
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
         applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
@@ -276,7 +276,7 @@ class DelayedDelivery:
         self._drop(self.core.drained())
         self._wake()
 
-    async def _directory(self, ledger_id: int) -> list[Segment]:
+    async def _directory(self, ledger_id: int) -> list[DelaySegment]:
         reader = await self._reader(ledger_id)
         (entry,) = await reader.read(reader.last_entry, reader.last_entry)
         return stored.decode_directory(bytes(entry.payload), reader.last_entry)

@@ -29,11 +29,11 @@ from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.workers import Workers
 from ..common.config import BrokerConfig
-from ..common.log_throttle import Patience
+from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.unfolding import slots_of
-from .core.dispatch import Delivery, Dispatcher, Read, Replay
+from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -49,7 +49,7 @@ _NONE: deque[StoredEntry] = deque()
 """What is read ahead while nothing is. One for all subscriptions, for it costs 700 bytes: never add to it."""
 
 
-class AtHand:
+class ReadAheadBuffer:
     """`wake` makes the subscription pump."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class AtHand:
         self._reading_again: asyncio.Task[None] | None = None
         self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
-        self._patience = Patience()
+        self._patience = LogThrottle()
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def read_from(self, log: ReadableLog) -> None:
@@ -97,7 +97,7 @@ class AtHand:
         return self._reading_again is not None
 
     # ------------------------------------------------------------------ what is in memory
-    def take(self, want: Read | Replay, end: float) -> Sequence[StoredEntry]:
+    def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
         """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
@@ -171,8 +171,8 @@ class AtHand:
                     self._kept_bytes -= kept.weight
 
     # ------------------------------------------------------------------ reading from bookies
-    def _start_read(self, want: Read | Replay) -> None:
-        if isinstance(want, Replay):
+    def _start_read(self, want: Read | ReplayRange) -> None:
+        if isinstance(want, ReplayRange):
             first, last = stretch(want.positions)
             self._reading_again = self._loop.create_task(self._read_again(first, last, frozenset(want.positions)))
         elif self._reading is None:

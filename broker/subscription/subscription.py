@@ -50,17 +50,17 @@ from ..common.token_bucket import Rate, portion, wait_s
 from ..common.turns import SLICE_S, Turns
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.topic_log import State
+from ..log.topic_log import TopicLogState
 from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits
-from .core.policies import Terms, policy_of
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
+from .core.policies import SubscriptionOptions, policy_of
 from .core.policies.policy import Blocked, Member
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
-from .read_ahead import AtHand
+from .read_ahead import ReadAheadBuffer
 
 _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
@@ -102,7 +102,7 @@ class Subscription:
         self.cursor = cursor
         self.store = store
         self.type: SubscriptionType | None = None
-        self._terms = Terms()
+        self._terms = SubscriptionOptions()
         self.consumers: dict[int, Consumer] = {}
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.dead_letters: DeadLetters | None = None  # of durable ones
@@ -119,7 +119,7 @@ class Subscription:
         self._due = False
         self._closed = False
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake, log.workers)
+        self._at_hand = ReadAheadBuffer(name, log, config, self.dispatcher, self.wake, log.workers)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
@@ -179,7 +179,7 @@ class Subscription:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
         self._return_all()
         topic, config = self._log.topic, self._config
-        terms = Terms(
+        terms = SubscriptionOptions(
             topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
             hash_ranges=config.key_shared_hash_ranges, waiting_bytes_max=config.key_shared_waiting_bytes,
         )  # fmt: skip
@@ -393,7 +393,7 @@ class Subscription:
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""
-        if self._log.state is not State.TERMINATED or self._end_told or not self.consumers:
+        if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
             return
         shape = self._log.shape
         if not self.dispatcher.replay_entries and not shape.readable(shape.seat(self.dispatcher.read_position)):
@@ -564,8 +564,8 @@ class Subscription:
             await self.store.close()
 
 
-def _limits(applied: Applied) -> Limits:
-    return Limits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
+def _limits(applied: Applied) -> DispatchLimits:
+    return DispatchLimits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
 
 
 def _type_name(type_: SubscriptionType | None) -> str:

@@ -31,12 +31,12 @@ from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
-from ..log.core.sequence_range import Numbers
+from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from ..log.topic_log import State
-from .core.dedup import Dedup, Snapshot, Verdict
+from ..log.topic_log import TopicLogState
+from .core.dedup import Dedup, DedupVerdict, Snapshot
 from .format import dedup as stored
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
@@ -47,14 +47,14 @@ ROLL_SNAPSHOTS = 1_000
 """A snapshot ledger ends with so many: it costs their bytes, only the last one counts."""
 
 
-def numbers_of(header: EntryHeader) -> Numbers:
+def numbers_of(header: EntryHeader) -> SequenceRange:
     metadata = header.metadata
     if metadata.num_chunks_from_msg > 1:
-        return Numbers(
+        return SequenceRange(
             header.sequence_id, header.highest_sequence_id, metadata.uuid or "-", metadata.chunk_id,
             metadata.num_chunks_from_msg,
         )  # fmt: skip
-    return Numbers(header.sequence_id, header.highest_sequence_id)
+    return SequenceRange(header.sequence_id, header.highest_sequence_id)
 
 
 class Deduplication:
@@ -160,10 +160,10 @@ class Deduplication:
             self._waiting.setdefault(name, []).append(future)
             await future
 
-    def judge(self, name: str, numbers: Numbers) -> Verdict:
+    def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         return self.core.judge(name, numbers)
 
-    def confirmed(self, name: str, numbers: Numbers, position: Position) -> None:
+    def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         self.core.confirmed(name, numbers, position)
         self._outcome(name)
         if self.core.enabled:
@@ -274,7 +274,7 @@ class Deduplication:
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """
-        last = self._since and self.core.enabled and self._log.state is State.CLOSED
+        last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
         self.stop()
         if self._working is not None:
             await asyncio.gather(self._working, return_exceptions=True)

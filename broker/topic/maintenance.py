@@ -26,7 +26,7 @@ from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Safe
 from ..log.log import Log
-from ..log.topic_log import State
+from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .part import TopicPart
@@ -55,7 +55,7 @@ class Living(Protocol):
     async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
 
 
-class TopicLife:
+class TopicMaintenance:
     __slots__ = (
         "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
         "quota", "roll_idle_s",
@@ -100,7 +100,7 @@ class TopicLife:
     async def look(self) -> None:
         """A step that fails is said and the others go on: bookies that do not answer must not keep a disk full."""
         for step in STEPS:
-            if self._topic.log.state not in (State.SERVING, State.TERMINATED):
+            if self._topic.log.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
                 return
             try:
                 await getattr(self, step)()
@@ -191,7 +191,7 @@ class TopicLife:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is State.SERVING and rolls(
+        if log.state is TopicLogState.SERVING and rolls(
             log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
         ):  # fmt: skip
@@ -211,7 +211,7 @@ class TopicLife:
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
 
-async def look_after(topics: Callable[[], list[TopicLife]], at_once: int) -> None:
+async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
     """A look at each of the topics, a few at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):

@@ -42,8 +42,8 @@ from ..common.config import BrokerConfig, Replication
 from ..log.cache import StoredEntry
 from ..log.core.log_shape import LogShape, Span
 from ..log.publish import Publish
-from ..log.reader import Place
-from ..log.topic_log import State
+from ..log.reader import IndexedPosition
+from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor, CursorState
 from ..subscription.subscription import Subscription
@@ -54,7 +54,7 @@ IN_FLIGHT_ENTRIES = 1000
 IN_FLIGHT_BYTES = 4 << 20
 
 
-class Recent:
+class RecentEntries:
     """The entries in flight: the SegmentReader of a non-persistent log."""
 
     def __init__(self, shape: LogShape) -> None:
@@ -69,15 +69,15 @@ class Recent:
             self._bytes -= self._entries.popleft().size
 
     @property
-    def start(self) -> Place:
+    def start(self) -> IndexedPosition:
         """The oldest in flight, or where the next will be."""
         if self._entries:
-            return Place(self._entries[0].position, self._entries[0].first_index)
+            return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
         return self._end
 
     @property
-    def _end(self) -> Place:
-        return Place(self._shape.after(self._shape.last), self._shape.end_index)
+    def _end(self) -> IndexedPosition:
+        return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.start.position
@@ -112,16 +112,16 @@ class Recent:
             return found[0].first_index
         return self.start.first_index if position < self.start.position else self._shape.end_index
 
-    async def locate(self, index: int) -> Place:
+    async def locate(self, index: int) -> IndexedPosition:
         return self._first(lambda entry: entry.index >= index)
 
-    async def locate_time(self, time_ms: int) -> Place:
+    async def locate_time(self, time_ms: int) -> IndexedPosition:
         return self._first(lambda entry: entry.timestamp_ms >= time_ms)
 
-    def _first(self, reached: Callable[[StoredEntry], bool]) -> Place:
+    def _first(self, reached: Callable[[StoredEntry], bool]) -> IndexedPosition:
         for entry in self._entries:
             if reached(entry):
-                return Place(entry.position, entry.first_index)
+                return IndexedPosition(entry.position, entry.first_index)
         return self._end
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
@@ -144,9 +144,9 @@ class NonPersistentLog:
 
     def __init__(self, world: World, owner: Owner) -> None:
         self.topic = owner.name
-        self.state = State.OPENING
+        self.state = TopicLogState.OPENING
         self.shape = LogShape()
-        self.reader = Recent(self.shape)
+        self.reader = RecentEntries(self.shape)
         self._world = world
         self._owner = owner
         self._timestamp_ms = 0
@@ -168,10 +168,10 @@ class NonPersistentLog:
         if create is not None:
             await create()
         self.shape.add(Span(self._world.clock.wall_ms(), 0, open=True))
-        self.state = State.SERVING
+        self.state = TopicLogState.SERVING
 
     def publish(self, publish: Publish) -> None:
-        if self.state is not State.SERVING:
+        if self.state is not TopicLogState.SERVING:
             raise self._refused()
         span, now_ms = self.shape.tail, max(self._world.clock.wall_ms(), self._timestamp_ms)
         publish.timestamp_ms = self._timestamp_ms = now_ms
@@ -189,7 +189,7 @@ class NonPersistentLog:
             self._owner.crowded()  # many came at once: consumers that keep up must not lose any for that
 
     def _refused(self) -> MagnetarError:
-        if self.state is State.TERMINATED:
+        if self.state is TopicLogState.TERMINATED:
             return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
         return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
 
@@ -216,18 +216,18 @@ class NonPersistentLog:
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
-        self.state = State.TERMINATED
+        self.state = TopicLogState.TERMINATED
         self._owner.confirmed()
         return self.shape.last
 
     def lose(self, error: MagnetarError) -> None:
-        if self.state not in (State.LOST, State.CLOSED):
-            self.state = State.LOST
+        if self.state not in (TopicLogState.LOST, TopicLogState.CLOSED):
+            self.state = TopicLogState.LOST
             self._owner.lose(error)
 
     async def close(self) -> None:
-        if self.state is not State.LOST:
-            self.state = State.CLOSED
+        if self.state is not TopicLogState.LOST:
+            self.state = TopicLogState.CLOSED
 
 
 class NonPersistentSubscription(Subscription):

@@ -25,11 +25,11 @@ from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.log import Log
 from ..log.publish import Publish
-from ..log.topic_log import State
-from .core.dedup import Verdict
+from ..log.topic_log import TopicLogState
+from .core.dedup import DedupVerdict
 from .core.publish import refusal
 from .dedup import Deduplication, numbers_of
-from .statistics import Traffic
+from .statistics import TopicStatistics
 
 
 class ProducerOutlet(Protocol):
@@ -63,7 +63,7 @@ class Published(Protocol):
     @property
     def applied(self) -> Applied: ...
 
-    traffic: Traffic
+    traffic: TopicStatistics
 
     def check_delay(self, at_ms: int) -> None:
         """NotAllowed: an entry may not be delayed until then."""
@@ -117,8 +117,8 @@ class Producer:
         topic = self._topic
         state = topic.log.state
         why = refusal(
-            size=len(client_part), size_max=self.size_max, terminated=state is State.TERMINATED,
-            owned=state is not State.LOST, fenced=self.over is not None,
+            size=len(client_part), size_max=self.size_max, terminated=state is TopicLogState.TERMINATED,
+            owned=state is not TopicLogState.LOST, fenced=self.over is not None,
         )  # fmt: skip
         if why is not None:
             return self._refuse(client_part, why)
@@ -131,7 +131,7 @@ class Producer:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
         verdict = self._dedup.judge(self.name, numbers)
-        if verdict is not Verdict.NEW:
+        if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, header, verdict)
         publish = Publish(
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
@@ -148,11 +148,11 @@ class Producer:
         self._logged += 1
         return True
 
-    def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> bool:
-        if verdict is Verdict.DUPLICATE:
+    def _judged(self, client_part: bytes, header: EntryHeader, verdict: DedupVerdict) -> bool:
+        if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
             return self._answer_in_place(header.sequence_id, None)
-        if verdict is Verdict.OVERLAP:
+        if verdict is DedupVerdict.OVERLAP:
             return self._refuse(client_part, PublishRefusal.OVERLAP)
         self.close(
             PublishRefusal.IN_DOUBT.error(

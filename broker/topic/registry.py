@@ -16,9 +16,9 @@ from ...proto.names import TopicName
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
-from .core.publish import Denied, Epoch, ProducerTable, Seat, epoch
+from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch
 from .dedup import Deduplication
-from .maintenance import TopicLife
+from .maintenance import TopicMaintenance
 from .producer import Producer
 
 
@@ -28,14 +28,14 @@ class Joined(Protocol):
     name: TopicName
     applied: Applied
     admission: Admission
-    life: TopicLife
+    life: TopicMaintenance
     log: Log
     dedup: Deduplication
 
     def check_open(self) -> None: ...
 
 
-class Seating:
+class ProducerRegistry:
     """Iterates over the producers that are seated or wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
@@ -79,7 +79,7 @@ class Seating:
         """False: it waits for one. Who has to go for it is told. ProducerBusy; ProducerFenced (Pulsar's choice)."""
         name = self._topic.name
         answer = self._table.join(
-            Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
+            ProducerRegistration(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
         )
         if answer.denied is not None:
             first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
@@ -92,7 +92,7 @@ class Seating:
         self._here[producer.id] = producer
         return answer.seated
 
-    def _unseat(self, seat: Seat, error: MagnetarError) -> None:
+    def _unseat(self, seat: ProducerRegistration, error: MagnetarError) -> None:
         producer = self._here.pop(seat.id, None)
         self._topic.dedup.left(seat.id)
         if producer is not None:

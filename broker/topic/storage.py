@@ -23,7 +23,7 @@ from ..log.core.log_shape import LogShape
 from ..log.log import Log
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor, CursorState
-from ..subscription.core.delays import Delays
+from ..subscription.core.delays import DelayIndex
 from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
 from ..subscription.cursors import DurableCursor
 from ..subscription.dead_letters import DeadLetters, Forward
@@ -117,7 +117,7 @@ class DurableStorage:
 
     def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:
         config, log = self.config, owner.log
-        delays = Delays(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
+        delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
         delayed = DelayedDelivery(
             self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
             replication=owner.replication, on_fenced=log.lose,

@@ -32,7 +32,7 @@ from ..common.token_bucket import Rate
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
 from ..log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
-from ..log.topic_log import State
+from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.subscription import Subscription
@@ -40,10 +40,10 @@ from . import backlog
 from .core.admission import Admission
 from .dedup import Deduplication
 from .gate import PublishGate
-from .maintenance import TopicLife
+from .maintenance import TopicMaintenance
 from .part import TopicPart
-from .registry import Seating
-from .statistics import BrokerRates, Traffic
+from .registry import ProducerRegistry
+from .statistics import BrokerRates, TopicStatistics
 from .storage import Storage
 
 _LOG = logging.getLogger("magnetar.broker.topic")
@@ -60,9 +60,9 @@ class Topic:
         self.name = name
         self.applied = applied  # read it anew for each decision; `apply` changes it
         self.owned = owned
-        self.producers = Seating(self)
+        self.producers = ProducerRegistry(self)
         self.subscriptions: dict[str, Subscription] = {}
-        self.traffic = Traffic()
+        self.traffic = TopicStatistics()
         self._world = world
         self._storage = storage
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
@@ -71,7 +71,7 @@ class Topic:
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
-        self.life = TopicLife(world, self, config.roll_idle_s)
+        self.life = TopicMaintenance(world, self, config.roll_idle_s)
         self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
         self.log = storage.log(self)
@@ -321,7 +321,7 @@ class Topic:
 
     def check_open(self) -> None:
         """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
-        if self._ended or self._going or self.log.state is State.LOST:
+        if self._ended or self._going or self.log.state is TopicLogState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:

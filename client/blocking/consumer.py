@@ -20,11 +20,11 @@ from .. import client as aio
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from ..common.fork import EPOCH
 from ..common.guard import ignored, run
-from ..consume.batch_receive import Batch
+from ..consume.batch_receive import ReceivedBatch
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
 from ..consume.reader import Reader as AsyncReader
-from ..consume.receiver_queue import Inbox
+from ..consume.receiver_queue import ReceiverQueue
 from ..model.events import ConsumerEventListener, call
 from ..model.message import Message
 from ..model.message_id import MessageId
@@ -56,7 +56,7 @@ class _Receiving(Handle[Receiving]):
     def _next(self, timeout_s: float | None) -> Message:
         raise NotImplementedError
 
-    def _take(self, inbox: Inbox, timeout_millis: int | None) -> Message:
+    def _take(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
         message = inbox.take_nowait()
         if message is None:
             if self._thread.inside():
@@ -173,7 +173,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         """As many messages as the batch_receive_policy allows; empty when its time is over and no message arrived."""
         self._check_no_listener()
         inner = self._current()
-        batch = Batch(inner.inbox)
+        batch = ReceivedBatch(inner.inbox)
         try:
             return self._thread.run(batch.receive(inner.policy))
         except BaseException:
@@ -326,7 +326,7 @@ class Reader(_Receiving[AsyncReader]):
         self.close()
 
 
-def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
+def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     """Waits in the calling thread. Raises Timeout when no message arrived in time.
 
     Ctrl-C ends it within LOOK_S (waits.py): acquiring the lock raises the handler's exception. The message that it was

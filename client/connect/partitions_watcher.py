@@ -19,7 +19,7 @@ _LOG = logging.getLogger("magnetar.client")
 DISCOVER_EVERY_S = 60.0
 
 
-class Growth:
+class PartitionsWatcher:
     """`grow(topic, partitions)` is awaited when a topic of `counts` has more partitions than were known."""
 
     def __init__(

@@ -31,7 +31,7 @@ DELAY_MS_MAX = 1 << 40
 Pending = Message | MessageId
 
 
-class Acknowledging:
+class AckSender:
     """`wake` is called, from the same thread, when the event loop is to look after what was appended."""
 
     def __init__(self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check
 from ..common.errors import Timeout
 from ..model.message import Message
-from .receiver_queue import Inbox
+from .receiver_queue import ReceiverQueue
 
 DEFAULT_BYTES = 10 << 20
 """Pulsar's."""
@@ -48,7 +48,7 @@ class ConsumerBatchReceivePolicy:
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
 
 
-async def receive_batch(inbox: Inbox, policy: ConsumerBatchReceivePolicy) -> list[Message]:
+async def receive_batch(inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy) -> list[Message]:
     """In the event loop."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
@@ -79,10 +79,10 @@ async def receive_batch(inbox: Inbox, policy: ConsumerBatchReceivePolicy) -> lis
     return messages
 
 
-class Batch:
+class ReceivedBatch:
     """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: ReceiverQueue) -> None:
         self._inbox = inbox
         self._messages: list[Message] = []
         self._unwanted = False

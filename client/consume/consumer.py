@@ -28,22 +28,22 @@ from ..common.errors import (
     PulsarException,
 )
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import Growth
+from ..connect.partitions_watcher import PartitionsWatcher
 from ..connect.topic_watch import Changed
 from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
 from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
-from .dead_letters import Letters, home_of, is_dead_letter, keeps_dead_letters, policy_of, retry_topic
+from .dead_letters import DeadLetterProducer, home_of, is_dead_letter, keeps_dead_letters, policy_of, retry_topic
 from .partition_consumer import PartitionConsumer
-from .partition_consumers import Lanes, check_timeout
-from .receiver_queue import Inbox
+from .partition_consumers import PartitionConsumers, check_timeout
+from .receiver_queue import ReceiverQueue
 
 _LOG = logging.getLogger("magnetar.client")
 
 
-class Watch(Protocol):
+class TopicsWatch(Protocol):
     """Reports created and deleted topics (client/connect/topic_watch.py)."""
 
     @property
@@ -72,23 +72,23 @@ class Consumer:
     ) -> None:  # fmt: skip
         self.settings = settings
         self.policy = policy
-        self._lanes = Lanes(settings)
+        self._lanes = PartitionConsumers(settings)
         self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
         self._connections = connections
         self._name = name
         self._subscription = subscription
         self._closed = False
-        self._watch: Watch | None = None
+        self._watch: TopicsWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
         self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
-        self._letters: dict[TopicName, Letters] = {}  # by topic, its retry-letter topic too
+        self._letters: dict[TopicName, DeadLetterProducer] = {}  # by topic, its retry-letter topic too
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     @classmethod
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
-        policy: ConsumerBatchReceivePolicy | None = None, watch: Watch | None = None,
+        policy: ConsumerBatchReceivePolicy | None = None, watch: TopicsWatch | None = None,
     ) -> Consumer:  # fmt: skip
         """Subscribes to all partitions of all topics; to none when one refuses. `watch` reports later topics."""
         check_subscription_name(subscription)
@@ -115,9 +115,9 @@ class Consumer:
         await self._lanes.open([self._lane(name, self.settings, self.inbox, len(names)) for name in names])
         if self._events is not None:
             self._events.attach(self)
-        self._lanes.growth = Growth(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
+        self._lanes.growth = PartitionsWatcher(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
 
-    def _lane(self, name: TopicName, settings: ConsumerSettings, inbox: Inbox, more: int) -> PartitionConsumer:
+    def _lane(self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
         lane = PartitionConsumer(
             self._connections, name, self._subscription, settings, inbox, queue_size=self._lanes.share(more),
             letters=self._letters.get(name.base), on_gone=self._gone if settings.existing_only else None,
@@ -130,7 +130,7 @@ class Consumer:
         """From their beginning: the subscription is older than they are."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
         missing = self._lanes.missing(names)
-        await self._lanes.grow([self._lane(name, settings, Inbox(), len(missing)) for name in missing])
+        await self._lanes.grow([self._lane(name, settings, ReceiverQueue(), len(missing)) for name in missing])
 
     async def _grown(self, topic: TopicName, found: int) -> None:
         await self._grow([topic.with_partition(i) for i in range(found)])
@@ -321,7 +321,7 @@ class Consumer:
         home = home_of(topic, self._subscription, policy)
         letters = self._letters.get(home.base)
         if letters is None:
-            letters = Letters(self._connections, home, self._subscription, policy, self.consumer_name)
+            letters = DeadLetterProducer(self._connections, home, self._subscription, policy, self.consumer_name)
         self._letters[home.base] = self._letters[letters.retry_letter_topic.base] = letters
 
     @property

@@ -99,7 +99,7 @@ def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolic
     return topic
 
 
-class Letters:
+class DeadLetterProducer:
     """Of one consumer: its dead-letter and retry-letter producers, opened when they are needed."""
 
     def __init__(

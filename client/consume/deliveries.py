@@ -26,7 +26,7 @@ from ..model.message import (
 )
 from ..model.settings import ConsumerSettings
 from ..model.start import Start
-from .dead_letters import Letters, is_dead_letter
+from .dead_letters import DeadLetterProducer, is_dead_letter
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -37,7 +37,7 @@ class Deliveries:
 
     def __init__(
         self, lane: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
-        letters: Letters | None, start: Start | None,
+        letters: DeadLetterProducer | None, start: Start | None,
     ) -> None:  # fmt: skip
         self.start = start  # readers only: what is before it is left out
         self.charged = 0

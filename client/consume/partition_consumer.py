@@ -40,11 +40,11 @@ from ..model.message_id import MessageId
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
 from ..model.start import Start
-from .acknowledgements import Acknowledging, Pending, options_of, place_of
-from .dead_letters import Letters
+from .acknowledgements import AckSender, Pending, options_of, place_of
+from .dead_letters import DeadLetterProducer
 from .deliveries import Deliveries
 from .frames import acks_of, frames_of
-from .receiver_queue import Inbox
+from .receiver_queue import ReceiverQueue
 from .requests import Requests
 
 _LOG = logging.getLogger("magnetar.client")
@@ -52,8 +52,9 @@ _LOG = logging.getLogger("magnetar.client")
 
 class PartitionConsumer:
     def __init__(
-        self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings, inbox: Inbox,
-        *, queue_size: int, start: Start | None = None, letters: Letters | None = None,
+        self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
+        inbox: ReceiverQueue,
+        *, queue_size: int, start: Start | None = None, letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
         """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
@@ -79,7 +80,7 @@ class PartitionConsumer:
         self._core = ConsumerCore(
             options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff()
         )
-        self._acking = Acknowledging(settings, self._core, self._wake)
+        self._acking = AckSender(settings, self._core, self._wake)
         self._deliveries = Deliveries(self, settings, self._core, self._loop.time, letters, start)
         self._attachment = Attachment(connections, self)
         self._wakes = connections.wakes
@@ -341,9 +342,9 @@ class PartitionConsumer:
     def retire(self) -> None:
         """What it delivered and the application did not take is thrown away; its end is not told to the others."""
         self._inbox.drop(lambda message: message.entry.lane is self)
-        self._inbox = Inbox()
+        self._inbox = ReceiverQueue()
 
-    def deliver_to(self, inbox: Inbox) -> None:
+    def deliver_to(self, inbox: ReceiverQueue) -> None:
         """From now on; what waits goes there too."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)

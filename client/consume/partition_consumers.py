@@ -19,20 +19,20 @@ from collections.abc import Sequence
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
 from ..common.errors import InvalidMessage
-from ..connect.partitions_watcher import Growth
+from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.state import State
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
 from .partition_consumer import PartitionConsumer
-from .receiver_queue import Inbox
+from .receiver_queue import ReceiverQueue
 
 
-class Lanes:
+class PartitionConsumers:
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
-        self.inbox = Inbox()
-        self.growth: Growth | None = None
+        self.inbox = ReceiverQueue()
+        self.growth: PartitionsWatcher | None = None
         self._settings = settings
         self._by_topic: dict[str, PartitionConsumer] = {}
 

@@ -20,14 +20,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName
 from ..common.errors import AlreadyClosed
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import Growth
+from ..connect.partitions_watcher import PartitionsWatcher
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
 from ..model.start import Start
 from .partition_consumer import PartitionConsumer
-from .partition_consumers import Lanes, check_timeout
-from .receiver_queue import Inbox
+from .partition_consumers import PartitionConsumers, check_timeout
+from .receiver_queue import ReceiverQueue
 
 
 class Reader:
@@ -41,7 +41,7 @@ class Reader:
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
     ) -> None:
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
-        self._lanes = Lanes(settings)
+        self._lanes = PartitionConsumers(settings)
         self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
         self._connections = connections
         self._topic = topic
@@ -62,10 +62,10 @@ class Reader:
         begin = Start(start, inclusive)
         await reader._lanes.open([reader._lane(each, begin, reader.inbox, len(names)) for each in names])
         whole = partitions if len(names) == partitions else 0
-        reader._lanes.growth = Growth(connections, {topic: whole}, reader._grow)
+        reader._lanes.growth = PartitionsWatcher(connections, {topic: whole}, reader._grow)
         return reader
 
-    def _lane(self, topic: TopicName, start: Start, inbox: Inbox, more: int) -> PartitionConsumer:
+    def _lane(self, topic: TopicName, start: Start, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
         lane = PartitionConsumer(
             self._connections, topic, self._name, self._settings, inbox, queue_size=self._lanes.share(more), start=start
         )
@@ -76,7 +76,7 @@ class Reader:
         """Partitions were added: they are read from their beginning."""
         missing = self._lanes.missing([topic.with_partition(i) for i in range(found)])
         begin = Start(MessageId.earliest, False)
-        await self._lanes.grow([self._lane(each, begin, Inbox(), len(missing)) for each in missing])
+        await self._lanes.grow([self._lane(each, begin, ReceiverQueue(), len(missing)) for each in missing])
 
     def _connected(self, lane: PartitionConsumer) -> None:
         if self.on_connected is not None:

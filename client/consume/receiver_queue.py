@@ -20,7 +20,7 @@ from ..common.errors import PulsarException, Timeout
 from ..model.message import Message
 
 
-class Inbox:
+class ReceiverQueue:
     def __init__(self) -> None:
         self._fill(deque())
         self._waiting: deque[Callable[[], object]] = deque()

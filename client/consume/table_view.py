@@ -30,7 +30,7 @@ from ..model.message import Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
 from .reader import Reader
-from .receiver_queue import Inbox
+from .receiver_queue import ReceiverQueue
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
@@ -80,7 +80,7 @@ class TableView:
         return self._reader.lanes
 
     @property
-    def inbox(self) -> Inbox:
+    def inbox(self) -> ReceiverQueue:
         return self._reader.inbox
 
     # ------------------------------------------------------------------------------ reading

@@ -85,7 +85,7 @@ class Begun:
         return b"".join(self.bodies)
 
 
-class Outcome(NamedTuple):
+class ChunkOutcome(NamedTuple):
     complete: Begun | None
     dropped: list[Position]
     given_back: list[Position]
@@ -108,7 +108,7 @@ class Chunks:
         return len(self._begun)
 
     # ------------------------------------------------------------------ facts
-    def add(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> Outcome:
+    def add(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> ChunkOutcome:
         """A chunk came. CorruptEntry: it contradicts itself, or those before it."""
         _check(metadata, len(body))
         begun = self._begun.get(metadata.uuid)
@@ -116,12 +116,12 @@ class Chunks:
             return self._begin(metadata, place, body, now)
         if metadata.chunk_id < len(begun.bodies):
             begun.places[place] = None
-            return Outcome(None, [], [])
+            return ChunkOutcome(None, [], [])
         if metadata.chunk_id > len(begun.bodies):
             if self._comes_again(metadata.uuid):
-                return Outcome(None, [], [place])
+                return ChunkOutcome(None, [], [place])
             del self._begun[metadata.uuid]
-            return Outcome(None, [*begun.places, place], [])
+            return ChunkOutcome(None, [*begun.places, place], [])
         return self._take(begun, metadata, place, body)
 
     def passed(self, producer: str, place: Position) -> list[Position]:
@@ -135,8 +135,8 @@ class Chunks:
                 dropped += begun.places
         return dropped
 
-    def expire(self, now: float) -> Outcome:
-        outcome = Outcome(None, [], [])
+    def expire(self, now: float) -> ChunkOutcome:
+        outcome = ChunkOutcome(None, [], [])
         for uuid, begun in list(self._begun.items()):
             if now - begun.since >= EXPIRE_S:
                 self._make_room(uuid, outcome)
@@ -178,8 +178,8 @@ class Chunks:
         return place if lowest is None else Position(lowest[0], lowest[1] - 1)
 
     # ------------------------------------------------------------------ how
-    def _begin(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> Outcome:
-        outcome = Outcome(None, self.passed(metadata.producer_name, place), [])
+    def _begin(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> ChunkOutcome:
+        outcome = ChunkOutcome(None, self.passed(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             (outcome.given_back if self._comes_again(metadata.uuid) else outcome.dropped).append(place)
             return outcome
@@ -194,7 +194,7 @@ class Chunks:
         self._take(begun, metadata, place, body)
         return outcome
 
-    def _take(self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes) -> Outcome:
+    def _take(self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes) -> ChunkOutcome:
         total, of = begun.metadata.total_chunk_msg_size, begun.metadata.num_chunks_from_msg
         size, last = begun.size + len(body), metadata.chunk_id == of - 1
         if size > total or (last and size != total) or metadata.num_chunks_from_msg != of:
@@ -203,16 +203,16 @@ class Chunks:
         begun.places[place] = None
         begun.size = size
         if not last:
-            return Outcome(None, [], [])
+            return ChunkOutcome(None, [], [])
         del self._begun[metadata.uuid]
         self._given_back.pop(metadata.uuid, None)
         self._whole[place] = begun
-        return Outcome(begun, [], [])
+        return ChunkOutcome(begun, [], [])
 
     def _comes_again(self, uuid: str) -> bool:
         return not self.ordered or uuid in self._given_back
 
-    def _make_room(self, uuid: str, outcome: Outcome) -> None:
+    def _make_room(self, uuid: str, outcome: ChunkOutcome) -> None:
         begun = self._begun.pop(uuid)
         if self.auto_ack:
             outcome.dropped.extend(begun.places)

@@ -46,8 +46,8 @@ from .backoff import Backoff
 from .chunking import (
     EXPIRE_S,
     Begun,
+    ChunkOutcome,
     Chunks,
-    Outcome,
 )
 from .effects import (
     Answer,
@@ -212,9 +212,9 @@ class ConsumerCore:
 
     def passed(self, producer: str, place: Position, now: float) -> None:
         """An entry that is no chunk came."""
-        self._settle_chunks(Outcome(None, self.chunks.passed(producer, place), []), now)
+        self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
 
-    def _settle_chunks(self, outcome: Outcome, now: float) -> None:
+    def _settle_chunks(self, outcome: ChunkOutcome, now: float) -> None:
         for place in outcome.dropped:
             self.acknowledge(place, -1, 0)
         for place in outcome.given_back:

@@ -72,7 +72,7 @@ from .effects import (
     Warn,
 )
 from .pending import PendingEntries, entries_of
-from .reasons import Reasons
+from .reasons import ErrorLogThrottle
 from .state import State
 
 SEALED = (ProducerFenced, TopicTerminated)
@@ -114,7 +114,7 @@ class ProducerCore:
         self._entries = PendingEntries()
         self._delay_due: float | None = None  # of the open batches
         self._urgent = False
-        self._reasons = Reasons()
+        self._reasons = ErrorLogThrottle()
         self._early: deque[tuple[OutgoingMessage, Callback]] | None = None
         self._early_flushes: deque[tuple[int, Any]] = deque()  # so many of `_early` are waited for
 

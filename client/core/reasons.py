@@ -10,7 +10,7 @@ from __future__ import annotations
 SAY_EVERY_S = 60.0
 
 
-class Reasons:
+class ErrorLogThrottle:
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded

@@ -37,7 +37,7 @@ from ..common.errors import (
     exception_of,
 )
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import Growth
+from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.router import PartitionsRoutingMode, Router
 from ..core.state import State
@@ -121,7 +121,7 @@ class Producer:
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._growth: Growth | None = None
+        self._growth: PartitionsWatcher | None = None
 
     @classmethod
     async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
@@ -158,7 +158,7 @@ class Producer:
             new = [PartitionProducer(connections, topic.with_partition(i), settings, pending) for i in numbers]
             await producer.grow(new)
 
-        producer._growth = Growth(connections, {topic: partitions}, grow)
+        producer._growth = PartitionsWatcher(connections, {topic: partitions}, grow)
         return producer
 
     async def grow(self, new: list[PartitionProducer]) -> None:

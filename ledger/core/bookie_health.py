@@ -17,24 +17,24 @@ WEIGHT_MAX = 4.0
 FORGET = 0.25
 
 
-class Kind(enum.Enum):
+class TroubleKind(enum.Enum):
     FAILED = "failed"
     SLOW = "slow"
     DAMAGED = "damaged"
 
 
-WEIGHTS = {Kind.FAILED: 1.0, Kind.SLOW: 0.5, Kind.DAMAGED: 1.0}
+WEIGHTS = {TroubleKind.FAILED: 1.0, TroubleKind.SLOW: 0.5, TroubleKind.DAMAGED: 1.0}
 
 
-class Trouble:
+class BookieHealth:
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
-        self.counts: dict[str, dict[Kind, int]] = {}
+        self.counts: dict[str, dict[TroubleKind, int]] = {}
 
-    def note(self, bookie: str, kind: Kind, now: float) -> None:
+    def note(self, bookie: str, kind: TroubleKind, now: float) -> None:
         self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
-        counts = self.counts.setdefault(bookie, dict.fromkeys(Kind, 0))
+        counts = self.counts.setdefault(bookie, dict.fromkeys(TroubleKind, 0))
         counts[kind] += 1
 
     def forgive(self, bookie: str) -> None:

@@ -7,12 +7,12 @@
 
     any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/repair)
 
-Each transition looks at the record *as it is stored now* and answers `Write` (store this, by compare-and-set on the
-version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
+Each transition looks at the record *as it is stored now* and answers `RecordWrite` (store this, by compare-and-set on
+the version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
 They judge by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads again and asks
 again, and a write of its own that did arrive is `Settled`. CLOSED is final: nothing here leaves it (§1.2, no forced
-re-recovery), so at most one end of a ledger is ever stored, and whoever comes later adopts it.
-Guards: tests/ledger/core/test_metadata.py.
+re-recovery), so at most one end of a ledger is ever stored, and whoever comes later adopts it. Guards:
+tests/ledger/core/test_metadata.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecor
 from .striping import Striping
 
 
-class Refusal(enum.Enum):
+class TransitionRefusal(enum.Enum):
     """Why a transition may not happen."""
 
     FENCED = "another client is recovering the ledger"
@@ -41,7 +41,7 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class RecordWrite:
     record: LedgerRecord
 
 
@@ -52,10 +52,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    reason: Refusal
+    reason: TransitionRefusal
 
 
-Transition = Write | Settled | Refused
+Transition = RecordWrite | Settled | Refused
 
 
 def new_record(
@@ -87,7 +87,7 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
     """none → OPEN. None: the id is taken by somebody else; one's own create, retried, is known by its token (§1.1)."""
     if current is None:
-        return Write(mine)
+        return RecordWrite(mine)
     return Settled(current) if current.token == mine.token else None
 
 
@@ -97,10 +97,10 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
     `Settled` with another end: a recoverer closed it; its end counts. `Refused(FENCED)`: one is still at work.
     """
     if current is None:
-        return Refused(Refusal.DELETED)
+        return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
-        return Write(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
-    return Settled(current) if current.state == CLOSED else Refused(Refusal.FENCED)
+        return RecordWrite(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
+    return Settled(current) if current.state == CLOSED else Refused(TransitionRefusal.FENCED)
 
 
 def change_ensemble(
@@ -113,9 +113,9 @@ def change_ensemble(
     still on its way can never write anything else. The new fragment replaces one that begins at the same entry.
     """
     if current is None:
-        return Refused(Refusal.DELETED)
+        return Refused(TransitionRefusal.DELETED)
     if current.state != OPEN:
-        return Refused(Refusal.ENDED if current.state == CLOSED else Refusal.FENCED)
+        return Refused(TransitionRefusal.ENDED if current.state == CLOSED else TransitionRefusal.FENCED)
     last = current.fragments[-1]
     assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
     bookies = list(last.bookies)
@@ -127,15 +127,15 @@ def change_ensemble(
     kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
     record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
     check(record)
-    return Write(record)
+    return RecordWrite(record)
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
     """OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (join in) or CLOSED (nothing to recover)."""
     if current is None:
-        return Refused(Refusal.DELETED)
+        return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
-        return Write(msgspec.structs.replace(current, state=IN_RECOVERY))
+        return RecordWrite(msgspec.structs.replace(current, state=IN_RECOVERY))
     return Settled(current)
 
 
@@ -149,18 +149,18 @@ def close_recovered(
     concurrent recoverer is Settled: its end is adopted and one's own discarded.
     """
     if current is None:
-        return Refused(Refusal.DELETED)
+        return Refused(TransitionRefusal.DELETED)
     if current.state == CLOSED:
         return Settled(current)
     if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
-        return Refused(Refusal.FRAGMENTS_CHANGED)
+        return Refused(TransitionRefusal.FRAGMENTS_CHANGED)
     kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
     changed = tuple(fragments[len(snapshot) - 1 :])
     record = msgspec.structs.replace(
         current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
     )
     check(record)
-    return Write(record)
+    return RecordWrite(record)
 
 
 def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
@@ -170,22 +170,22 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
     not: one's own earlier write, or another worker's that did the same.
     """
     if current is None:
-        return Refused(Refusal.DELETED)
+        return Refused(TransitionRefusal.DELETED)
     at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
     if at < 0:
-        return Refused(Refusal.MOVED_ON)
+        return Refused(TransitionRefusal.MOVED_ON)
     if current.state != CLOSED and at == len(current.fragments) - 1:
-        return Refused(Refusal.NOT_FINAL)
+        return Refused(TransitionRefusal.NOT_FINAL)
     bookies = current.fragments[at].bookies
     if old not in bookies:
-        return Settled(current) if new in bookies else Refused(Refusal.MOVED_ON)
+        return Settled(current) if new in bookies else Refused(TransitionRefusal.MOVED_ON)
     if new in bookies:
-        return Refused(Refusal.MOVED_ON)
+        return Refused(TransitionRefusal.MOVED_ON)
     changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
     fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
     record = msgspec.structs.replace(current, fragments=fragments)
     check(record)
-    return Write(record)
+    return RecordWrite(record)
 
 
 def check(record: LedgerRecord) -> None:

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from ...metadata.records import CLOSED, LedgerRecord
 from ...runtime.files import Buffer
 from .metadata import fragment_of, striping_of
-from .stored import StoredEntry, unseal
+from .stored import StoredCopy, unseal
 
 
-class Failure(enum.Enum):
+class ReadFailure(enum.Enum):
     LOST = "every replica is certain that it does not have the entry"
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
@@ -68,13 +68,13 @@ class Waited(NamedTuple):
 class Done(NamedTuple):
     """Effect: the entries, at least one, in order without a gap from the first."""
 
-    entries: list[StoredEntry]
+    entries: list[StoredCopy]
 
 
 class Failed(NamedTuple):
     """Effect: not even the first entry can be had."""
 
-    why: Failure
+    why: ReadFailure
     asked: tuple[str, ...]
 
 
@@ -150,8 +150,8 @@ class RangeRead:
             self._missing.add(fact.bookie)
         return self._next()
 
-    def _verified(self, answer: EntriesRead) -> list[StoredEntry]:
-        entries: list[StoredEntry] = []
+    def _verified(self, answer: EntriesRead) -> list[StoredCopy]:
+        entries: list[StoredCopy] = []
         for entry, frame in zip(range(self.first, self.last + 1), answer.frames, strict=False):
             found = unseal(frame, self.ledger_id, entry)
             if found is None:
@@ -170,7 +170,7 @@ class RangeRead:
             return None
         self._finished = True
         lost = self._closed and len(self._missing) == len(self._asked)
-        return Failed(Failure.LOST if lost else Failure.UNAVAILABLE, tuple(self._asked))
+        return Failed(ReadFailure.LOST if lost else ReadFailure.UNAVAILABLE, tuple(self._asked))
 
     def check(self) -> None:
         assert self._missing <= set(self._asked), "only a bookie that was asked votes"

@@ -48,7 +48,7 @@ from typing import NamedTuple, assert_never
 from ...metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata import fragment_of, striping_of
 from .pending import AddAcked, AddFailed, PendingAdds, SendAdd
-from .stored import StoredEntry
+from .stored import StoredCopy
 
 Choose = Callable[[Sequence[str]], str | None]
 """A writable bookie that is not among the given ones, or None."""
@@ -127,7 +127,7 @@ class EntryFound(NamedTuple):
 
     entry: int
     slot: int
-    stored: StoredEntry
+    stored: StoredCopy
 
 
 class EntryMissing(NamedTuple):
@@ -155,10 +155,10 @@ class CloseRefused(NamedTuple):
 Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[StoredEntry] | CloseRecovered | GiveUp | Finish
+Effect = SendFence | SendRead | SendAdd[StoredCopy] | CloseRecovered | GiveUp | Finish
 
 
-class Verdict(enum.Enum):
+class EntryVerdict(enum.Enum):
     WAITING = enum.auto()
     POSITIVE = enum.auto()
     NEGATIVE = enum.auto()
@@ -174,14 +174,14 @@ class Votes:
         self.of = of
         self.answered: set[int] = set()
         self.missing: set[int] = set()
-        self.found: StoredEntry | None = None
+        self.found: StoredCopy | None = None
 
-    def verdict(self, misses_for_negative: int) -> Verdict:
+    def verdict(self, misses_for_negative: int) -> EntryVerdict:
         if self.found is not None:
-            return Verdict.POSITIVE
+            return EntryVerdict.POSITIVE
         if len(self.missing) >= misses_for_negative:
-            return Verdict.NEGATIVE
-        return Verdict.UNKNOWN if len(self.answered) == len(self.of) else Verdict.WAITING
+            return EntryVerdict.NEGATIVE
+        return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING
 
 
 class Recovery:
@@ -204,7 +204,7 @@ class Recovery:
         self._votes: dict[int, Votes] = {}  # of the entries read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
-        self._adds: PendingAdds[StoredEntry] = PendingAdds(self.striping, self._last.bookies)
+        self._adds: PendingAdds[StoredCopy] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
         self._is_lac0_lost = False  # all who should have it are certain that they do not
@@ -289,11 +289,11 @@ class Recovery:
         while self.end is None and (votes := self._votes.get(self._next_decided)) is not None:
             entry = self._next_decided
             verdict = self._verdict(entry, votes)
-            if verdict is Verdict.WAITING:
+            if verdict is EntryVerdict.WAITING:
                 break
-            if verdict is Verdict.UNKNOWN and entry > self.lac0:
+            if verdict is EntryVerdict.UNKNOWN and entry > self.lac0:
                 return self._abort(Abort.UNDECIDED, entry)
-            if verdict is Verdict.NEGATIVE:
+            if verdict is EntryVerdict.NEGATIVE:
                 self.end = entry - 1
                 self._votes.clear()
                 break
@@ -313,19 +313,19 @@ class Recovery:
             effects += self._close()
         return effects
 
-    def _verdict(self, entry: int, votes: Votes) -> Verdict:
+    def _verdict(self, entry: int, votes: Votes) -> EntryVerdict:
         if entry > self.lac0:
             return votes.verdict(self.striping.misses_for_negative)
         if votes.found is not None:
-            return Verdict.POSITIVE
-        return Verdict.UNKNOWN if len(votes.answered) == len(votes.of) else Verdict.WAITING
+            return EntryVerdict.POSITIVE
+        return EntryVerdict.UNKNOWN if len(votes.answered) == len(votes.of) else EntryVerdict.WAITING
 
     # ------------------------------------------------------------------------------ writing back
-    def _write_back(self, stored: StoredEntry) -> list[Effect]:
+    def _write_back(self, stored: StoredCopy) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
         return [*self._replace_failed(), *self._sends(self._adds.push(stored, stored.length - self._adds.length))]
 
-    def _sends(self, sends: Sequence[SendAdd[StoredEntry]]) -> list[Effect]:
+    def _sends(self, sends: Sequence[SendAdd[StoredCopy]]) -> list[Effect]:
         """With LAC0 piggybacked: what this attempt stores counts when *it* closes the ledger, and not before."""
         return [send._replace(lac=self.lac0) for send in sends]
 
@@ -372,7 +372,7 @@ class Recovery:
             return self._abort(Abort.UNDECIDED, self.lac0)
         for entry, votes in self._votes.items():
             verdict = self._verdict(entry, votes)
-            if verdict is Verdict.WAITING:
+            if verdict is EntryVerdict.WAITING:
                 return ()
             self._length = votes.found.length if votes.found is not None else None
         self._votes.clear()

@@ -25,7 +25,7 @@ _value = google_crc32c.value
 _extend = google_crc32c.extend
 
 
-class StoredEntry(NamedTuple):
+class StoredCopy(NamedTuple):
     entry: int
     lac: int
     length: int
@@ -41,7 +41,7 @@ def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer
     return facts + _CRC.pack(crc)
 
 
-def unseal(stored: Buffer, ledger: int, entry: int) -> StoredEntry | None:
+def unseal(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
     """The entry, or None when the bytes are damaged or another entry's: then they are no answer at all."""
     if len(stored) < ENTRY_HEADER.size:
         return None
@@ -51,4 +51,4 @@ def unseal(stored: Buffer, ledger: int, entry: int) -> StoredEntry | None:
     payload = bytes(stored[ENTRY_HEADER.size :])
     if _extend(_value(_FACTS.pack(ledger, entry, lac, length)), payload) != crc:
         return None
-    return StoredEntry(entry, lac, length, payload)
+    return StoredCopy(entry, lac, length, payload)

@@ -58,7 +58,7 @@ WAITING_MAX = 10_000
 """Requests without an answer."""
 
 
-class LineState(enum.Enum):
+class ConnectionState(enum.Enum):
     CONNECTED = "connected"
     SUSPENDED = "suspended"
     LOST = "lost"
@@ -142,7 +142,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 class _Reply:
     """Where kazoo's thread puts an answer; from there it goes to the loop. Once."""
 
-    def __init__(self, line: Line, then: Callable[[Answer], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
+        None]) -> None:
         self._line = line
         self._then = then
         self._fail = fail
@@ -154,11 +155,12 @@ class _Reply:
         self._line.on_loop(self._fail, error)
 
 
-class Line:
+class ZooKeeperConnection:
     """One session's line. `on_state` and `on_event` are called on the loop, in order with the answers."""
 
     def __init__(
-        self, hosts: str, timeout_s: float, on_state: Callable[[LineState], None], on_event: Callable[[Event], None]
+        self, hosts: str, timeout_s: float, on_state: Callable[[ConnectionState], None], on_event: Callable[[Event],
+            None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
@@ -196,12 +198,12 @@ class Line:
         """On kazoo's thread."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
-            self.on_loop(self._on_state, LineState.CONNECTED)
+            self.on_loop(self._on_state, ConnectionState.CONNECTED)
         elif state == KazooState.SUSPENDED:
-            self.on_loop(self._on_state, LineState.SUSPENDED)
+            self.on_loop(self._on_state, ConnectionState.SUSPENDED)
         else:
             self.client._stopped.set()  # no second session
-            self.on_loop(self._on_state, LineState.LOST)
+            self.on_loop(self._on_state, ConnectionState.LOST)
 
     def on_loop(self, function: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would listen
@@ -341,4 +343,5 @@ def _translated(error: Exception, request: Any) -> Exception:
             return InternalError(f"ZooKeeper or kazoo failed at {type(request).__name__}: {error!r}")
 
 
-__all__ = ["Answer", "Event", "EventKind", "Line", "LineState", "Missing", "Refused", "Taken", "ZnodeStat"]
+__all__ = ["Answer", "ConnectionState", "Event", "EventKind", "Missing", "Refused", "Taken", "ZnodeStat",
+    "ZooKeeperConnection"]

@@ -45,7 +45,7 @@ from ..core import znodes
 from ..core.rules import check_operations, check_path, check_prefix
 from ..session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionState, SessionStore
 from ..store import Changed, Operation, Reset, Versioned
-from .connection import Line, LineState, Missing, Refused, Taken
+from .connection import ConnectionState, Missing, Refused, Taken, ZooKeeperConnection
 from .watch import Watches
 
 _LOG = logging.getLogger("magnetar.metadata.zookeeper")
@@ -79,7 +79,7 @@ class ZookeeperStore(SessionStore):
         self._line_ended = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._watches = Watches(lambda: self._line, address.root)
-        self._line = Line(address.hosts, timeout_s, self._on_state, self._watches.on_event)
+        self._line = ZooKeeperConnection(address.hosts, timeout_s, self._on_state, self._watches.on_event)
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
@@ -122,13 +122,13 @@ class ZookeeperStore(SessionStore):
                 unanswered = 0
                 self._line.drop()
 
-    def _on_state(self, state: LineState) -> None:
-        if state is LineState.LOST:
+    def _on_state(self, state: ConnectionState) -> None:
+        if state is ConnectionState.LOST:
             self._line_ended.set()
             self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
         elif self._state is SessionState.LOST:
             return
-        elif state is LineState.SUSPENDED:
+        elif state is ConnectionState.SUSPENDED:
             self._state = SessionState.CONNECTING
             self._settled.clear()
             self._watches.on_broken()

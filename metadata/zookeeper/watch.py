@@ -21,13 +21,13 @@ from ..core import znodes
 from ..core.rules import below
 from ..session import WATCH_QUEUE_MAX
 from ..store import ABSENT, Changed, Reset
-from .connection import Answer, Event, EventKind, Line, Missing
+from .connection import Answer, Event, EventKind, Missing, ZooKeeperConnection
 
 LOOKED_AT_ONCE = 200
 """Znodes that are asked for together; a prefix holds a few hundred at most (bookies, damaged or missing ledgers)."""
 
 
-class Watch:
+class TreeWatch:
     """What one watch has heard and its reader has not taken yet."""
 
     def __init__(self, prefix: str, seen: int) -> None:
@@ -77,10 +77,10 @@ class Watch:
 class Watches:
     """Of one session."""
 
-    def __init__(self, line: Callable[[], Line], root: str) -> None:
+    def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line
         self._root = root
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, TreeWatch] = {}
         self._number = 0
         self._connection = 0
 
@@ -109,7 +109,7 @@ class Watches:
     ) -> AsyncIterator[Changed | Reset]:
         """For ever; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
         self._number += 1
-        number, watch = self._number, Watch(prefix, after)
+        number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
         try:
             while True:
@@ -131,7 +131,7 @@ class Watches:
         folder = self._root + znodes.folder(prefix)
         return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
 
-    async def _attach(self, watch: Watch) -> None:
+    async def _attach(self, watch: TreeWatch) -> None:
         """Whether it worked is in `watch.attached`; a connection that breaks meanwhile leaves it for the next."""
         connection = self._connection
         watch.begin()
@@ -149,7 +149,7 @@ class Watches:
 class _Look:
     """All versions below a prefix, into its watch; and how young the youngest change is."""
 
-    def __init__(self, line: Line, root: str, watch: Watch) -> None:
+    def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
         self._line = line
         self._root = root
         self._watch = watch

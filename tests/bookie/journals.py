@@ -11,7 +11,7 @@ from magnetar.bookie.format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     MAGIC,
-    Record,
+    JournalRecord,
     RecordType,
     encode_block_header,
     encode_first_block,
@@ -26,14 +26,15 @@ UUID = bytes(range(16))
 DIRECTORY = "/journal"
 
 
-def adds(rng: random.Random, count: int, size_max: int = 3000) -> list[Record]:
+def adds(rng: random.Random, count: int, size_max: int = 3000) -> list[JournalRecord]:
     return [
-        Record(RecordType.ADD, 1, rng.getrandbits(40), rng.randbytes(rng.randrange(size_max))) for _ in range(count)
+        JournalRecord(RecordType.ADD, 1, rng.getrandbits(40),
+            rng.randbytes(rng.randrange(size_max))) for _ in range(count)
     ]
 
 
 def block_bytes(
-    records: Sequence[Record], salt: int, number: int, sequence: int, offset: int, synced: int | None = None
+    records: Sequence[JournalRecord], salt: int, number: int, sequence: int, offset: int, synced: int | None = None
 ) -> bytes:
     """One padded block, as the journal writes it; `synced` None: up to where it begins."""
     synced = offset if synced is None else synced
@@ -53,7 +54,7 @@ class Written:
     salt: int
     header: bytes = b""
     end: int = ALIGNMENT
-    blocks: list[tuple[int, int, list[Record]]] = field(default_factory=list)
+    blocks: list[tuple[int, int, list[JournalRecord]]] = field(default_factory=list)
 
 
 class Journals:
@@ -81,7 +82,7 @@ class Journals:
         self.journals.append(written)
         return written
 
-    def write(self, records: Sequence[Record], synced: int | None = None) -> int:
+    def write(self, records: Sequence[JournalRecord], synced: int | None = None) -> int:
         """One block at the end of the newest journal; where it begins. `synced` None: all before it is."""
         journal = self.journals[-1]
         data = block_bytes(records, journal.salt, journal.number, len(journal.blocks), journal.end, synced)
@@ -96,14 +97,14 @@ class Journals:
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         self.files.open(path).pwrite([data], offset)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[JournalRecord]:
         return [record for journal in self.journals for _, _, records in journal.blocks for record in records]
 
     def reader(self, start: JournalPosition | None = None, uuid: bytes = UUID) -> JournalReader:
         return JournalReader(self.files, DIRECTORY, uuid, start or JournalPosition(self.journals[0].number, ALIGNMENT))
 
 
-def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[Record]:
+def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[JournalRecord]:
     found = []
     while not reader.finished:
         for block in reader.read_some(bytes_max):

@@ -223,8 +223,8 @@ async def _read_all(stage: Stage, said: Sequence[str]) -> None:
 
 CASES = {
     "owner": Case(("lock_directory", "_make_cookie", "complete"), _three_starts, _claim_again),
-    "loss": Case(("Losses._write", "rebuild_index"), _loss, _start_after_loss),
-    "nothing-to-lose": Case(("Losses.forget",), _nothing_to_lose, _start_without_loss),
+    "loss": Case(("DataLossLog._write", "rebuild_index"), _loss, _start_after_loss),
+    "nothing-to-lose": Case(("DataLossLog.forget",), _nothing_to_lose, _start_without_loss),
     "scrub": Case(("mend_table",), _scrub, _read_all),
 }
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.format.ledger_index import Limbo, Quarantined
+from magnetar.bookie.format.ledger_index import LimboRow, Quarantined
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint, Source
 from magnetar.bookie.store.compaction.compaction import Compactor
@@ -24,8 +24,8 @@ from magnetar.bookie.store.entrylog.writer import Written, _Open
 from magnetar.bookie.store.journal.core.group_commit import GroupCommit, Stage, WriteBlock
 from magnetar.bookie.store.journal.journal import Done, Journal
 from magnetar.bookie.store.ledgers.descriptors import Descriptors
-from magnetar.bookie.store.ledgers.state_log import Facts
-from magnetar.bookie.store.ledgers.tombstones import Burial
+from magnetar.bookie.store.ledgers.state_log import StateLog
+from magnetar.bookie.store.ledgers.tombstones import TombstoneWriter
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
@@ -173,7 +173,7 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
 
 
 def limbo_in_memory_only(stack: contextlib.ExitStack) -> None:
-    _replace(stack, Descriptors, "enter_limbo", lambda self, upto: self.apply(Limbo(upto, entered=True)))
+    _replace(stack, Descriptors, "enter_limbo", lambda self, upto: self.apply(LimboRow(upto, entered=True)))
 
 
 def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
@@ -184,14 +184,14 @@ def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
 
 
 def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
-    real = Facts.apply
+    real = StateLog.apply
 
-    def apply(self: Facts, fact: Any) -> None:
+    def apply(self: StateLog, fact: Any) -> None:
         real(self, fact)
-        if isinstance(fact, Limbo) and not fact.entered:
+        if isinstance(fact, LimboRow) and not fact.entered:
             self.fenced_upto = -1
 
-    _replace(stack, Facts, "apply", apply)
+    _replace(stack, StateLog, "apply", apply)
 
 
 def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -> None:
@@ -227,15 +227,15 @@ def repeated_flush_without_the_bytes_before_it(stack: contextlib.ExitStack) -> N
 
 
 def later_burial_settles_an_earlier_one(stack: contextlib.ExitStack) -> None:
-    real = Burial.bury
+    real = TombstoneWriter.bury
 
-    async def bury(self: Burial, ledgers: list[int]) -> bool:
+    async def bury(self: TombstoneWriter, ledgers: list[int]) -> bool:
         buried = await real(self, ledgers)
         if buried:
             self._loose.clear()
         return buried
 
-    _replace(stack, Burial, "bury", bury)
+    _replace(stack, TombstoneWriter, "bury", bury)
 
 
 def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.data_losses import Known
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.format.peer import Status
@@ -58,7 +58,7 @@ def tiny() -> StoreConfig:
 TINY = tiny()
 SLOW_BYTES_PER_S = 100 << 10
 """Of a move beside which a flush begins and ends: 40 ms for a slice."""
-ALL = Policy(minor_share=0.9, major_share=0.9, small_bytes=1 << 20, bytes_per_s=1 << 30)
+ALL = CompactionPolicy(minor_share=0.9, major_share=0.9, small_bytes=1 << 20, bytes_per_s=1 << 30)
 """Moves what it can."""
 
 
@@ -179,7 +179,7 @@ class Life:
                 self.fact(Kind.BURIED, ledger)
         await self._compact(None)
 
-    async def _compact(self, policy: Policy | None) -> None:
+    async def _compact(self, policy: CompactionPolicy | None) -> None:
         try:
             await self.store.compactor.run(policy, major=self.rng.random() < 0.7, roll=self.rng.random() < 0.7)
         except store_disk.NoSpace:
@@ -388,7 +388,7 @@ class Life:
         await self.settle()
         await self.simulation.spawn(NODE, self.store._checkpoint.exclusive(self.store._log.close))
 
-    async def _move(self, policy: Policy | None, *, roll: bool) -> None:
+    async def _move(self, policy: CompactionPolicy | None, *, roll: bool) -> None:
         try:
             await self.store.compactor.run(policy, major=True, roll=roll)
         except store_disk.NoSpace:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from magnetar.bookie.maintenance.garbage import Collector
-from magnetar.bookie.maintenance.garbage import Refusal as PassRefused
+from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.compaction.compaction import Compactor
-from magnetar.bookie.store.compaction.plan import Reason
-from magnetar.bookie.store.ledgers.tombstones import Burial
+from magnetar.bookie.store.compaction.plan import KeepReason
+from magnetar.bookie.store.ledgers.tombstones import TombstoneWriter
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.core.trimming import Stays
-from magnetar.broker.log.managed_ledger import LedgerChain
+from magnetar.broker.log.managed_ledger import ManagedLedger
 
 SETTINGS: dict[enum.Enum, str] = {
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
@@ -26,10 +26,10 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
     Stays.RETAINED_BY_TIME: "retention_minutes",
     Stays.RETAINED_BY_SIZE: "retention_mib",
-    Reason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
-    Reason.SMALL: "gc_major_interval_s",
-    Reason.WAITS: "gc_major_interval_s, disk_warn_share",
-    Reason.OPEN: "log_bytes_max",
+    KeepReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
+    KeepReason.SMALL: "gc_major_interval_s",
+    KeepReason.WAITS: "gc_major_interval_s, disk_warn_share",
+    KeepReason.OPEN: "log_bytes_max",
 }
 ENDS: dict[enum.Enum, str] = {
     Stays.OPEN: "it ends: full, old, or idle and acknowledged by all; the next one is listed",
@@ -43,13 +43,13 @@ ENDS: dict[enum.Enum, str] = {
     PassRefused.TOO_MANY: "the same, or the tree saw each of them deleted",
     PassRefused.KEPT: "`magnetar bookies gc --now --force`",
     PassRefused.WENT_BACK: "the right metadata is back",
-    Reason.DEAD: "no longer: the log is deleted",
-    Reason.OPEN: "it is full, or worth rolling: then it is closed",
-    Reason.UNREADABLE: "the next start rebuilds its index from the log",
-    Reason.SPARSE: "the compaction that is due: what lives is copied to the cold log, then the log is deleted",
-    Reason.SMALL: "the same, with another small one",
-    Reason.LIVE: "its live share falls below the share of major compaction",
-    Reason.WAITS: "the next major compaction",
+    KeepReason.DEAD: "no longer: the log is deleted",
+    KeepReason.OPEN: "it is full, or worth rolling: then it is closed",
+    KeepReason.UNREADABLE: "the next start rebuilds its index from the log",
+    KeepReason.SPARSE: "the compaction that is due: what lives is copied to the cold log, then the log is deleted",
+    KeepReason.SMALL: "the same, with another small one",
+    KeepReason.LIVE: "its live share falls below the share of major compaction",
+    KeepReason.WAITS: "the next major compaction",
 }
 
 
@@ -84,13 +84,13 @@ def _of(kind: type[enum.Enum]) -> Iterator[Row]:
 def _list() -> Iterator[Row]:
     yield from _of(Stays)
     yield Row("the topic was not looked at", "the next look, or `magnetar topics trim`", "trim_interval_s",
-              "`broker/topic/maintenance.py` `TopicLife`")  # fmt: skip
+              "`broker/topic/maintenance.py` `TopicMaintenance`")  # fmt: skip
 
 
 def _record() -> Iterator[Row]:
     yield Row("the list in the metadata names it, or it is not certain that the list changed",
-              "the list is changed by compare-and-set", "", place(LedgerChain.remove))  # fmt: skip
-    yield Row("its own record exists", "the record is deleted after the list", "", place(LedgerChain.delete))
+              "the list is changed by compare-and-set", "", place(ManagedLedger.remove))  # fmt: skip
+    yield Row("its own record exists", "the record is deleted after the list", "", place(ManagedLedger.delete))
     yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it",
               "orphan_sweep_s, orphan_age_s", place(orphans, "find"))  # fmt: skip
     yield Row("it is a cursor's, a snapshot's, a delay bucket's or the compacted ledger, and is in use",
@@ -105,11 +105,11 @@ def _bury() -> Iterator[Row]:
     yield Row("it is missing in one pass only", "a second pass, so much later, finds no record of it either",
               "gc_grace_s", place(Collector))  # fmt: skip
     yield Row("more than a quarter of the ledgers here are missing", "the same, later", "gc_doubt_s", place(Collector))
-    yield Row("its tombstone is not durable in the journal", "the sync", "", place(Burial))
+    yield Row("its tombstone is not durable in the journal", "the sync", "", place(TombstoneWriter))
 
 
 def _log() -> Iterator[Row]:
-    yield from _of(Reason)
+    yield from _of(KeepReason)
     yield Row("compaction is as slow as it was told to be", "its turn", "gc_bytes_per_s", place(Compactor))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from magnetar.ledger.core import metadata
-from magnetar.ledger.core.metadata import Striping, Transition, Write, new_record
+from magnetar.ledger.core.metadata import RecordWrite, Striping, Transition, new_record
 from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
 from magnetar.ledger.core.recovery import (
     CloseRecovered,
@@ -27,7 +27,7 @@ from magnetar.ledger.core.recovery import (
     SendFence,
     SendRead,
 )
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.writer import (
     AddRefused,
     ChangeEnsemble,
@@ -158,7 +158,7 @@ def _recovery_answer(rng: random.Random, core: Recovery, effect: Any, entries: i
             return ReadFailed(effect.entry, effect.slot)
         if effect.entry >= entries:
             return EntryMissing(effect.entry, effect.slot)
-        return EntryFound(effect.entry, effect.slot, StoredEntry(effect.entry, -1, effect.entry + 1, b"x"))
+        return EntryFound(effect.entry, effect.slot, StoredCopy(effect.entry, -1, effect.entry + 1, b"x"))
     if isinstance(effect, SendAdd):
         kind = AddFailed if bad else AddAcked
         return kind(effect.add.entry, effect.slot, effect.bookie)
@@ -190,7 +190,7 @@ def record_diagram() -> str:
 
 
 def _note(steps: set[Step], before: LedgerRecord | None, cause: str, transition: Transition | None) -> None:
-    if isinstance(transition, Write):
+    if isinstance(transition, RecordWrite):
         steps.add((_name(before), cause, _name(transition.record)))
 
 

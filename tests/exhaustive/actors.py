@@ -15,7 +15,7 @@ from typing import Any
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core import writer as w
 from magnetar.ledger.core.pending import SendAdd
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import LedgerRecord
 
@@ -93,7 +93,7 @@ def _wanted(core: w.Writer[bytes], effects: Sequence[w.Effect[bytes]]) -> list[O
     wanted: list[Output] = []
     for effect in effects:
         if isinstance(effect, SendAdd):
-            stored = StoredEntry(effect.add.entry, effect.lac, effect.add.length, effect.add.payload)
+            stored = StoredCopy(effect.add.entry, effect.lac, effect.add.length, effect.add.payload)
             wanted.append(("add", effect.slot, effect.bookie, stored))
         elif isinstance(effect, w.Confirm):
             wanted.append(("confirm", effect.add.entry, core.state.name))
@@ -128,7 +128,7 @@ def play_recovery(core: r.Recovery, event: Event) -> list[Output]:
             wanted.append(("read", effect.slot, effect.bookie, effect.entry))
         elif isinstance(effect, SendAdd):
             stored = effect.add.payload
-            copy = StoredEntry(stored.entry, effect.lac, stored.length, stored.payload)
+            copy = StoredCopy(stored.entry, effect.lac, stored.length, stored.payload)
             wanted.append(("write", effect.slot, effect.bookie, copy))
         elif isinstance(effect, r.CloseRecovered):
             wanted.append(("end", effect.last_entry, effect.length, effect.fragments))
@@ -144,7 +144,7 @@ class Bookie:
     """As tests/simulation/protocol/bookie.py, as a value. `waiting` are the requests whose sync is to come."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, StoredEntry] = {}
+        self.entries: dict[int, StoredCopy] = {}
         self.synced: set[int] = set()
         self.fenced = False
         self.fence_synced = False

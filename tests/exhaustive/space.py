@@ -199,8 +199,8 @@ class Space:
             return state, w.LedgerEnded(record.last_entry, record.length)
         return state, w.EnsembleChanged(record.fragments[-1].bookies)
 
-    def _stored(self, state: State, answer: m.Write | m.Settled) -> State:
-        return self._store(state, answer.record) if isinstance(answer, m.Write) else state
+    def _stored(self, state: State, answer: m.RecordWrite | m.Settled) -> State:
+        return self._store(state, answer.record) if isinstance(answer, m.RecordWrite) else state
 
     def _store(self, state: State, record: LedgerRecord) -> State:
         number = self._record(record)
@@ -321,7 +321,7 @@ class Space:
             core = self.recoveries.cores[state[R][at]]
             current = self.records[state[RECORD]]
             answer = m.close_recovered(current, core.snapshot.fragments, fragments, last_entry, length)
-            if isinstance(answer, m.Write):
+            if isinstance(answer, m.RecordWrite):
                 return self._stored(state, answer)
         state = altered(state, R, put(state[R], at, OVER))
         return altered(state, C, self.columns.forget(state[C], f"r{at}"))

@@ -99,7 +99,7 @@ class Play:
                     self.others[slot] = free.pop(number % len(free))
         if self.others:
             answer = m.change_ensemble(self.record, self.change.first_entry, self.change.failed, self.others)
-            if isinstance(answer, m.Write):
+            if isinstance(answer, m.RecordWrite):
                 self.record = answer.record
 
     def _answer(self, number: int) -> None:

@@ -19,7 +19,7 @@ from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core import writer as w
 from magnetar.ledger.core.pending import AddAcked, AddFailed, AddsAcked, SendAdd
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
 
@@ -40,13 +40,13 @@ class FakeBookie:
     """Keeps what it acknowledged, for ever; `up` is whether it hears anything; `sick`: reads give UNKNOWN."""
 
     name: str
-    entries: dict[int, StoredEntry] = field(default_factory=dict)
+    entries: dict[int, StoredCopy] = field(default_factory=dict)
     lac: int = -1
     fenced: bool = False
     up: bool = True
     sick: bool = False
 
-    def add(self, stored: StoredEntry, lac: int, *, recovery: bool) -> bool:
+    def add(self, stored: StoredCopy, lac: int, *, recovery: bool) -> bool:
         if self.fenced and not recovery:
             return False
         self.entries[stored.entry] = stored
@@ -93,7 +93,7 @@ class Miniature:
         start = self.rng.randrange(1, 4)
         for entry in range(start):
             for slot in self.striping.write_set(entry):
-                self.bookies[names[slot]].add(StoredEntry(entry, -1, entry + 1, b"%d" % entry), -1, recovery=False)
+                self.bookies[names[slot]].add(StoredCopy(entry, -1, entry + 1, b"%d" % entry), -1, recovery=False)
         second = (*names[: size - 1], names[size])
         return msgspec.structs.replace(record, fragments=(*record.fragments, Fragment(start, second)))
 
@@ -240,7 +240,7 @@ class Miniature:
         def serve() -> list[bool]:
             return [
                 bookie.add(
-                    StoredEntry(add.entry, lac, add.length, add.payload), lac, recovery=False
+                    StoredCopy(add.entry, lac, add.length, add.payload), lac, recovery=False
                 ) for add, _, _, lac in sends
             ]  # fmt: skip
 
@@ -318,7 +318,7 @@ class Miniature:
         answer = decide(before)
         if isinstance(answer, m.Refused):
             return None
-        if isinstance(answer, m.Write):
+        if isinstance(answer, m.RecordWrite):
             assert before.state != CLOSED, "nothing leaves CLOSED: a ledger ends once"
             m.check(answer.record)
             self.record = answer.record
@@ -430,7 +430,7 @@ class Recoverer:
 
         self.mini._call(bookie, serve, self._tell, lambda: self._tell(r.ReadFailed(send.entry, send.slot)))  # type: ignore[arg-type]
 
-    def _write_back(self, send: SendAdd[StoredEntry]) -> None:
+    def _write_back(self, send: SendAdd[StoredCopy]) -> None:
         bookie, stored = self.mini.bookies[send.bookie], send.add.payload
         self.mini._call(
             bookie,

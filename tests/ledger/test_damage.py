@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance import scrub
 from magnetar.ledger import LedgerClient, damage
-from magnetar.ledger.core.bookie_health import Kind
+from magnetar.ledger.core.bookie_health import TroubleKind
 from magnetar.ledger.damage import DamageReports, Ranges, report, together, without
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths
@@ -63,7 +63,7 @@ async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) 
     for _ in range(3):  # whoever is asked first: all replicas are, one after the other
         reader = await client.open(writer.ledger_id)
         for other in cluster.bookies[1:]:
-            client._bookies.note(other.id, Kind.FAILED)
+            client._bookies.note(other.id, TroubleKind.FAILED)
         for entry in range(6):
             assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
             client._bookies._trouble.forgive(rotten.id)

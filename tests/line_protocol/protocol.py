@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-from magnetar.broker.node.topic_manager import OwnedTopics
+from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.broker.session.consumer import ConsumerSession, SubscribeOptions
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
 from magnetar.broker.subscription.core.dispatch import Delivery
@@ -33,7 +33,7 @@ LINE_BYTES_MAX = 64 << 10
 
 
 class LineProtocol:
-    def __init__(self, broker: OwnedTopics) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def serve(self, stream: ByteStream) -> None:
@@ -53,7 +53,7 @@ class LineProtocol:
 
 
 class _Connection:
-    def __init__(self, broker: OwnedTopics, stream: ByteStream) -> None:
+    def __init__(self, broker: TopicManager, stream: ByteStream) -> None:
         self._broker = broker
         self._stream = stream
         self._sessions: dict[str, ProducerSession | ConsumerSession] = {}

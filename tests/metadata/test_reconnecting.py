@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.metadata.reconnecting import Succession
+from magnetar.metadata.reconnecting import ReconnectingStore
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.errors import ConnectionLost, SessionExpired, Unavailable
 from magnetar.runtime.sim.world import Simulation
@@ -27,7 +27,7 @@ def in_a_backend(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
 def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
     async def main(store: SqliteStore) -> None:
         first = store.session()
-        held = Succession(first)
+        held = ReconnectingStore(first)
         await held.put("/a", b"1")
         await first.close()
         held.suspend()
@@ -47,7 +47,7 @@ def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
 def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown() -> None:
     async def main(store: SqliteStore) -> None:
         first, second = store.session(), store.session()
-        held = Succession(first)
+        held = ReconnectingStore(first)
         await held.put("/a", b"1")
         await first.close()
         with pytest.raises(ConnectionLost):
@@ -68,7 +68,7 @@ def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown
 
 def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired() -> None:
     async def main(store: SqliteStore) -> None:
-        held = Succession(store.session())
+        held = ReconnectingStore(store.session())
         held.suspend()
         with pytest.raises(Unavailable):
             await held.put("/a", b"1")

@@ -9,10 +9,10 @@ from typing import Any
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.restore import Restorer
 from magnetar.bookie.node import identity
-from magnetar.bookie.node.identity import Verdict
+from magnetar.bookie.node.identity import BootVerdict
 from magnetar.bookie.requests.service import BookieService
 from magnetar.bookie.store.compaction import survey as log_survey
-from magnetar.bookie.store.ledgers.state_log import Facts
+from magnetar.bookie.store.ledgers.state_log import StateLog
 from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
@@ -135,14 +135,14 @@ def found_nowhere_is_whole(stack: Stack) -> None:
 
 def limbo_without_fences(stack: Stack) -> None:
     """M07d: a bookie that lost its fences with its data takes adds of their old writers."""
-    honest = Facts.apply
+    honest = StateLog.apply
 
-    def apply(self: Facts, fact: Any) -> None:
+    def apply(self: StateLog, fact: Any) -> None:
         before = self.fenced_upto
         honest(self, fact)
         self.fenced_upto = before
 
-    put(stack, Facts, "apply", apply)
+    put(stack, StateLog, "apply", apply)
 
 
 def log_forgets_a_ledger(stack: Stack) -> None:
@@ -174,8 +174,9 @@ def empty_disk_is_healthy(stack: Stack) -> None:
     """M27: a bookie whose directory is empty, or older than it was, starts as if nothing had happened."""
     honest = identity.judge
 
-    def judge(facts: Any) -> Verdict:
+    def judge(facts: Any) -> BootVerdict:
         verdict = honest(facts)
-        return Verdict.START if verdict in (Verdict.WIPED, Verdict.ROLLED_BACK) and facts.cookie else verdict
+        return BootVerdict.START if verdict in (BootVerdict.WIPED,
+            BootVerdict.ROLLED_BACK) and facts.cookie else verdict
 
     put(stack, identity, "judge", judge)

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec import structs
 
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
-from magnetar.broker.log.ledger_list import LedgerList
+from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Entry, Member
 from magnetar.broker.subscription.subscription import Subscription
-from magnetar.broker.topic.core.dedup import Progress
+from magnetar.broker.topic.core.dedup import SequenceProgress
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
 from magnetar.metadata.records import TopicLedger, encode
@@ -32,7 +32,7 @@ def sequence_at_push(stack: Stack) -> None:
         if published:
             pushed = parse_header(client_part).highest_sequence_id
             known = self._topic.dedup.core._persisted
-            known[self.name] = Progress(max(self.last_sequence_id, pushed))
+            known[self.name] = SequenceProgress(max(self.last_sequence_id, pushed))
         return published
 
     put(stack, Producer, "publish", publish)
@@ -62,7 +62,7 @@ def serves_on_after_another_owner(stack: Stack) -> None:
     """M30: a list that somebody else has changed is overwritten, and the topic goes on."""
 
     async def change(
-        self: LedgerList, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
+        self: ManagedLedgerRecord, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
     ) -> None:  # fmt: skip
         before = self.record
         after = structs.replace(
@@ -72,7 +72,7 @@ def serves_on_after_another_owner(stack: Stack) -> None:
         await update(self._store, self._path, lambda node: value)
         self.record, self._stored = after, value
 
-    put(stack, LedgerList, "change", change)
+    put(stack, ManagedLedgerRecord, "change", change)
 
 
 def failed_but_still_queued(stack: Stack) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import handle as blocking_handle
-from magnetar.client.consume.receiver_queue import Inbox
+from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.effects import (
     ProducerEffect,
 )
@@ -19,7 +19,7 @@ from tests.mutants.ledgers import Stack, put
 def wake_up_dies_with_its_waiter(stack: Stack) -> None:
     """M41: a receive that is cancelled after it was woken keeps the wake-up call of another."""
 
-    async def woken(self: Inbox) -> None:
+    async def woken(self: ReceiverQueue) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -32,7 +32,7 @@ def wake_up_dies_with_its_waiter(stack: Stack) -> None:
         finally:
             self._forget(wake)
 
-    put(stack, Inbox, "_woken", woken)
+    put(stack, ReceiverQueue, "_woken", woken)
 
 
 def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:

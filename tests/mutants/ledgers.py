@@ -130,9 +130,9 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
         if current is None or current.state == CLOSED:
             return replace(current, first_entry, old, new)
         answer = replace(closed(current), first_entry, old, new)
-        if not isinstance(answer, metadata.Write):
+        if not isinstance(answer, metadata.RecordWrite):
             return answer
-        return metadata.Write(msgspec.structs.replace(current, fragments=answer.record.fragments))
+        return metadata.RecordWrite(msgspec.structs.replace(current, fragments=answer.record.fragments))
 
     put(stack, metadata, "replace_in_fragment", replace_in_fragment)
     put(stack, copies, "final_fragments", lambda record: final(closed(record) if record.state != CLOSED else record))
@@ -198,13 +198,13 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.ledger.core.metadata import Settled, Write
+    from magnetar.ledger.core.metadata import RecordWrite, Settled
 
     honest = metadata.change_ensemble
 
     def local(current: Any, first_entry: int, failed: Any, others: Any) -> Any:
         answer = honest(current, first_entry, failed, others)
-        return Settled(answer.record) if isinstance(answer, Write) else answer
+        return Settled(answer.record) if isinstance(answer, RecordWrite) else answer
 
     put(stack, metadata, "change_ensemble", local)
 

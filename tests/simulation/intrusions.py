@@ -34,7 +34,7 @@ WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 """How long a call may go on before it is cancelled: at its first await, or at a later one."""
 
 BOOKIE_KEEPERS = (
-    "Registration.keep", "Upkeep.run", "Collector.keep", "Limbo.keep", "Scrubber.keep", "Mender.keep",
+    "Registration.keep", "DiskMonitor.run", "Collector.keep", "Limbo.keep", "Scrubber.keep", "EntryRepairer.keep",
     "RepairKeeper.keep", "Auditor.run", "Worker.run",
 )  # fmt: skip
 BROKER_KEEPERS = ("Broker._keep_session", "Broker._look_after_topics", "Broker._sweep")

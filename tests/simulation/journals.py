@@ -35,9 +35,9 @@ class Block(NamedTuple):
     journal: int
     offset: int
     size: int
-    records: list[journal.Record]
+    records: list[journal.JournalRecord]
 
-    def placed(self) -> list[tuple[Place, journal.Record]]:
+    def placed(self) -> list[tuple[Place, journal.JournalRecord]]:
         return [(Place(self.journal, self.offset, index), record) for index, record in enumerate(self.records)]
 
 
@@ -98,9 +98,9 @@ def wiped(synced: Synced, path: str, offset: int) -> None:
             del synced.fence_written[ledger]
 
 
-def land(synced: Synced, path: str) -> list[journal.Record]:
+def land(synced: Synced, path: str) -> list[journal.JournalRecord]:
     """The file was synced: the records that certainly count from now on, in their order."""
-    counted: list[journal.Record] = []
+    counted: list[journal.JournalRecord] = []
     for number in dict.fromkeys(block.journal for block in synced.pending.get(path, ())):
         landed = synced.landed.setdefault(number, {})
         landed |= {block.offset: block for block in synced.pending[path] if block.journal == number}

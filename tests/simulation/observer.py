@@ -181,7 +181,7 @@ class Observer:
                 elif record.type == journal.RecordType.FENCE:
                     synced.fences[record.ledger] = None
 
-    def _written(self, node: str, synced: Synced, place: Place, record: journal.Record) -> None:
+    def _written(self, node: str, synced: Synced, place: Place, record: journal.JournalRecord) -> None:
         """16, whichever of two blocks is written first: what counts is their order in the file."""
         ledger, fence = record.ledger, synced.fence_written.get(record.ledger)
         if record.type == journal.RecordType.FENCE and (fence is None or place < fence):

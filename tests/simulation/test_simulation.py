@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.format.journal import Record, RecordType
+from magnetar.bookie.format.journal import JournalRecord, RecordType
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation import ledgers
 from tests.simulation.cluster import Cluster
@@ -163,7 +163,7 @@ def test_each_bad_history_is_named() -> None:
 
 # ---------------------------------------------------------------------------------- journals by the order of bytes
 def _blocks(*offsets: int) -> list[Block]:
-    return [Block(1, offset, 4096, [Record(RecordType.ADD, 7, offset // 4096, b"")]) for offset in offsets]
+    return [Block(1, offset, 4096, [JournalRecord(RecordType.ADD, 7, offset // 4096, b"")]) for offset in offsets]
 
 
 def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> None:

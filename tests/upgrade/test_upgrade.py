@@ -110,7 +110,7 @@ def _record() -> object:
 
 
 def _envelope() -> object:
-    header = bytearray(envelope.refuse(envelope.Kind.WRONG_PROTOCOL, UUID))
+    header = bytearray(envelope.refuse(envelope.EnvelopeKind.WRONG_PROTOCOL, UUID))
     header[4] += 1
     return envelope.decode(bytes(header))
 

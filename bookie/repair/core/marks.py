@@ -27,7 +27,7 @@ import msgspec
 from ....metadata.records import IN_RECOVERY, LedgerRecord, UnderReplicatedRecord
 
 
-class Reason(enum.Enum):
+class RepairReason(enum.Enum):
     """Why a bookie's copies are missing."""
 
     LOST = "lost"
@@ -37,7 +37,7 @@ class Reason(enum.Enum):
     RETURNED = "returned"
 
 
-GONE = (Reason.LOST.value, Reason.DEPARTING.value)
+GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class Stuck(enum.Enum):
@@ -76,7 +76,7 @@ def placed(record: LedgerRecord) -> dict[str, None]:
 
 
 def judge(
-    record: LedgerRecord | None, gone: Mapping[str, Reason], found: Mapping[str, Reason],
+    record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
     """The mark that should stand; None: none. `gone`: LOST and DEPARTING; `found`: what was seen of those that are not.
@@ -93,7 +93,7 @@ def judge(
         elif bookie in found:
             bookies[bookie] = found[bookie].value
         elif bookie in before:
-            bookies[bookie] = Reason.RETURNED.value if before[bookie] in GONE else before[bookie]
+            bookies[bookie] = RepairReason.RETURNED.value if before[bookie] in GONE else before[bookie]
     in_recovery = record.state == IN_RECOVERY
     if not bookies and not in_recovery:
         return None

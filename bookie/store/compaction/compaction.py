@@ -51,8 +51,8 @@ from ..entrylog.writer import LogWriter
 from ..ledgers.descriptors import Descriptors
 from ..ledgers.state_log import Fact
 from .mover import Mover
-from .plan import Action, CompactionState, LogFacts, LogPlan, Policy, batches, decide, worth_rolling
-from .survey import Buried, Survey, file_size
+from .plan import Action, CompactionPolicy, CompactionState, LogFacts, LogPlan, batches, decide, worth_rolling
+from .survey import Buried, LogSurvey, file_size
 
 _LOG = logging.getLogger("magnetar.bookie.store.compaction")
 
@@ -136,7 +136,7 @@ class Compactor:
             state, end = opened.get(number, (CompactionState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    Survey, self._files, self._directory, self._uuid, number, state, end, buried
+                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, buried
                 )
             except FileNotFoundError:
                 continue
@@ -149,12 +149,12 @@ class Compactor:
         hot, cold = self._hot.state, self._cold.state
         return {hot.number: (CompactionState.HOT, hot), cold.number: (CompactionState.COLD, cold)}
 
-    async def plan(self, policy: Policy, *, major: bool) -> list[LogPlan]:
+    async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
         return decide(await self.survey(), policy, major=major)
 
     # ------------------------------------------------------------------------------------ a pass
     async def run(
-        self, policy: Policy | None, *, major: bool = False, roll: bool = False,
+        self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda *numbers: None,
     ) -> Done:  # fmt: skip
         """Deletes dead logs and, with a policy, compacts. `roll`: open logs with little that lives are closed first."""
@@ -167,7 +167,7 @@ class Compactor:
             )  # fmt: skip
 
     async def _run(
-        self, policy: Policy, major: bool, roll: bool, on_progress: OnProgress
+        self, policy: CompactionPolicy, major: bool, roll: bool, on_progress: OnProgress
     ) -> tuple[list[int], list[int]]:
         on_progress("plan", 0, 0, 0, 0)
         await self._settle()
@@ -183,7 +183,7 @@ class Compactor:
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
         return [log.log for log in dead], compacted
 
-    async def _roll(self, logs: list[LogFacts], policy: Policy, major: bool, roll: bool) -> bool:
+    async def _roll(self, logs: list[LogFacts], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
         """The cold log is closed when it would be moved itself, the hot one only on demand."""
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
@@ -229,7 +229,7 @@ class Compactor:
         return sum(file_size(self._files, join(self._directory, name)) for name in names)
 
     # ------------------------------------------------------------------------------------ moves
-    async def _compact(self, moves: list[LogFacts], policy: Policy, on_progress: OnProgress) -> list[int]:
+    async def _compact(self, moves: list[LogFacts], policy: CompactionPolicy, on_progress: OnProgress) -> list[int]:
         """The logs that were moved. Groups that find no room are tried again log by log, the smallest first."""
         waiting = batches(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
         total = sum(log.live_bytes for log in moves)
@@ -307,5 +307,5 @@ class _Move:
         self._on_progress("compact", self._logs_done, self._logs, self._before + moved, self._bytes)
 
 
-_DELETE = Policy(0.0, 0.0, 0)
+_DELETE = CompactionPolicy(0.0, 0.0, 0)
 """Compacts nothing."""

@@ -32,7 +32,7 @@ class Action(enum.Enum):
     COMPACT = "compact"
 
 
-class Reason(enum.Enum):
+class KeepReason(enum.Enum):
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
     UNREADABLE = "its index is damaged: a restart rebuilds it"
@@ -77,41 +77,41 @@ class LogFacts(NamedTuple):
 class LogPlan(NamedTuple):
     facts: LogFacts
     action: Action
-    reason: Reason
+    reason: KeepReason
 
 
-class Policy(NamedTuple):
+class CompactionPolicy(NamedTuple):
     minor_share: float = 0.2
     major_share: float = 0.5
     small_bytes: int = 64 << 20
     bytes_per_s: int = 32 << 20
     full_share: float = 0.9
 
-    def on_a_full_disk(self) -> Policy:
+    def on_a_full_disk(self) -> CompactionPolicy:
         """A move gives back what is dead in its sources, whenever the next major compaction is due."""
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
-def decide(logs: Sequence[LogFacts], policy: Policy, *, major: bool) -> list[LogPlan]:
+def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
     """One plan per log, in the order given."""
     closed = [log for log in logs if log.state is CompactionState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
 
 
-def _decide(log: LogFacts, policy: Policy, major: bool, small: bool) -> LogPlan:
+def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
     if log.state is not CompactionState.CLOSED:
-        return LogPlan(log, Action.KEEP, Reason.OPEN)
+        return LogPlan(log, Action.KEEP, KeepReason.OPEN)
     if not log.readable:
-        return LogPlan(log, Action.KEEP, Reason.UNREADABLE)
+        return LogPlan(log, Action.KEEP, KeepReason.UNREADABLE)
     if not log.live_bytes:
-        return LogPlan(log, Action.DELETE, Reason.DEAD)
+        return LogPlan(log, Action.DELETE, KeepReason.DEAD)
     if log.live_share < (policy.major_share if major else policy.minor_share):
-        return LogPlan(log, Action.COMPACT, Reason.SPARSE)
+        return LogPlan(log, Action.COMPACT, KeepReason.SPARSE)
     if small and major:
-        return LogPlan(log, Action.COMPACT, Reason.SMALL)
+        return LogPlan(log, Action.COMPACT, KeepReason.SMALL)
     waits = small or log.live_share < policy.major_share
-    return LogPlan(log, Action.KEEP, Reason.WAITS if waits else Reason.LIVE)
+    return LogPlan(log, Action.KEEP, KeepReason.WAITS if waits else KeepReason.LIVE)
 
 
 def worth_rolling(log: LogFacts, share: float) -> bool:

@@ -1,6 +1,6 @@
 """What lives in an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 
-`Survey` takes the heads of one log's index in parts, so that a log of a million ledgers neither fills the memory nor
+`LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers neither fills the memory nor
 holds the interpreter for long; `facts` is what the plan decides from (store/compaction_plan.py). The ledgers that hold
 a log are counted exactly; which are the largest is kept among `_CANDIDATES_MAX`, so with more of them than that a
 ledger in many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
@@ -37,7 +37,7 @@ class Buried:
         return at >= 0 and ledger <= self._lasts[at]
 
 
-class Survey:
+class LogSurvey:
     """Of one log. `opened`: where its committed bytes end, when it is open."""
 
     def __init__(

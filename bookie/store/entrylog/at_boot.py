@@ -23,7 +23,7 @@ from ...format.framing import FILE_HEADER_BYTES, Damaged, ForeignFile, decode_fi
 from ...format.ledger_index import Drained, Quarantined
 from ...format.mark import Mark
 from .. import disk
-from ..data_losses import Losses, readable
+from ..data_losses import DataLossLog, readable
 from ..index.index import Group
 from ..intervals import Intervals
 from . import files as log_files
@@ -38,7 +38,7 @@ INVENTORY = 0
 
 class Logs:
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: Losses
+        self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
     ) -> None:
         self._files = files
         self._directory = directory

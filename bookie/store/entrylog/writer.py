@@ -1,7 +1,7 @@
 """The writing side of entry logs and their index files. Reading is store/log_files.py.
 
-Two writers share one sequence of numbers (`Numbers`): the hot one takes the flushes of checkpoints, the cold one what
-compaction moves; no log is ever written by both. All calls come from workers, in this order:
+Two writers share one sequence of numbers (`LogNumbers`): the hot one takes the flushes of checkpoints, the cold one
+what compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
     begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
     committed()                                                         after the mark is durable
@@ -47,7 +47,7 @@ class Written(NamedTuple):
     group: Group  # for the index
 
 
-class Numbers:
+class LogNumbers:
     """The sequence of log numbers; `last` is the highest ever given."""
 
     def __init__(self, last: int) -> None:
@@ -75,7 +75,7 @@ class _Open:
 
 class LogWriter:
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, numbers: Numbers, *, log_bytes_max: int, allocate_bytes: int
+        self, files: Files, directory: str, uuid: bytes, numbers: LogNumbers, *, log_bytes_max: int, allocate_bytes: int
     ) -> None:
         self._files = files
         self._directory = directory

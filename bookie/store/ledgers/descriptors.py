@@ -30,7 +30,7 @@ from pyroaring import BitMap64
 from ...format import ledger_index
 from ...format.ledger_index import LedgerState, State, Tombstone
 from ..index.cache import Lru
-from .state_log import Fact, Facts
+from .state_log import Fact, StateLog
 from .table import LedgerTable, Loaded, in_order
 
 _CLEAN_MAX = 4096
@@ -77,7 +77,7 @@ class Unwritten(NamedTuple):
     table: LedgerTable
     settling: dict[int, Descriptor]
     changes: list[State]
-    facts: Facts
+    facts: StateLog
     alive: int
 
     def settle(self, everything: bool) -> Settled:
@@ -96,7 +96,7 @@ class Unwritten(NamedTuple):
         return Settled(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
 
-class Descriptors(Facts):
+class Descriptors(StateLog):
     def __init__(self) -> None:
         super().__init__()
         self._dirty: dict[int, Descriptor] = {}

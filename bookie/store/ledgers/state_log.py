@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...format.ledger_index import Drained, Limbo, Mended, Quarantined, State, Tombstone
+from ...format.ledger_index import Drained, LimboRow, Mended, Quarantined, State, Tombstone
 from ..intervals import Intervals
 from ..memtable import Stored
 
-Fact = Tombstone | Quarantined | Mended | Limbo | Drained
+Fact = Tombstone | Quarantined | Mended | LimboRow | Drained
 
 
-class Facts:
+class StateLog:
     def __init__(self) -> None:
         self.tombstones = Intervals()
         self.limbo_upto = -1
@@ -54,7 +54,7 @@ class Facts:
                     known.remove(first, last)
                     if not len(known):
                         del self._quarantined[ledger]
-            case Limbo(upto, entered):
+            case LimboRow(upto, entered):
                 self.fenced_upto = max(self.fenced_upto, upto)
                 self.limbo_upto = max(self.limbo_upto, upto) if entered else -1
             case Drained(log):
@@ -95,11 +95,11 @@ class Facts:
 
     # ------------------------------------------------------------------------------------ limbo
     def enter_limbo(self, upto: int) -> None:
-        self.state(Limbo(upto, entered=True))
+        self.state(LimboRow(upto, entered=True))
 
     def leave_limbo(self) -> None:
         if self.limbo_upto >= 0:
-            self.state(Limbo(self.limbo_upto, entered=False))
+            self.state(LimboRow(self.limbo_upto, entered=False))
 
     # ------------------------------------------------------------------------------------ logs
     def drain(self, log: int) -> None:
@@ -120,14 +120,14 @@ class Facts:
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
-            facts.append(Limbo(self.fenced_upto, entered=False))
+            facts.append(LimboRow(self.fenced_upto, entered=False))
         if self.limbo_upto >= 0:
-            facts.append(Limbo(self.limbo_upto, entered=True))
+            facts.append(LimboRow(self.limbo_upto, entered=True))
         return facts + [Drained(log) for log in sorted(self.drained)]
 
-    def copy(self) -> Facts:
+    def copy(self) -> StateLog:
         """As they are now, for a worker."""
-        new = Facts()
+        new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
         new._quarantined = {ledger: known.copy() for ledger, known in self._quarantined.items()}

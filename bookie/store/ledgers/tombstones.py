@@ -25,7 +25,7 @@ TOMBSTONES_MAX = 4096
 """Intervals of buried ledgers in one group of the journal, which must fit into a block."""
 
 
-class Burial:
+class TombstoneWriter:
     def __init__(
         self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
         checkpoint: Callable[[], Awaitable[None]],

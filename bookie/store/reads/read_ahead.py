@@ -40,7 +40,7 @@ LANE_FILES_MAX = 16
 _ENTRIES_MAX = 1 << 20
 
 
-class Lane(NamedTuple):
+class Handler(NamedTuple):
     """What reads chunks, one after the other: a thread, with files and memory of its own."""
 
     reader: EntryLogReader
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     read: Future[EntriesRead]
 
 
-class Stream:
+class SequentialRead:
     """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `behind`."""
 
     __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "place", "ready_bytes")
@@ -106,32 +106,32 @@ class Stream:
         return taken
 
 
-class Ahead:
-    def __init__(self, index: Index, lanes: Sequence[Lane], bytes_max: int, chunk_bytes: int) -> None:
+class ReadAhead:
+    def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
-        self._streams: Lru[tuple[int, int], Stream] = Lru(bytes_max)
+        self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
 
-    def claim(self, ledger: int, entry: int) -> Stream | None:
+    def claim(self, ledger: int, entry: int) -> SequentialRead | None:
         """The stream that goes on with this entry; it belongs to the caller now."""
         stream = self._streams.get((ledger, entry))
         if stream is not None:
             self._streams.pop((ledger, entry))
         return stream
 
-    def follow(self, ledger: int, entry: int, stream: Stream | None) -> None:
+    def follow(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
         """Keeps the stream (None: begins one) for whoever comes for `entry`, and reads on behind it."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
-            stream = Stream(entry)
+            stream = SequentialRead(entry)
         while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.behind is not None:
             self._read_on(stream, ledger, stream.behind, chunk)
         if stream.chunks or stream.left:
             size = stream.ready_bytes + stream.left * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
-    def _read_on(self, stream: Stream, ledger: int, entry: int, chunk: int) -> None:
+    def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
         """Another chunk, unless the index knows no extent for the entry without loading."""
         stream.behind = None
         places = self._index.candidates(ledger, entry)
@@ -160,7 +160,7 @@ class Ahead:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
 
-    def _next_lane(self) -> Lane:
+    def _next_lane(self) -> Handler:
         self._lanes.rotate()
         return self._lanes[0]
 

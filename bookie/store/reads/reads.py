@@ -29,7 +29,7 @@ from ..index.cache import Lru
 from ..index.index import ExtentPlace, Index
 from ..ledgers.descriptors import Descriptors
 from ..memtable import ENTRY_OVERHEAD_BYTES, Memtable
-from .read_ahead import Ahead, Lane, Stream
+from .read_ahead import Handler, ReadAhead, SequentialRead
 from .search import Search
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
@@ -52,7 +52,7 @@ class Reads:
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
-        lanes: Sequence[Lane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+        lanes: Sequence[Handler], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable
@@ -60,7 +60,7 @@ class Reads:
         self._reader = reader
         self._worker = worker
         self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
-        self._ahead = Ahead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
+        self._ahead = ReadAhead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
         self.counters = {
@@ -127,7 +127,8 @@ class Reads:
             stream.arrive()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
 
-    def _read_stream(self, stream: Stream, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+    def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
+        bytes_max: int) -> ReadResult | None:
         """From what is ready of a claimed stream, which goes on behind it. None: nothing is, and it goes back."""
         entries = stream.take(count, bytes_max)
         if entries or stream.chunks:

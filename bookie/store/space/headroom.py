@@ -32,7 +32,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.space")
 JOURNAL = "journal"
 
 
-class Room:
+class Headroom:
     """`checkpoint` makes the one that waits for room. `on_no_space` ends clients' adds: a write found a full disk."""
 
     def __init__(

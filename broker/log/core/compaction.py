@@ -68,7 +68,7 @@ def opened(entry: Buffer) -> Opened | None:
         return None
 
 
-class Survey:
+class KeySurvey:
     """Which messages survive: the first pass."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Numbers(NamedTuple):
+class SequenceRange(NamedTuple):
     """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
 
     first: int

@@ -22,7 +22,7 @@ from ....proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ....runtime.network import CallContext, Endpoint, rpc
 from ...common.applied import as_policies, resolve
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...session.start import mark_of, place_of
 from ...topic import backlog
 from . import stats
@@ -38,7 +38,7 @@ _LOG = logging.getLogger("magnetar.broker")
 
 
 class AdminService(ExamineService):
-    def __init__(self, broker: OwnedTopics) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     # ------------------------------------------------------------------ tenants

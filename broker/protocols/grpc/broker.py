@@ -8,13 +8,13 @@ from __future__ import annotations
 from ....proto import wire_pb2 as wire
 from ....proto.names import TopicName
 from ....runtime.network import CallContext
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...session.topics import Owner, Topics
 from . import connection, read, watch
 
 
 class BrokerService:
-    def __init__(self, broker: OwnedTopics) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._topics = Topics(broker)
 

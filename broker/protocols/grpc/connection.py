@@ -1,16 +1,16 @@
-"""The Connect stream: all producers and consumers of one client, as ids on it, each a lane (lanes.py).
+"""The Connect stream: all producers and consumers of one client, as ids on it, each a handler (handlers.py).
 
 Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
-in the turn in which it came, and the answers of one turn leave in one envelope. No lane waits for another one.
+in the turn in which it came, and the answers of one turn leave in one envelope. No handler waits for another one.
 
-Bounds, beside those of a lane: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for earlier
-work of their lanes, past which the stream is not read until that work, which is linear in what was sent, is done.
-QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
+Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
+earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
+done. QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
 altogether; past that the consumer gets nothing, and the others of its subscription do. Publishes are bounded by their
 credit. OUT_BYTES that have not left at all, past which the stream is not read: its client does not read either.
 
 What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
-that is used twice (InvalidRequest), a frame that the lane does not take. Frames of an id that has no lane
+that is used twice (InvalidRequest), a frame that the handler does not take. Frames of an id that has no handler
 (any more) are answered once for all of them that follow each other.
 Guarding tests: tests/broker/protocols/grpc/test_connect.py.
 """
@@ -29,8 +29,8 @@ from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotA
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ....runtime.unbroken import unbroken
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
-from .lanes import ConsumerLane, Lane, ProducerLane
+from ...node.topic_manager import TopicManager
+from .handlers import ConsumerHandler, Handler, ProducerHandler
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
@@ -43,7 +43,7 @@ OUT_BYTES = 64 << 20
 Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
 
-async def serve(broker: OwnedTopics, stream: Connects, context: CallContext) -> None:
+async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
     connection = Connection(broker, stream, context.peer)
     try:
@@ -61,15 +61,15 @@ async def serve(broker: OwnedTopics, stream: Connects, context: CallContext) -> 
 
 
 class Connection:
-    """The lanes of one stream."""
+    """The handlers of one stream."""
 
-    def __init__(self, broker: OwnedTopics, stream: Connects, peer: str) -> None:
+    def __init__(self, broker: TopicManager, stream: Connects, peer: str) -> None:
         self.broker = broker
         self.peer = peer
         self._stream = stream
-        self._lanes: dict[int, Lane] = {}
+        self._handlers: dict[int, Handler] = {}
         self._highest = 0
-        self._answered = -1  # the last id of which a frame was answered that has no lane
+        self._answered = -1  # the last id of which a frame was answered that has no handler
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled with the stream …
         self._leaving: set[asyncio.Task[None]] = set()  # … and what goes on to its end
         self._deferred_bytes = 0
@@ -77,9 +77,9 @@ class Connection:
 
     # ------------------------------------------------------------------ frames in
     def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
-        lane = self._lanes.get(frame.id)
-        if lane is not None:
-            lane.take(frame, turns)
+        handler = self._handlers.get(frame.id)
+        if handler is not None:
+            handler.take(frame, turns)
         elif frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -91,15 +91,15 @@ class Connection:
             self._closed(number, InvalidRequest(f"id {number} is used again: the ids of a stream ascend from 1"))
             return
         self._highest = number
-        if len(self._lanes) >= limit:
+        if len(self._handlers) >= limit:
             self._closed(number, NotAllowed(f"a connection carries {limit} producers and consumers, and no more"))
             return
-        kind = ProducerLane if frame.WhichOneof("kind") == "open_producer" else ConsumerLane
-        lane = self._lanes[number] = kind(self, number)
-        lane.open(frame)
+        kind = ProducerHandler if frame.WhichOneof("kind") == "open_producer" else ConsumerHandler
+        handler = self._handlers[number] = kind(self, number)
+        handler.open(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
-        """It has no lane: its id was never opened, or is over."""
+        """It has no handler: its id was never opened, or is over."""
         number = frame.id
         if number == self._answered and frame.WhichOneof("kind") != "close":
             return
@@ -132,34 +132,34 @@ class Connection:
         with contextlib.suppress(ConnectionLost):  # who reads the stream learns it too, and ends
             self._stream.send_nowait(frame)
 
-    def deliver(self, lane: ConsumerLane, item: bytes) -> None:
+    def deliver(self, handler: ConsumerHandler, item: bytes) -> None:
         self.send(item)
-        if lane.sent is None:
-            lane.sent = deque()
-        lane.sent.append((self._stream.left_bytes + self._stream.queued_bytes, len(item)))
-        lane.queued_bytes += len(item)
+        if handler.sent is None:
+            handler.sent = deque()
+        handler.sent.append((self._stream.left_bytes + self._stream.queued_bytes, len(item)))
+        handler.queued_bytes += len(item)
 
-    def is_full(self, lane: ConsumerLane) -> bool:
-        left, sent = self._stream.left_bytes, lane.sent
+    def is_full(self, handler: ConsumerHandler) -> bool:
+        left, sent = self._stream.left_bytes, handler.sent
         while sent and sent[0][0] <= left:
-            lane.queued_bytes -= sent.popleft()[1]
+            handler.queued_bytes -= sent.popleft()[1]
         if not sent:
-            lane.sent = None
+            handler.sent = None
         crowded = self._stream.queued_bytes > CONNECTION_BYTES
-        return lane.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
+        return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
-    async def drained(self, lane: ConsumerLane) -> None:
+    async def drained(self, handler: ConsumerHandler) -> None:
         """Returns when half of what it had has left, and it is full no more. ConnectionLost."""
-        while self.is_full(lane):
-            assert lane.sent, "a full lane has something that has not left"
-            await self._stream.left(lane.sent[len(lane.sent) // 2][0])
+        while self.is_full(handler):
+            assert handler.sent, "a full handler has something that has not left"
+            await self._stream.left(handler.sent[len(handler.sent) // 2][0])
 
     # ------------------------------------------------------------------ tasks
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._started(work, self._tasks)
 
-    def ended(self, lane: Lane, leaving: Coroutine[Any, Any, None]) -> None:
-        self._lanes.pop(lane.number, None)
+    def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
+        self._handlers.pop(handler.number, None)
         self._started(leaving, self._leaving)
 
     def _started(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
@@ -172,21 +172,21 @@ class Connection:
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
         """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
-        lanes = list(self._lanes.values())
-        await asyncio.gather(*[lane.leave() for lane in lanes if not lane.opened])
-        await asyncio.gather(*[lane.settled() for lane in lanes if isinstance(lane, ProducerLane)])
+        handlers = list(self._handlers.values())
+        await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
+        await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
         while under_way := [*self._tasks, *self._leaving]:
             await asyncio.wait(under_way)
 
     async def end(self) -> None:
         """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
-        lanes = list(self._lanes.values())
-        self._lanes.clear()
-        for lane in lanes:
-            lane.over = True
+        handlers = list(self._handlers.values())
+        self._handlers.clear()
+        for handler in handlers:
+            handler.over = True
         for task in self._tasks:
             task.cancel()
-        left = await asyncio.gather(*[lane.leave() for lane in lanes], return_exceptions=True)
+        left = await asyncio.gather(*[handler.leave() for handler in handlers], return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)

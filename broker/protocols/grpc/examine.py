@@ -6,7 +6,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.names import Position, TopicName
 from ....runtime.network import CallContext
 from ...log.cache import StoredEntry
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...topic import examine
 from ...topic.core.upkeep import backlog_bytes
 from ...topic.topic import Topic
@@ -14,7 +14,7 @@ from .border import check_age
 
 
 class ExamineService:
-    _broker: OwnedTopics
+    _broker: TopicManager
 
     async def _topic(self, name: str) -> Topic:
         """A topic that exists, loaded here."""

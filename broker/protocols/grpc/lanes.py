@@ -1,12 +1,12 @@
 """One producer or consumer of a Connect stream: its frames in, its session's answers out.
 
-    Lane.take(frame, turns)     at once, or after earlier work of the same lane
-    Lane.leave()                the stream is gone
+    Handler.take(frame, turns)     at once, or after earlier work of the same handler
+    Handler.leave()                the stream is gone
 
-A lane's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
+A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
 entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
 (`seek`, `last_message_id`, the receipt of an acknowledgement) run beside that, at most REQUESTS_MAX.
-A lane ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
+A handler ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
 that it does not take (the last frame is `closed`), or with the stream.
 """
 
@@ -22,7 +22,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.dispatch import Delivery
@@ -32,18 +32,18 @@ from .delivery import delivery_items, varint
 _LOG = logging.getLogger("magnetar.broker.connect")
 
 WAITING_FRAMES = 100
-"""Of a lane that is being opened: a client has nothing to send then but permits and a close."""
+"""Of a handler that is being opened: a client has nothing to send then but permits and a close."""
 REQUESTS_MAX = 1000
-"""Of a lane, under way."""
+"""Of a handler, under way."""
 
 Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 """A request; its answer, or None for `done`."""
 
 
 class Connection(Protocol):
-    """What a lane needs of its stream."""
+    """What a handler needs of its stream."""
 
-    broker: OwnedTopics
+    broker: TopicManager
     peer: str
 
     def send(self, frame: wire.ServerFrame | bytes) -> None: ...
@@ -51,23 +51,23 @@ class Connection(Protocol):
         """Runs it; cancelled with the stream."""
         ...
 
-    def ended(self, lane: Lane, leaving: Coroutine[Any, Any, None]) -> None:
-        """The lane's id is over; `leaving` is run to its end in any case."""
+    def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
+        """The handler's id is over; `leaving` is run to its end in any case."""
         ...
 
     def deferred(self, size: int) -> None:
-        """So many bytes of frames more (or less) wait for work of their lane."""
+        """So many bytes of frames more (or less) wait for work of their handler."""
         ...
 
-    def deliver(self, lane: ConsumerLane, item: bytes) -> None: ...
-    def is_full(self, lane: ConsumerLane) -> bool:
-        """More than it should be of the lane's deliveries has not left yet."""
+    def deliver(self, handler: ConsumerHandler, item: bytes) -> None: ...
+    def is_full(self, handler: ConsumerHandler) -> bool:
+        """More than it should be of the handler's deliveries has not left yet."""
         ...
 
-    async def drained(self, lane: ConsumerLane) -> None: ...
+    async def drained(self, handler: ConsumerHandler) -> None: ...
 
 
-class Lane:
+class Handler:
     """`number` is its id on the stream."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
@@ -238,7 +238,7 @@ class Lane:
         self._done(request_id, None)
 
     async def leave(self) -> None:
-        """The stream is gone, or the broker gave the lane up: nothing of it stays. Idempotent."""
+        """The stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
         self.over = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -247,7 +247,7 @@ class Lane:
         await self._leave()
 
 
-class ProducerLane(Lane):
+class ProducerHandler(Handler):
     """Is its session's port (broker/session/producer.py `ProducerPort`)."""
 
     __slots__ = ("_session",)
@@ -300,7 +300,7 @@ class ProducerLane(Lane):
         self.give_up(error)
 
 
-class ConsumerLane(Lane):
+class ConsumerHandler(Handler):
     """Is its session's port (broker/session/consumer.py `ConsumerPort`)."""
 
     __slots__ = ("_head", "_session", "queued_bytes", "sent")

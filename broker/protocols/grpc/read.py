@@ -9,14 +9,14 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, to_wire
 from ....runtime.network import EndOfStream, Stream
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...session.reader import Range, RangeReader
 from .delivery import read_item
 
 Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
-async def serve(broker: OwnedTopics, stream: Reads) -> None:
+async def serve(broker: TopicManager, stream: Reads) -> None:
     while True:
         try:
             items = await stream.receive()
@@ -29,7 +29,7 @@ async def serve(broker: OwnedTopics, stream: Reads) -> None:
                 await turns.next()
 
 
-async def _answer(broker: OwnedTopics, stream: Reads, request: wire.ReadRequest, turns: Turns) -> None:
+async def _answer(broker: TopicManager, stream: Reads, request: wire.ReadRequest, turns: Turns) -> None:
     wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max)
     reader, error = RangeReader(broker, wanted), None
     try:

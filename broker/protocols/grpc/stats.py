@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....proto import wire_pb2 as wire
 from ....proto.names import Position
-from ...log.topic_log import State
+from ...log.topic_log import TopicLogState
 from ...subscription.consumer import Consumer
 from ...subscription.core.policies.policy import Keys
 from ...subscription.subscription import Subscription
@@ -33,7 +33,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> wire.T
         throughput_in=rates.bytes_in, throughput_out=rates.bytes_out,
         dropped=topic.dropped, quota=topic.life.quota.value if topic.life.quota is not None else "",
         expired_entries=topic.life.expired, evicted_entries=topic.life.evicted,
-        publish_throttled=topic.gate.throttled, terminated=topic.log.state is State.TERMINATED,
+        publish_throttled=topic.gate.throttled, terminated=topic.log.state is TopicLogState.TERMINATED,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ PARTIAL_BYTES, COUNT_BYTES = 300, 250
 """What one costs in memory beside its bits: a position, its numbers, and their places in a sorted dictionary."""
 
 
-class Kind(enum.IntEnum):
+class ChunkKind(enum.IntEnum):
     """Pieces of a state; `blocks` is how many entries of a ledger one of them covers, as a power of two."""
 
     HOLES = 1
@@ -49,13 +49,13 @@ class Kind(enum.IntEnum):
 
     @property
     def block_bits(self) -> int:
-        return 20 if self is Kind.HOLES else 10
+        return 20 if self is ChunkKind.HOLES else 10
 
 
 class ChunkKey(NamedTuple):
     """A stretch of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
 
-    kind: Kind
+    kind: ChunkKind
     ledger_id: int
     block: int
 
@@ -64,7 +64,7 @@ class ChunkKey(NamedTuple):
         return range(self.block << bits, (self.block + 1) << bits)
 
 
-def key_of(kind: Kind, position: Position) -> ChunkKey:
+def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
     return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
@@ -141,7 +141,7 @@ class Cursor:
         self._forget(position)
         ledger_id, entry_id = position
         self._holes_of(ledger_id).add(entry_id)
-        self.changed.add(key_of(Kind.HOLES, position))
+        self.changed.add(key_of(ChunkKind.HOLES, position))
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
@@ -157,9 +157,9 @@ class Cursor:
         self._forget_set(ledger_id, new)
         holes = self._holes_of(ledger_id)
         holes |= new
-        bits = Kind.HOLES.block_bits
+        bits = ChunkKind.HOLES.block_bits
         for block in range(new.min() >> bits, (new.max() >> bits) + 1):
-            self.changed.add(ChunkKey(Kind.HOLES, ledger_id, block))
+            self.changed.add(ChunkKey(ChunkKind.HOLES, ledger_id, block))
         self._advance()
         return new
 
@@ -190,7 +190,7 @@ class Cursor:
             partial.bits = bits
             self._partial_bytes += partial.memory_bytes
             self.version += 1
-            self.changed.add(key_of(Kind.PARTIALS, position))
+            self.changed.add(key_of(ChunkKind.PARTIALS, position))
         elif not bits:
             self._forget_partial(position)
             return False
@@ -244,7 +244,7 @@ class Cursor:
             self.counts = SortedDict()
         self.counts[position] = Count(times, until_ms)
         self.version += 1
-        self.changed.add(key_of(Kind.COUNTS, position))
+        self.changed.add(key_of(ChunkKind.COUNTS, position))
         return times
 
     def redeliveries(self, position: Position) -> int:
@@ -372,11 +372,11 @@ class Cursor:
 
     def chunks(self) -> Iterator[ChunkKey]:
         """Of what the state consists, without the mark."""
-        bits = Kind.HOLES.block_bits
+        bits = ChunkKind.HOLES.block_bits
         for ledger_id, holes in sorted(self.acked.items()):
             for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
-                yield ChunkKey(Kind.HOLES, ledger_id, block)
-        for kind, positions in ((Kind.PARTIALS, self.partial), (Kind.COUNTS, self.counts)):
+                yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
+        for kind, positions in ((ChunkKind.PARTIALS, self.partial), (ChunkKind.COUNTS, self.counts)):
             last: ChunkKey | None = None
             for position in positions:
                 key = key_of(kind, position)
@@ -451,14 +451,14 @@ class Cursor:
 
     def _forget_partial(self, position: Position) -> None:
         self._partial_bytes -= self.partial.pop(position).memory_bytes
-        self.changed.add(key_of(Kind.PARTIALS, position))
+        self.changed.add(key_of(ChunkKind.PARTIALS, position))
 
     def _forget(self, position: Position) -> None:
         """The entry is done: nothing else is to be said of it."""
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:
-            self.changed.add(key_of(Kind.COUNTS, position))
+            self.changed.add(key_of(ChunkKind.COUNTS, position))
 
     def _forget_set(self, ledger_id: int, entries: BitMap) -> None:
         first, last = Position(ledger_id, entries.min()), Position(ledger_id, entries.max())

@@ -43,7 +43,7 @@ class Bounds:
     live_share: float
 
 
-class Write(NamedTuple):
+class CursorWrite(NamedTuple):
     entries: list[bytes]
     rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
@@ -60,7 +60,7 @@ class CursorLog:
         self._bytes = 0
         self._live_bytes = 0
 
-    def plan(self, cursor: Cursor, sequence: int) -> Write:
+    def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """The next write; nothing of it counts yet. A first one holds the whole state."""
         valid = list(cursor.chunks())
         wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
@@ -73,16 +73,16 @@ class CursorLog:
             rows[key] = Row(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
         entries += stored.encode_marker(cursor.mark, rows, sequence)
-        return Write(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
+        return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
 
-    def confirmed(self, write: Write) -> None:
+    def confirmed(self, write: CursorWrite) -> None:
         self._rows = write.rows
         self._entries += len(write.entries)
         self._bytes += sum(map(len, write.entries))
         self._live_bytes = sum(row.size_bytes for row in write.rows.values())
 
     @staticmethod
-    def failed(write: Write, cursor: Cursor) -> None:
+    def failed(write: CursorWrite, cursor: Cursor) -> None:
         """It never counts: what it held has to be written again."""
         cursor.changed |= write.chunks
 

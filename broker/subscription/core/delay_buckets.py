@@ -28,7 +28,7 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from .delay_keys import NEVER, TIME, Draft, Keys, Segment
+from .delay_keys import NEVER, TIME, DelaySegment, Draft, Keys
 
 LOOKAHEAD_MS = 3_000
 """Segments are in memory so long before their first entry is due: a read may fail a few times."""
@@ -50,14 +50,15 @@ class Load(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Bucket:
     ledger_id: int
-    segments: list[Segment]  # without their places
+    segments: list[DelaySegment]  # without their places
     first_ledger: int
     last: Position  # the highest that it holds
     next: int = 0  # segment that is loaded next
     reading: bool = False
 
     @classmethod
-    def of(cls, ledger_id: int, segments: list[Segment], places: list[list[tuple[int, BitMap]]], next_: int) -> Bucket:
+    def of(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
+        next_: int) -> Bucket:
         """`places` are those of the segments."""
         every = [place for of_segment in places for place in of_segment]
         return cls(

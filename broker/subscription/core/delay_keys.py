@@ -31,7 +31,7 @@ _LEDGER_MASK = (1 << 64) - 1
 _NOTHING = BitMap()
 
 
-class Segment(NamedTuple):
+class DelaySegment(NamedTuple):
     """A stretch of time of a bucket."""
 
     first_ms: int
@@ -44,7 +44,7 @@ class Draft(NamedTuple):
     """A bucket to be written: the keys of each segment, and what the bucket's directory says of it."""
 
     bodies: list[bytes]
-    segments: list[Segment]
+    segments: list[DelaySegment]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
             return drafted([key for key in dict.fromkeys(keys) if _is_held(position_of(key), held)], held)
         last = part[-1]
         bodies.append(b"".join([key.to_bytes(KEY_BYTES) for key in part]))
-        segments.append(Segment(part[0] >> TIME, last >> TIME, len(part), pack_places(entries)))
+        segments.append(DelaySegment(part[0] >> TIME, last >> TIME, len(part), pack_places(entries)))
     return Draft(bodies, segments)
 
 

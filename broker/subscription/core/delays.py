@@ -46,7 +46,7 @@ from ....proto.names import Position
 from ...log.core.log_shape import LogShape
 from .cursor import Cursor, run_end
 from .delay_buckets import Bucket, Buckets, Load, next_of
-from .delay_keys import KEY_BYTES, NEVER, TIME, Draft, Keys, Segment, drafted, key_of, position_of, unpack_places
+from .delay_keys import KEY_BYTES, NEVER, TIME, DelaySegment, Draft, Keys, drafted, key_of, position_of, unpack_places
 
 FRESH_BYTES = 56
 """A key as a number in a heap."""
@@ -56,7 +56,7 @@ GROWTH = 128
 
 
 @dataclass(slots=True)
-class Delays:
+class DelayIndex:
     shape: LogShape
     cursor: Cursor
     seal_entries: int = 50_000
@@ -256,7 +256,7 @@ class Delays:
             heapify(self._fresh)
 
     # ------------------------------------------------------------------ buckets
-    def found(self, ledger_id: int, segments: list[Segment], now_ms: int) -> None:
+    def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """A bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]

@@ -45,9 +45,9 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ...log.core.log_shape import LogShape
 from .cursor import Cursor
-from .delays import Delays
+from .delays import DelayIndex
 from .policies.policy import Blocked, Entry, Member, Policy
-from .redelivery_backoff import HeldBack
+from .redelivery_backoff import BackoffQueue
 
 REPLAY_ENTRIES_MAX = 200
 """Entries asked for in one replay: as many as are handed out at once."""
@@ -57,14 +57,14 @@ _following = tuple.__new__
 """Makes a Position in half of the time that its own constructor takes: once for each entry that is read."""
 
 
-class Limits(NamedTuple):
+class DispatchLimits(NamedTuple):
     """Of unacknowledged messages; 0: none."""
 
     unacked_consumer: int
     unacked_subscription: int
 
 
-NO_LIMITS = Limits(0, 0)
+NO_LIMITS = DispatchLimits(0, 0)
 ALL_TIME = 1 << 63
 """As the time of day: nothing is early."""
 
@@ -75,7 +75,7 @@ class Read(NamedTuple):
     position: Position
 
 
-class Replay(NamedTuple):
+class ReplayRange(NamedTuple):
     """Read these again, in this order."""
 
     positions: tuple[Position, ...]
@@ -111,8 +111,9 @@ class Dispatcher:
     )  # fmt: skip
 
     def __init__(
-        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True, limits: Limits = NO_LIMITS,
-        memory_bytes_max: float = float("inf"), delays: Delays | None = None,
+        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True,
+        limits: DispatchLimits = NO_LIMITS,
+        memory_bytes_max: float = float("inf"), delays: DelayIndex | None = None,
     ) -> None:  # fmt: skip
         self._tracks = tracks
         self.delays = delays
@@ -123,7 +124,7 @@ class Dispatcher:
         self.policy = policy
         self.limits = limits
         self.members: dict[int, Member] = {}
-        self.held = HeldBack()
+        self.held = BackoffQueue()
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -168,7 +169,7 @@ class Dispatcher:
         member.permits += permits
         member.granted += permits
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: DispatchLimits) -> None:
         """They hold from now on."""
         self.limits = limits
         for member in self.members.values():
@@ -179,13 +180,13 @@ class Dispatcher:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
-    def want(self) -> Read | Replay | Blocked:
+    def want(self) -> Read | ReplayRange | Blocked:
         blocked = self.blocked()
         if blocked is not None:
             return blocked
         ready = self.policy.ready(REPLAY_ENTRIES_MAX)
         if ready:
-            return Replay(tuple(ready))
+            return ReplayRange(tuple(ready))
         self._leap()
         if not self._shape.readable(self.read_position):
             return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
@@ -291,7 +292,7 @@ class Dispatcher:
         assert self.delays is not None, "the filter is asked where entries are delayed"
         return Fate.NOT_DUE if not waited and self.delays.is_delayed(entry.position) else None
 
-    def _early(self, delays: Delays, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
+    def _early(self, delays: DelayIndex, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
         if entry.deliver_at_ms <= now_ms:
             return None
         delays.hold(entry.position, entry.deliver_at_ms)

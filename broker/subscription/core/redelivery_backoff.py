@@ -81,7 +81,7 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 """While nothing is held. One for all subscriptions, for it costs 2 KB: never add to it."""
 
 
-class HeldBack:
+class BackoffQueue:
     __slots__ = ("_due", "_until")
 
     def __init__(self) -> None:

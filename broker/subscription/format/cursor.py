@@ -41,7 +41,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from ....proto.versions import CURSOR, check_format
-from ..core.cursor import BATCH_INDEXES_MAX, ChunkKey, Count, Cursor, CursorState, Kind, Partial
+from ..core.cursor import BATCH_INDEXES_MAX, ChunkKey, ChunkKind, Count, Cursor, CursorState, Partial
 
 MAGIC = b"MC"
 CHUNK_BYTES = 1 << 20
@@ -116,10 +116,10 @@ def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
     """The chunk as it is now."""
     covered = key.covers()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
-    if key.kind is Kind.HOLES:
+    if key.kind is ChunkKind.HOLES:
         return _holes_body(cursor.acked[key.ledger_id], covered)
     parts: list[bytes] = []
-    if key.kind is Kind.PARTIALS:
+    if key.kind is ChunkKind.PARTIALS:
         for position in cursor.partial.irange(first, last):
             partial = cursor.partial[position]
             bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
@@ -153,7 +153,7 @@ def decode_piece(entry: bytes) -> Piece:
     check_format(CURSOR, entry[2], "a cursor ledger")
     _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
     found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
-    if not found.piece < found.pieces or found.kind > max(Kind):
+    if not found.piece < found.pieces or found.kind > max(ChunkKind):
         raise DamagedState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
     return found
 
@@ -166,7 +166,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
         if len(body) != start + count * _ROW.size:
             raise DamagedState(f"a marker of {count} rows has {len(body)} bytes")
         rows = {
-            ChunkKey(Kind(kind), ledger_id, block): Row(*where)
+            ChunkKey(ChunkKind(kind), ledger_id, block): Row(*where)
             for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
         }
     except (struct.error, ValueError) as error:
@@ -177,9 +177,9 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
     """Puts what a chunk says into the state."""
     try:
-        if key.kind is Kind.HOLES:
+        if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
-        elif key.kind is Kind.PARTIALS:
+        elif key.kind is ChunkKind.PARTIALS:
             offset = 0
             while offset < len(body):
                 entry_id, messages, size = _PARTIAL.unpack_from(body, offset)

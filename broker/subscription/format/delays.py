@@ -29,7 +29,7 @@ import struct
 import google_crc32c
 
 from ....proto.versions import DELAYS, check_format
-from ..core.delay_keys import KEY_BYTES, SEGMENT_ENTRIES, Draft, Segment, unpack_places
+from ..core.delay_keys import KEY_BYTES, SEGMENT_ENTRIES, DelaySegment, Draft, unpack_places
 
 MAGIC = b"MD"
 SEGMENT, DIRECTORY = 1, 2
@@ -66,17 +66,17 @@ def decode_segment(entry: bytes, number: int) -> bytes:
     return body
 
 
-def decode_directory(entry: bytes, number: int) -> list[Segment]:
+def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
     """What the segments in front of the ledger's last entry `number` hold. DamagedBucket."""
     count, body = _decode(entry, DIRECTORY, number)
-    segments: list[Segment] = []
+    segments: list[DelaySegment] = []
     offset = 0
     while offset < len(body):
         if offset + _ROW.size > len(body):
             raise DamagedBucket("a directory ends inside a row")
         first_ms, last_ms, keys, size = _ROW.unpack_from(body, offset)
         offset += _ROW.size
-        segment = Segment(first_ms, last_ms, keys, body[offset : offset + size])
+        segment = DelaySegment(first_ms, last_ms, keys, body[offset : offset + size])
         offset += size
         try:
             places = sum(len(entries) for _, entries in unpack_places(segment.places))

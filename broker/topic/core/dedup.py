@@ -38,10 +38,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ....proto.names import Position
-from ...log.core.sequence_range import Numbers
+from ...log.core.sequence_range import SequenceRange
 
 
-class Verdict(enum.Enum):
+class DedupVerdict(enum.Enum):
     """What is known of an entry."""
 
     NEW = "it is not in the log and not on its way"
@@ -50,19 +50,19 @@ class Verdict(enum.Enum):
     OVERLAP = "a part of it is in the log and a part is not"
 
 
-class Progress(NamedTuple):
+class SequenceProgress(NamedTuple):
     """How far a producer has come: all ids up to `number`; of a message begun behind it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
     chunk: int = -1
 
-    def after(self, numbers: Numbers) -> Progress:
+    def after(self, numbers: SequenceRange) -> SequenceProgress:
         if numbers.uuid and numbers.chunk < numbers.chunks - 1:
-            return Progress(self.number, numbers.uuid, numbers.chunk)
-        return Progress(max(self.number, numbers.last))
+            return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
+        return SequenceProgress(max(self.number, numbers.last))
 
-    def covers(self, numbers: Numbers) -> bool:
+    def covers(self, numbers: SequenceRange) -> bool:
         if numbers.last <= self.number:
             return True
         return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
@@ -72,18 +72,18 @@ class Snapshot(NamedTuple):
     """`persisted` is the effect of the entries up to `position`, and of none behind it."""
 
     position: Position
-    persisted: dict[str, Progress]
+    persisted: dict[str, SequenceProgress]
 
 
 class _Pushed:
     __slots__ = ("entries", "progress")
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: SequenceProgress) -> None:
         self.progress = progress
         self.entries = 0  # on their way
 
 
-NOTHING = Progress()
+NOTHING = SequenceProgress()
 
 
 class Dedup:
@@ -94,30 +94,30 @@ class Dedup:
         self.position = snapshot.position if snapshot is not None else Position(-1, -1)
         self.forgotten = 0
         self._opened = now
-        self._persisted: dict[str, Progress] = dict(snapshot.persisted) if snapshot is not None else {}
+        self._persisted: dict[str, SequenceProgress] = dict(snapshot.persisted) if snapshot is not None else {}
         self._pushed: dict[str, _Pushed] = {}
         self._connected: dict[str, int] = {}  # producer name → its connections
         self._away: dict[str, float] = dict.fromkeys(self._persisted, now)  # since when, longest first
 
     # ------------------------------------------------------------------ entries
-    def judge(self, name: str, numbers: Numbers) -> Verdict:
+    def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """NEW counts as pushed from here on: give it to the log, or call `failed`."""
         pushed = self._pushed.get(name)
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
             if persisted.covers(numbers):
-                return Verdict.DUPLICATE
+                return DedupVerdict.DUPLICATE
             if numbers.first <= persisted.number:
-                return Verdict.OVERLAP
+                return DedupVerdict.OVERLAP
             if pushed is not None and (pushed.progress.covers(numbers) or numbers.first <= pushed.progress.number):
-                return Verdict.UNKNOWN
+                return DedupVerdict.UNKNOWN
         if pushed is None:
             pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
         pushed.progress = self._next(pushed.progress, numbers)
         pushed.entries += 1
-        return Verdict.NEW
+        return DedupVerdict.NEW
 
-    def confirmed(self, name: str, numbers: Numbers, position: Position) -> None:
+    def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """An entry that was NEW is in the log, there."""
         self.replayed(name, numbers, position)
         pushed = self._pushed[name]
@@ -132,7 +132,7 @@ class Dedup:
         if not pushed.entries:
             del self._pushed[name]
 
-    def replayed(self, name: str, numbers: Numbers, position: Position) -> None:
+    def replayed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """An entry stands in the log behind all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
@@ -140,9 +140,9 @@ class Dedup:
         if name not in self._connected:
             self._away.setdefault(name, self._opened)
 
-    def _next(self, before: Progress, numbers: Numbers) -> Progress:
+    def _next(self, before: SequenceProgress, numbers: SequenceRange) -> SequenceProgress:
         """Off, ids may go back: the last entry counts."""
-        return before.after(numbers) if self.enabled or numbers.uuid else Progress(numbers.last)
+        return before.after(numbers) if self.enabled or numbers.uuid else SequenceProgress(numbers.last)
 
     # ------------------------------------------------------------------ producers
     def joined(self, name: str) -> None:
@@ -196,7 +196,7 @@ class Dedup:
         return Snapshot(self.position, dict(self._persisted))
 
     @property
-    def persisted(self) -> Mapping[str, Progress]:
+    def persisted(self) -> Mapping[str, SequenceProgress]:
         return self._persisted
 
     def check(self) -> None:

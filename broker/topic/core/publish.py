@@ -42,7 +42,7 @@ def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: 
     return PublishRefusal.TOO_LARGE if size > size_max else None
 
 
-class Seat(NamedTuple):
+class ProducerRegistration(NamedTuple):
     """A producer as the table knows it."""
 
     id: int
@@ -84,18 +84,18 @@ class Joining:
 
     seated: bool = False
     denied: Denied | None = None
-    replaced: list[Seat] = field(default_factory=list)
-    fenced: list[Seat] = field(default_factory=list)
+    replaced: list[ProducerRegistration] = field(default_factory=list)
+    fenced: list[ProducerRegistration] = field(default_factory=list)
 
 
 class ProducerTable:
     __slots__ = ("seated", "waiting")
 
     def __init__(self) -> None:
-        self.seated: dict[int, Seat] = {}
-        self.waiting: dict[int, Seat] = {}
+        self.seated: dict[int, ProducerRegistration] = {}
+        self.waiting: dict[int, ProducerRegistration] = {}
 
-    def join(self, seat: Seat) -> Joining:
+    def join(self, seat: ProducerRegistration) -> Joining:
         answer = Joining()
         for other in [*self.seated.values(), *self.waiting.values()]:
             if other.name == seat.name:
@@ -120,7 +120,7 @@ class ProducerTable:
             self.waiting[seat.id] = seat
         return answer
 
-    def leave(self, seat_id: int) -> list[Seat]:
+    def leave(self, seat_id: int) -> list[ProducerRegistration]:
         """The producer is gone; who waits and is seated now."""
         self.seated.pop(seat_id, None)
         self.waiting.pop(seat_id, None)
@@ -130,18 +130,18 @@ class ProducerTable:
         self.seated[seat.id] = seat
         return [seat]
 
-    def _remove(self, seat: Seat) -> None:
+    def _remove(self, seat: ProducerRegistration) -> None:
         self.seated.pop(seat.id, None)
         self.waiting.pop(seat.id, None)
 
-    def _denied(self, seat: Seat) -> Denied | None:
+    def _denied(self, seat: ProducerRegistration) -> Denied | None:
         if seat.mode == EXCLUSIVE and (self.seated or self.waiting):
             return Denied.HAS_PRODUCERS
         if seat.mode == SHARED and (self.waiting or any(other.mode != SHARED for other in self.seated.values())):
             return Denied.EXCLUSIVE_PRODUCER
         return None
 
-    def _free(self, seat: Seat) -> bool:
+    def _free(self, seat: ProducerRegistration) -> bool:
         return seat.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.seated
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from ....proto.names import Position
 from ....proto.versions import DEDUPLICATION, check_format
-from ..core.dedup import Progress, Snapshot
+from ..core.dedup import SequenceProgress, Snapshot
 
 MAGIC = b"MD"
 PIECE_BYTES = 1 << 20
@@ -88,5 +88,5 @@ def join(pieces: Sequence[Piece]) -> Snapshot:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedSnapshot(f"it is no snapshot: {error}") from error
-    persisted = {name: Progress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
+    persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
     return Snapshot(Position(found.ledger, found.entry), persisted)

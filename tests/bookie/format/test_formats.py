@@ -16,7 +16,7 @@ from magnetar.bookie.format.framing import (
     decode_file_header,
     encode_file_header,
 )
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
+from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
 from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import log_record, stored_entry
@@ -74,7 +74,7 @@ def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int
     return head + body
 
 
-def read_block(data: bytes, number: int = 5) -> list[journal.Record] | None:
+def read_block(data: bytes, number: int = 5) -> list[journal.JournalRecord] | None:
     header = journal.decode_block_header(data, SALT, number, 8192)
     records = None if header is None else journal.decode_records(header, data[journal.BLOCK_HEADER_BYTES :])
     return None if records is None else list(records.rows())
@@ -98,7 +98,7 @@ def test_journal_record_is_the_documented_one() -> None:
 
 
 def test_journal_block_comes_back_whole() -> None:
-    assert read_block(BLOCK) == [journal.Record(*fields) for fields in RECORDS]
+    assert read_block(BLOCK) == [journal.JournalRecord(*fields) for fields in RECORDS]
     assert read_block(block([])) == []
 
 
@@ -216,12 +216,12 @@ def test_damaged_mark_is_refused() -> None:
 STATES = [
     LedgerState(5, True, b"\x22" * 20, -1, 9),
     Quarantined(5, 4, 4),
-    Limbo(7, True),
+    LimboRow(7, True),
     Drained(3),
     Tombstone(6, 8),
     LedgerState(9, False, b"k" * 20, 3, 4),
     Mended(9, 2, 3),
-    Limbo(8, False),
+    LimboRow(8, False),
 ]
 LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))
 

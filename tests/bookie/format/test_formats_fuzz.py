@@ -24,7 +24,7 @@ from magnetar.bookie.format.framing import (
     decode_file_header,
     encode_file_header,
 )
-from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
+from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
 from magnetar.ledger.format import adds, peer
 from magnetar.ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
@@ -131,7 +131,8 @@ def read_statuses(data: bytes) -> object:
 STORED = stored_entry(3, 4, b"hello")
 RECORD = log_record(STORED)
 STATES = (
-    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), Mended(5, 1, 1), Limbo(9, True), Drained(3)
+    LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), Mended(5, 1, 1), LimboRow(9, True),
+    Drained(3)
 )  # fmt: skip
 LEDGERS = bytes(64) + b"".join(map(ledger_index.encode, STATES))
 REQUEST = RequestHead(Op.ADD_MANY, Flags.NONE, 1, 3, 2, 0, KEY).encode()

@@ -6,7 +6,7 @@ import asyncio
 import errno
 
 from magnetar.bookie.maintenance.restore import Restorer
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, DamagedEntriesRecord
@@ -16,7 +16,7 @@ from tests.bookie.bookies import with_cluster
 from tests.bookie.maintenance.test_limbo import House, with_house
 from tests.bookie.maintenance.test_scrub import DATA_OFFSET, Cluster, a_bookie, reported
 
-ALL = Policy(minor_share=1.1, major_share=1.1, small_bytes=1 << 30, bytes_per_s=1 << 30)
+ALL = CompactionPolicy(minor_share=1.1, major_share=1.1, small_bytes=1 << 30, bytes_per_s=1 << 30)
 
 
 async def a_closed_ledger(house: House) -> int:

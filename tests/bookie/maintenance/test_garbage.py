@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.maintenance.garbage import Collected, Progress, Refusal
+from magnetar.bookie.maintenance.garbage import Collected, GarbageProgress, GarbageRefusal
 from magnetar.bookie.node.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.compaction.compaction import Done
-from magnetar.bookie.store.compaction.plan import LogFacts, Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy, LogFacts
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.metadata import paths, records
@@ -226,10 +226,10 @@ async def delete(cluster: Cluster, ledgers: range) -> None:
 
 @pytest.mark.parametrize(
     ("here", "gone", "refusal"),
-    [(20, 20, Refusal.EMPTY_LISTING), (30, 16, Refusal.TOO_MANY), (30, 15, None), (9, 9, None)],
+    [(20, 20, GarbageRefusal.EMPTY_LISTING), (30, 16, GarbageRefusal.TOO_MANY), (30, 15, None), (9, 9, None)],
 )
 def test_a_pass_that_would_bury_too_much_is_refused_unless_it_is_forced(
-    here: int, gone: int, refusal: Refusal | None
+    here: int, gone: int, refusal: GarbageRefusal | None
 ) -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, here, gc_doubt_s=0.0)
@@ -252,7 +252,7 @@ def test_nothing_is_buried_in_limbo() -> None:
         await run(cluster, bookie)
         bookie.store.descriptors.enter_limbo(100)
         for _ in range(3):
-            assert (await run(cluster, bookie)).refused is Refusal.LIMBO
+            assert (await run(cluster, bookie)).refused is GarbageRefusal.LIMBO
         assert (await caller.read(1, 0))[0].status is Status.OK
         bookie.store.descriptors.leave_limbo()
         await run(cluster, bookie)
@@ -316,7 +316,7 @@ def test_one_run_at_a_time_and_each_says_how_far_it_is() -> None:
         bookie, _ = await with_logs(cluster)
         await delete(cluster, range(1, 3))
         await run(cluster, bookie)
-        said: list[Progress] = []
+        said: list[GarbageProgress] = []
         first = cluster.simulation.spawn(NODE, bookie.collector.run(on_progress=said.append))
         await asyncio.sleep(0)
         with pytest.raises(Busy):
@@ -336,7 +336,8 @@ def test_minor_and_major_compaction_come_by_their_intervals() -> None:
         ran: list[str] = []
         compact = bookie.store.compactor.run
 
-        async def note(policy: Policy | None, *, major: bool = False, roll: bool = False, **rest: object) -> Done:
+        async def note(policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
+            **rest: object) -> Done:
             ran.append("major" if major else "pass" if policy is None else "minor")
             return await compact(policy, major=major, roll=roll)
 

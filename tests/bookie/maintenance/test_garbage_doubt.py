@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.bookie.maintenance.garbage import Refusal
+from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.store import Delete
@@ -87,7 +87,7 @@ def test_ids_that_the_metadata_never_handed_out_are_not_buried() -> None:
         await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=20))  # of an older backup
         await delete(cluster, range(17, 31))  # less than half
         await asyncio.sleep(1000)
-        assert bookie.collector.refused is Refusal.TOO_MANY
+        assert bookie.collector.refused is GarbageRefusal.TOO_MANY
         assert bookie.statistics()["gc_refused"] == 1
         assert (await caller.read(17, 0))[0].status is Status.OK
 
@@ -108,7 +108,7 @@ def test_nothing_is_buried_once_the_metadata_went_back() -> None:
         await delete(cluster, range(5, 6))
         assert (await caller.add(4, 1, payload(4, 1))).status is Status.OK
         await asyncio.sleep(1000)
-        assert bookie.collector.refused is Refusal.WENT_BACK
+        assert bookie.collector.refused is GarbageRefusal.WENT_BACK
         assert (await caller.read(5, 0))[0].status is Status.OK
         bookie = await cluster.restart()
         await asyncio.sleep(1000)

@@ -10,8 +10,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from magnetar.bookie.maintenance.garbage import Refusal
-from magnetar.bookie.maintenance.seen import Memory, Seen, Shown, Verdict, judge, remember
+from magnetar.bookie.maintenance.garbage import GarbageRefusal
+from magnetar.bookie.maintenance.seen import Memory, Seen, Shown, TrustVerdict, judge, remember
 from magnetar.bookie.node.identity import accept_metadata
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
@@ -43,37 +43,38 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 @pytest.mark.parametrize(
     ("shown", "verdict"),
     [
-        (Shown(spans(0, 10), 50, 10), Verdict.CURRENT),
-        (Shown(spans(0, 10, 50), 60, 11), Verdict.CURRENT),
-        (Shown(spans(0, 10, 49), 99, 11), Verdict.OLDER),  # a copy of this incarnation, that has overtaken since
-        (Shown(FORKED, 999, 999), Verdict.OLDER),  # a copy of the one before, that has overtaken since
-        (Shown(spans(0, 10), 49, 10), Verdict.OLDER),
-        (Shown(spans(0, 10), 50, 9), Verdict.OLDER),
-        (Shown(spans(0, 10), 50, None), Verdict.OLDER),
-        (Shown(spans(0, 10, 50), 60, 11, here=10), Verdict.CURRENT),
-        (Shown(spans(0, 10, 50), 60, 11, here=11), Verdict.OLDER),  # it was given out after the copy was made
-        (Shown(spans(0, 10, 20, restored=3), 20, 5), Verdict.RESTORED),
-        (Shown((), 49, 10), Verdict.OLDER),  # a ZooKeeper
-        (Shown((), 50, 10), Verdict.CURRENT),
-        (Shown((Incarnation(number=900, token="t900", revision=70),), 80, 12), Verdict.CURRENT),  # it was away for long
+        (Shown(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
+        (Shown(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
+        (Shown(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),  # a copy of this incarnation, that has overtaken since
+        (Shown(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
+        (Shown(spans(0, 10), 49, 10), TrustVerdict.OLDER),
+        (Shown(spans(0, 10), 50, 9), TrustVerdict.OLDER),
+        (Shown(spans(0, 10), 50, None), TrustVerdict.OLDER),
+        (Shown(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
+        (Shown(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),  # it was given out after the copy was made
+        (Shown(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
+        (Shown((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
+        (Shown((), 50, 10), TrustVerdict.CURRENT),
+        # it was away for long
+        (Shown((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
     ],
 )
-def test_what_is_older_than_what_was_seen_is_recognised(shown: Shown, verdict: Verdict) -> None:
+def test_what_is_older_than_what_was_seen_is_recognised(shown: Shown, verdict: TrustVerdict) -> None:
     assert judge(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = Shown(spans(0, 10, 20, restored=3), 25, 5)
-    assert judge(KNOWN, restored) is Verdict.RESTORED
+    assert judge(KNOWN, restored) is TrustVerdict.RESTORED
     seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.kept_upto, seen.revision, seen.restore) == (9, 9, 25, "t3")
-    assert judge(seen, Shown(restored.incarnations, 30, 12)) is Verdict.CURRENT
-    assert judge(seen, Shown(restored.incarnations, 24, 12)) is Verdict.OLDER
+    assert judge(seen, Shown(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
+    assert judge(seen, Shown(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
-    assert judge(Seen(), Shown((), 0, None)) is judge(Seen(), Shown(spans(5), 7, 3)) is Verdict.CURRENT
+    assert judge(Seen(), Shown((), 0, None)) is judge(Seen(), Shown(spans(5), 7, 3)) is TrustVerdict.CURRENT
 
 
 # ------------------------------------------------------------------------------------------ with real files
@@ -155,7 +156,7 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
         for _ in range(3):
             done = await bookie.collector.run(minor=False)
-            assert (done.buried, done.refused) == ([], Refusal.KEPT)
+            assert (done.buried, done.refused) == ([], GarbageRefusal.KEPT)
         for force in (True, True):
             done = await bookie.collector.run(force=force, minor=False)
             await asyncio.sleep(0.01)

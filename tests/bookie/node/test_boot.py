@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from magnetar.bookie.format.framing import ForeignFile
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.data_losses import LIMBO, Known
 from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.store import Store
@@ -229,7 +229,7 @@ def test_compaction_goes_on_without_a_log_that_is_gone() -> None:
         gone(".log")(simulation.node(NODE).disk)
         for _ in range(2):
             store = await start(simulation)
-            await simulation.spawn(NODE, store.compactor.run(Policy(1.1, 1.1)))
+            await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1)))
             assert len(store.descriptors.quarantined()) == 3
             simulation.crash(NODE, power_loss=True)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.node.disk_monitor import DiskState, Limits, Usage, judge
+from magnetar.bookie.node.disk_monitor import DiskLimits, DiskState, Usage, judge
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.space.reserve import NAME
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
@@ -20,7 +20,7 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, add, open_store, payload, simulate
 
-LIMITS = Limits(0.95, 0.90, 0.90, 1000)
+LIMITS = DiskLimits(0.95, 0.90, 0.90, 1000)
 BALLAST = "/ballast"
 RESERVE = f"{DATA}/{NAME}"
 CONFIG = replace(SMALL, reserve_bytes=512 << 10, log_allocate_bytes=8 << 10)
@@ -234,7 +234,7 @@ def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> Non
             await add_until_refused(caller, 10 + round_, acked, 20)
             await add_until_refused(caller, 20 + round_, {}, 20)
             await cluster.simulation.spawn(NODE, bookie.store.bury([20 + round_]))
-            await cluster.simulation.spawn(NODE, bookie.store.compactor.run(Policy(0.6, 0.6), roll=True))
+            await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(0.6, 0.6), roll=True))
         await asyncio.sleep(20)
         assert await registered_read_only(cluster, bookie)
         free(disk)
@@ -288,7 +288,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
                 assert store.descriptors.quarantined() == []
                 found = await simulation.spawn(NODE, store.read(3, 0))
                 assert payload_of(found.entries[0]) == payload(3, 0)
-                await simulation.spawn(NODE, store.compactor.run(Policy(1.1, 1.1), roll=True))
+                await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
                 assert {1, 2} <= store.descriptors.drained
                 simulation.crash(NODE, power_loss=True)
             operation += 1
@@ -309,13 +309,14 @@ def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_are_tri
         fill(disk)
         before = 0
         for _ in range(5):
-            done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(Policy(1.1, 1.1), roll=True))
+            done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1),
+                roll=True))
             assert done.compacted == []
             names = [path for path in disk.paths() if "/entries/" in path]
             before = before or len(names)
             assert len(names) == before
         free(disk)
-        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(Policy(1.1, 1.1), roll=True))
+        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(1.1, 1.1), roll=True))
         assert done.compacted != []
         await check(caller, acked)
 

@@ -15,7 +15,7 @@ from magnetar.bookie.format import cookie as cookie_format
 from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.framing import crc32c
 from magnetar.bookie.node import identity
-from magnetar.bookie.node.identity import Facts, Verdict
+from magnetar.bookie.node.identity import BootFacts, BootVerdict
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.store import StoreConfig
@@ -73,36 +73,37 @@ def a_record(*, starts: int = 3, place: str = PLACE) -> records.CookieRecord:
     return records.CookieRecord(bookie="me", instance=INSTANCE, directories=(place,), starts=starts)
 
 
-MATRIX: list[tuple[Verdict, Cookie | None, records.CookieRecord | None, bool, tuple[str, ...]]] = [
+MATRIX: list[tuple[BootVerdict, Cookie | None, records.CookieRecord | None, bool, tuple[str, ...]]] = [
     # verdict             cookie here       its record           store  others here
-    (Verdict.ORPHAN, None, None, True, ()),
-    (Verdict.ORPHAN, None, None, True, ("other",)),
-    (Verdict.NEW, None, None, False, ()),
-    (Verdict.WIPED, None, None, False, ("other",)),
-    (Verdict.OTHER_CLUSTER, a_cookie(instance="x"), a_record(), True, ()),
-    (Verdict.OTHER_CLUSTER, a_cookie(instance="x"), None, False, ()),
-    (Verdict.FINISH, a_cookie(starts=0), None, False, ()),
-    (Verdict.UNKNOWN, a_cookie(), None, True, ()),
-    (Verdict.SWAPPED, a_cookie(), a_record(place="h:/elsewhere"), True, ("other",)),
-    (Verdict.MOVED, a_cookie(), a_record(place="h:/elsewhere"), True, ()),
-    (Verdict.OLD_METADATA, a_cookie(starts=5), a_record(starts=3), True, ()),
-    (Verdict.WIPED, a_cookie(), a_record(), False, ()),
-    (Verdict.ROLLED_BACK, a_cookie(starts=2), a_record(starts=3), True, ()),
-    (Verdict.START, a_cookie(starts=4), a_record(starts=3), True, ()),  # a start that was cut short
-    (Verdict.START, a_cookie(), a_record(), True, ()),
-    (Verdict.START, a_cookie(starts=0), a_record(starts=0), False, ()),  # the first one was cut short
+    (BootVerdict.ORPHAN, None, None, True, ()),
+    (BootVerdict.ORPHAN, None, None, True, ("other",)),
+    (BootVerdict.NEW, None, None, False, ()),
+    (BootVerdict.WIPED, None, None, False, ("other",)),
+    (BootVerdict.OTHER_CLUSTER, a_cookie(instance="x"), a_record(), True, ()),
+    (BootVerdict.OTHER_CLUSTER, a_cookie(instance="x"), None, False, ()),
+    (BootVerdict.FINISH, a_cookie(starts=0), None, False, ()),
+    (BootVerdict.UNKNOWN, a_cookie(), None, True, ()),
+    (BootVerdict.SWAPPED, a_cookie(), a_record(place="h:/elsewhere"), True, ("other",)),
+    (BootVerdict.MOVED, a_cookie(), a_record(place="h:/elsewhere"), True, ()),
+    (BootVerdict.OLD_METADATA, a_cookie(starts=5), a_record(starts=3), True, ()),
+    (BootVerdict.WIPED, a_cookie(), a_record(), False, ()),
+    (BootVerdict.ROLLED_BACK, a_cookie(starts=2), a_record(starts=3), True, ()),
+    (BootVerdict.START, a_cookie(starts=4), a_record(starts=3), True, ()),  # a start that was cut short
+    (BootVerdict.START, a_cookie(), a_record(), True, ()),
+    (BootVerdict.START, a_cookie(starts=0), a_record(starts=0), False, ()),  # the first one was cut short
 ]
 
 
 @pytest.mark.parametrize(("verdict", "cookie", "record", "store", "others"), MATRIX)
 def test_the_boot_matrix(
-    verdict: Verdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool, others: tuple[str, ...]
+    verdict: BootVerdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool, others: tuple[str,
+        ...]
 ) -> None:
-    assert identity.judge(Facts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
+    assert identity.judge(BootFacts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
 
 
 def test_every_verdict_has_a_row() -> None:
-    assert {row[0] for row in MATRIX} == set(Verdict)
+    assert {row[0] for row in MATRIX} == set(BootVerdict)
 
 
 def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back_under_a_new_uuid() -> None:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.repair.core.marks import Absences, Reason, Stuck, failed, hurried, judge, placed, waits_s
+from magnetar.bookie.repair.core.marks import Absences, RepairReason, Stuck, failed, hurried, judge, placed, waits_s
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
 BOOKIES = tuple("abcdef")
@@ -26,19 +26,20 @@ ledgers = st.builds(
     st.lists(ensembles, min_size=1, max_size=3),
     st.sampled_from((OPEN, CLOSED, IN_RECOVERY)),
 )
-reasons = st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from((Reason.LOST, Reason.DEPARTING)))
-findings = st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from((Reason.INCOMPLETE, Reason.DAMAGED)))
+reasons = st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from((RepairReason.LOST, RepairReason.DEPARTING)))
+findings = st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from((RepairReason.INCOMPLETE, RepairReason.DAMAGED)))
 marks = st.none() | st.builds(
     UnderReplicatedRecord,
     ledger_id=st.just(1),
-    bookies=st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from([each.value for each in Reason])),
+    bookies=st.dictionaries(st.sampled_from(BOOKIES), st.sampled_from([each.value for each in RepairReason])),
     in_recovery=st.booleans(), attempts=st.integers(0, 5), retry_ms=st.integers(0, 99), since_ms=st.integers(1, 99),
 )  # fmt: skip
 
 
 @given(ledgers, reasons, findings, marks)
 def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
-    record: LedgerRecord, gone: dict[str, Reason], found: dict[str, Reason], mark: UnderReplicatedRecord | None
+    record: LedgerRecord, gone: dict[str, RepairReason], found: dict[str, RepairReason],
+    mark: UnderReplicatedRecord | None
 ) -> None:
     once = judge(record, gone, found, mark, 100)
     assert judge(record, gone, found, once, 200) == once
@@ -56,7 +57,7 @@ def test_the_same_facts_give_the_same_mark_however_often_somebody_looks(
 
 def test_a_bookie_that_comes_back_is_compared_before_the_mark_goes() -> None:
     record = a_record(("a", "b", "c"))
-    lost = judge(record, {"b": Reason.LOST}, {}, None, 7)
+    lost = judge(record, {"b": RepairReason.LOST}, {}, None, 7)
     assert lost is not None
     assert lost.bookies == {"b": "lost"}
     back = judge(record, {}, {}, msgspec.structs.replace(lost, attempts=3, retry_ms=99), 8)
@@ -66,9 +67,9 @@ def test_a_bookie_that_comes_back_is_compared_before_the_mark_goes() -> None:
 
 
 def test_a_mark_goes_with_its_ledger_and_when_no_fragment_names_the_bookie_any_more() -> None:
-    mark = judge(a_record(("a", "b", "c")), {"b": Reason.LOST}, {}, None, 7)
-    assert judge(None, {"b": Reason.LOST}, {}, mark, 8) is None
-    assert judge(a_record(("a", "d", "c")), {"b": Reason.LOST}, {}, mark, 8) is None
+    mark = judge(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 7)
+    assert judge(None, {"b": RepairReason.LOST}, {}, mark, 8) is None
+    assert judge(a_record(("a", "d", "c")), {"b": RepairReason.LOST}, {}, mark, 8) is None
 
 
 def test_a_recovery_that_did_not_end_is_marked_without_any_bookie() -> None:
@@ -79,7 +80,7 @@ def test_a_recovery_that_did_not_end_is_marked_without_any_bookie() -> None:
 
 
 def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
-    mark = judge(a_record(("a", "b", "c")), {"b": Reason.LOST}, {}, None, 0)
+    mark = judge(a_record(("a", "b", "c")), {"b": RepairReason.LOST}, {}, None, 0)
     assert mark is not None
     waits = []
     for _ in range(6):

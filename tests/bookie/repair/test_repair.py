@@ -387,12 +387,12 @@ def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: 
 
     def unguarded(
         current: LedgerRecord | None, first_entry: int, old: str, new: str
-    ) -> transitions.Write | transitions.Settled:
+    ) -> transitions.RecordWrite | transitions.Settled:
         assert current is not None
         assert first_entry == 0
         bookies = tuple(new if each == old else each for each in current.fragments[0].bookies)
         changed = msgspec.structs.replace(current, fragments=(Fragment(0, bookies),))
-        return transitions.Settled(current) if changed == current else transitions.Write(changed)
+        return transitions.Settled(current) if changed == current else transitions.RecordWrite(changed)
 
     original = LedgerClient.reader
     monkeypatch.setattr(copies, "final_fragments", all_of_them)
@@ -408,7 +408,7 @@ def test_a_recovery_that_its_starter_left_is_finished() -> None:
     async def main(house: House) -> None:
         writer = await house.a_ledger(10, closed=False)
         outcome = transitions.start_recovery(writer.record)
-        assert isinstance(outcome, transitions.Write)
+        assert isinstance(outcome, transitions.RecordWrite)
         await house.metadata.put(paths.ledger(writer.ledger_id), encode(outcome.record))
 
         async def closed() -> bool:
@@ -431,7 +431,7 @@ async def the_last_entry_is_gone_everywhere(house: House, entries: int, gone: in
             if damaged:
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
     outcome = transitions.start_recovery(writer.record)
-    assert isinstance(outcome, transitions.Write)
+    assert isinstance(outcome, transitions.RecordWrite)
     await house.metadata.put(paths.ledger(ledger), encode(outcome.record))
     return ledger
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.disk import FileFault, Operation
@@ -23,7 +23,7 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
 from tests.bookie.stores import NODE, add, fence, open_store, payload, simulate
 
-EVERYTHING = Policy(1.1, 1.1, 0, 1 << 40)
+EVERYTHING = CompactionPolicy(1.1, 1.1, 0, 1 << 40)
 
 
 async def cancelled_after(simulation: Simulation, work: Coroutine[Any, Any, None], kind: str, where: str) -> None:

@@ -15,11 +15,11 @@ from pyroaring import BitMap64
 from magnetar.bookie.format.ledger_index import Quarantined
 from magnetar.bookie.store.compaction.plan import (
     Action,
+    CompactionPolicy,
     CompactionState,
     Holder,
+    KeepReason,
     LogFacts,
-    Policy,
-    Reason,
     batches,
     decide,
 )
@@ -38,7 +38,7 @@ def facts(
     return LogFacts(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
 
 
-POLICY = Policy(0.2, 0.5, 1000)
+POLICY = CompactionPolicy(0.2, 0.5, 1000)
 
 
 def test_each_log_gets_one_action_and_its_reason() -> None:
@@ -54,26 +54,26 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
     ]
     minor = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=False)]
     assert minor == [
-        (Action.DELETE, Reason.DEAD),
-        (Action.COMPACT, Reason.SPARSE),
-        (Action.KEEP, Reason.WAITS),
-        (Action.KEEP, Reason.LIVE),
-        (Action.KEEP, Reason.OPEN),
-        (Action.KEEP, Reason.OPEN),
-        (Action.KEEP, Reason.UNREADABLE),
-        (Action.DELETE, Reason.DEAD),
+        (Action.DELETE, KeepReason.DEAD),
+        (Action.COMPACT, KeepReason.SPARSE),
+        (Action.KEEP, KeepReason.WAITS),
+        (Action.KEEP, KeepReason.LIVE),
+        (Action.KEEP, KeepReason.OPEN),
+        (Action.KEEP, KeepReason.OPEN),
+        (Action.KEEP, KeepReason.UNREADABLE),
+        (Action.DELETE, KeepReason.DEAD),
     ]
     major = [(plan.action, plan.reason) for plan in decide(logs, POLICY, major=True)]
-    assert major[2] == (Action.COMPACT, Reason.SPARSE)
+    assert major[2] == (Action.COMPACT, KeepReason.SPARSE)
     assert major[:2] + major[3:] == minor[:2] + minor[3:]
 
 
 def test_small_logs_are_merged_by_major_compaction_and_one_alone_is_not() -> None:
-    policy = Policy(0.2, 0.5, 10_000)
+    policy = CompactionPolicy(0.2, 0.5, 10_000)
     small = [facts(1, 1000, 1000), facts(2, 1000, 1000)]
-    assert [plan.reason for plan in decide(small, policy, major=True)] == [Reason.SMALL, Reason.SMALL]
-    assert [plan.reason for plan in decide(small, policy, major=False)] == [Reason.WAITS, Reason.WAITS]
-    assert [plan.reason for plan in decide(small[:1], policy, major=True)] == [Reason.LIVE]
+    assert [plan.reason for plan in decide(small, policy, major=True)] == [KeepReason.SMALL, KeepReason.SMALL]
+    assert [plan.reason for plan in decide(small, policy, major=False)] == [KeepReason.WAITS, KeepReason.WAITS]
+    assert [plan.reason for plan in decide(small[:1], policy, major=True)] == [KeepReason.LIVE]
 
 
 def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
@@ -85,7 +85,7 @@ def test_batches_fit_into_one_log_and_the_sparse_ones_come_first() -> None:
 
 
 # ---------------------------------------------------------------------------------------- on a disk
-EVERYTHING = Policy(1.1, 1.1, 0, 1 << 40)
+EVERYTHING = CompactionPolicy(1.1, 1.1, 0, 1 << 40)
 """Moves every closed log, whatever lives in it, at once."""
 
 
@@ -131,7 +131,7 @@ def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go() -> None:
             await flush_to_own_log(store, {1: entries, 2: entries, 100 + round_: range(40)})
         assert len(files(simulation)) == 4
         await store.bury([100, 101, 102, 103])
-        done = await store.compactor.run(Policy(0.2, 0.5))
+        done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
         assert (done.deleted, done.compacted, done.bad_records) == ([], [1, 2, 3, 4], 0)
         assert done.bytes_freed > 4 * 40 * 300
         assert [path.rpartition("/")[2] for path in files(simulation)] == ["0000000000000005.log"]
@@ -152,9 +152,9 @@ def test_minor_compaction_leaves_what_major_compaction_moves() -> None:
         await flush_to_own_log(store, {1: range(30), 2: range(70)})
         await flush_to_own_log(store, {3: range(40), 4: range(60)})
         await store.bury([2, 4])
-        assert (await store.compactor.run(Policy(0.2, 0.35, 0))).compacted == []
-        assert (await store.compactor.run(Policy(0.2, 0.35, 0), major=True)).compacted == [1]
-        assert (await store.compactor.run(Policy(0.2, 0.5, 0), major=True)).compacted == [2]
+        assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0))).compacted == []
+        assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
+        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
         await expect(store, 1, range(30))
         await expect(store, 3, range(40))
         for ledger in (2, 4):
@@ -167,8 +167,8 @@ def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
     async def main(simulation: Simulation, store: Store) -> None:
         await flush(store, {1: range(2), 2: range(60)})
         await store.bury([2])
-        assert (await store.compactor.run(Policy(0.2, 0.5))).compacted == [], "it is open"
-        assert (await store.compactor.run(Policy(0.2, 0.5), roll=True)).compacted == [1]
+        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
+        assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
         await flush(store, {1: range(2, 4)})
         await expect(store, 1, range(4))
         states = [facts.state for facts in await store.compactor.survey()]
@@ -181,9 +181,9 @@ def test_a_cold_log_that_died_is_closed_and_goes() -> None:
     async def main(simulation: Simulation, store: Store) -> None:
         await flush_to_own_log(store, {1: range(2), 2: range(60)})
         await store.bury([2])
-        await store.compactor.run(Policy(0.2, 0.5))
+        await store.compactor.run(CompactionPolicy(0.2, 0.5))
         await store.bury([1])
-        done = await store.compactor.run(Policy(0.2, 0.5))
+        done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
         assert done.deleted == [2]
         assert files(simulation) == []
 
@@ -289,7 +289,7 @@ def test_a_move_is_as_fast_as_it_may_be() -> None:
         await flush_to_own_log(store, {1: range(100)}, 3000)
         clock = simulation.world("other").clock
         began = clock.monotonic()
-        done = await store.compactor.run(Policy(1.1, 1.1, 0, 10_000))
+        done = await store.compactor.run(CompactionPolicy(1.1, 1.1, 0, 10_000))
         seconds = clock.monotonic() - began
         assert done.bytes_moved == 100 * 3044
         assert 0.9 * seconds < 2 * done.bytes_moved / 10_000 < 1.1 * seconds, "reading and writing count"
@@ -383,7 +383,7 @@ def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubles_not
             store = await open_store(simulation)
             await simulation.spawn(NODE, expect(store, 1, range(20)))
             await simulation.spawn(NODE, expect(store, 3, range(3)))
-            await simulation.spawn(NODE, store.compactor.run(Policy(0.9, 0.9, 0)))
+            await simulation.spawn(NODE, store.compactor.run(CompactionPolicy(0.9, 0.9, 0)))
             survey = await simulation.spawn(NODE, store.compactor.survey())
             assert sum(facts.data_bytes for facts in survey) == sum(facts.live_bytes for facts in survey) == 23 * 344
             operation += 1

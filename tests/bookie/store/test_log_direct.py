@@ -10,7 +10,7 @@ from magnetar.bookie.format import entry_log
 from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogWriter, Numbers, TableFlush
+from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, TableFlush
 from magnetar.bookie.store.memtable import Table
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import Operation
@@ -26,7 +26,7 @@ def writer_on(simulation: Simulation, *, direct: bool) -> LogWriter:
     simulation.node(NODE).disk.takes_direct = direct
     files = simulation.world(NODE).files
     files.make_directories(LOGS)
-    return LogWriter(files, LOGS, UUID, Numbers(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
+    return LogWriter(files, LOGS, UUID, LogNumbers(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
 
 
 def content(simulation: Simulation, end: int) -> bytes:

@@ -33,7 +33,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from magnetar.bookie.store.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
@@ -48,7 +48,7 @@ T = TypeVar("T")
 LEDGERS = st.integers(1, 3)
 ENTRIES = st.integers(0, 12)
 ADDS = st.lists(st.tuples(LEDGERS, ENTRIES, st.booleans()), min_size=1, max_size=6)
-ALL = Policy(minor_share=1.1, major_share=1.1, small_bytes=1 << 30, bytes_per_s=1 << 30)
+ALL = CompactionPolicy(minor_share=1.1, major_share=1.1, small_bytes=1 << 30, bytes_per_s=1 << 30)
 PAUSES_S = (0.0, 0.001, 0.004)
 """Between adds; a checkpoint takes some milliseconds."""
 LONG = settings(

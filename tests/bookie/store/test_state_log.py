@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from magnetar.bookie.format.ledger_index import Tombstone, encode
 from magnetar.bookie.store.intervals import Intervals
 from magnetar.bookie.store.ledgers.descriptors import Descriptors
-from magnetar.bookie.store.ledgers.state_log import Facts
+from magnetar.bookie.store.ledgers.state_log import StateLog
 from magnetar.bookie.store.ledgers.table import Loading
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
@@ -32,7 +32,7 @@ def test_intervals_are_a_set(changes: list[tuple[bool, int, int]], first: int, l
     assert len(intervals) == len(list(intervals)) == len([v for v in model if v - 1 not in model])
 
 
-def answers(facts: Facts) -> object:
+def answers(facts: StateLog) -> object:
     """All that a reader can ask."""
     asked = [(ledger in facts.tombstones, [facts.is_quarantined(ledger, e) for e in range(8)]) for ledger in range(8)]
     return asked, facts.limbo_upto, facts.fenced_upto, sorted(facts.drained)
@@ -46,7 +46,7 @@ def told(records: list[bytes]) -> Descriptors:
     return loaded
 
 
-def stated(facts: Facts) -> list[bytes]:
+def stated(facts: StateLog) -> list[bytes]:
     return list(map(encode, facts.statements()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from magnetar.broker.cluster.policy_cache import PolicyBook
+from magnetar.broker.cluster.policy_cache import PolicyCache
 from magnetar.broker.common.applied import Applied
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord, encode
@@ -26,8 +26,8 @@ class House:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.told: list[NamespaceName] = []
-        self.book = PolicyBook(store.session(), Applied(max_producers=1), self.told.append)
-        self.other = PolicyBook(store.session(), Applied(max_producers=1))
+        self.book = PolicyCache(store.session(), Applied(max_producers=1), self.told.append)
+        self.other = PolicyCache(store.session(), Applied(max_producers=1))
 
     async def until(self, holds: object) -> None:
         assert callable(holds)

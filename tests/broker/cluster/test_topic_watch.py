@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.cluster.topic_watch import Added, Removed, Told, TopicFeed, Topics
+from magnetar.broker.cluster.topic_watch import Added, Removed, Told, Topics, TopicWatcher
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.errors import NamespaceNotFound
 from magnetar.proto.names import NamespaceName, TopicName
@@ -36,7 +36,7 @@ class Follower:
     """A client: what it knows of the topics."""
 
     def __init__(self, store: SqliteStore, catalog: Catalog) -> None:
-        self.feed = TopicFeed(store.session(), catalog)
+        self.feed = TopicWatcher(store.session(), catalog)
         self.known: set[str] = set()
         self.revision = 0
         self.task: asyncio.Task[None] | None = None
@@ -98,5 +98,5 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
 async def test_a_namespace_that_does_not_exist_is_told(made: tuple[SqliteStore, Catalog]) -> None:
     store, catalog = made
     with pytest.raises(NamespaceNotFound):
-        async for _ in TopicFeed(store.session(), catalog).changes(NamespaceName("public", "none")):
+        async for _ in TopicWatcher(store.session(), catalog).changes(NamespaceName("public", "none")):
             pass

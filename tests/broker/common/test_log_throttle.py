@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.broker.common.log_throttle import AGAIN_S, Patience
+from magnetar.broker.common.log_throttle import AGAIN_S, LogThrottle
 from magnetar.proto.errors import NotEnoughBookies, Unavailable
 from magnetar.runtime.sim.world import Simulation
 
@@ -13,7 +13,7 @@ def test_a_reason_is_said_when_it_is_new_and_once_in_a_while() -> None:
     said: list[tuple[float, str]] = []
 
     async def tries() -> None:
-        patience = Patience()
+        patience = LogThrottle()
         for number in range(150):
             error = Unavailable("no answer") if number == 20 else NotEnoughBookies(f"{number}")
             if patience.news(error):

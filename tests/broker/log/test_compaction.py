@@ -12,9 +12,9 @@ import pytest
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.compacted_log import CompactedLog
-from magnetar.broker.log.compaction import STEPS, Compaction, Run, State
+from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun, CompactionRunState
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
+from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
 from magnetar.metadata.store import ANY, Versioned
 from magnetar.proto.entry import broker_part, encode_entry
@@ -52,7 +52,7 @@ class FakeLog:
         self.reader = Reader(entries)
         self.shape = LogShape()
         self.shape.add(Span(LEDGER, 0, len(entries) - 1, len(entries), open=True))
-        self.list = LedgerList(session, NAME)  # type: ignore[arg-type]
+        self.list = ManagedLedgerRecord(session, NAME)  # type: ignore[arg-type]
 
     @property
     def record(self) -> TopicRecord:
@@ -160,7 +160,7 @@ async def test_a_crash_at_any_write_of_a_compaction_loses_nothing_doubles_nothin
         session, compaction = await bench.owner()
         assert await bench.shown() == bench.expected(horizon)
         await bench.compact(session, compaction)
-        assert compaction.progress.state is State.SUCCESS
+        assert compaction.progress.state is CompactionRunState.SUCCESS
         assert await bench.shown() == bench.expected(18)
         await bench.owner()
         left = {ledger for ledger, stored in bench.storage.ledgers.items() if stored.entries}
@@ -205,7 +205,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     session.put, session.delete = put, delete  # type: ignore[method-assign]
     before = set(bench.storage.ledgers)
     await bench.compact(session, compaction)
-    assert compaction.progress.state is State.ERROR
+    assert compaction.progress.state is CompactionRunState.ERROR
     assert compaction.progress.step == "publish"
     assert deleted == []
     assert before < set(bench.storage.ledgers)
@@ -237,7 +237,7 @@ async def test_a_former_owner_cannot_publish_and_deletes_only_its_own(tmp_path: 
     await bench.compact(other, new_owner)
     kept = set(bench.storage.ledgers)
     await bench.compact(session, compaction)
-    assert compaction.progress.state is State.ERROR
+    assert compaction.progress.state is CompactionRunState.ERROR
     assert set(bench.storage.ledgers) == kept
     assert await bench.shown() == bench.expected(11)
 
@@ -252,7 +252,7 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
         compaction.log.shape.tail.last_entry = len(bench.entries) - 1
         compaction.log.shape.tail.end_index = len(bench.entries)
         await bench.compact(session, compaction)
-        assert compaction.progress.state is State.SUCCESS
+        assert compaction.progress.state is CompactionRunState.SUCCESS
         assert len(bench.storage.ledgers) == 1
         assert not compaction.running
         assert compaction.view.compacted is not None
@@ -264,5 +264,5 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
 def test_the_steps_are_methods_in_the_order_that_is_promised() -> None:
     assert STEPS.index("name") < STEPS.index("copy") < STEPS.index("close") < STEPS.index("publish")
     assert STEPS[-1] == "delete"
-    assert all(callable(getattr(Run, step)) for step in STEPS)
+    assert all(callable(getattr(CompactionRun, step)) for step in STEPS)
     assert issubclass(TopicFenced, MagnetarError)

@@ -12,10 +12,10 @@ import pytest
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import TailCache
-from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
-from magnetar.broker.log.managed_ledger import LedgerChain
+from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
+from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
-from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.core.dedup import SequenceProgress, Snapshot
 from magnetar.broker.topic.format import dedup as stored
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.core.placement import Shrink
@@ -81,7 +81,7 @@ class Owner:
     def entries(self, number: int) -> list[bytes]:
         """A snapshot of two pieces."""
         self.ledger.sequence += 1
-        long = {"p" * (stored.PIECE_BYTES + 1): Progress(number)}
+        long = {"p" * (stored.PIECE_BYTES + 1): SequenceProgress(number)}
         return stored.encode(Snapshot(Position(1, number), long), self.ledger.sequence)
 
     async def store(self, number: int, *, roll: bool = False) -> None:
@@ -243,7 +243,7 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     session: Any = storage.session()
     topic = TopicName.parse("t")
     await session.put(path_of(topic), encode(TopicRecord()))
-    ours = LedgerList(session, topic)
+    ours = ManagedLedgerRecord(session, topic)
     await ours.read()
     honest, listed = session.put, TopicLedger(ledger_id=7, first_index=0)
 
@@ -270,7 +270,7 @@ async def test_a_ledger_of_a_topic_that_the_next_owner_found_in_its_list_is_not_
     topic, world = TopicName.parse("t"), real_world(1)
     await session.put(path_of(topic), encode(TopicRecord()))
     first, second = [
-        LedgerChain(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
+        ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
         for _ in range(2)
     ]
     await first.read()

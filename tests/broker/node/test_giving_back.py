@@ -13,7 +13,7 @@ from magnetar.broker.common.applied import Applied
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.topic_log import State
+from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.policies.policy import Member
@@ -46,7 +46,7 @@ class Log:
     def __init__(self) -> None:
         self.shape = LogShape()
         self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
-        self.topic, self.state, self.reader = TopicName.parse("t"), State.SERVING, self
+        self.topic, self.state, self.reader = TopicName.parse("t"), TopicLogState.SERVING, self
         self.workers = SimpleNamespace()
         self._entries = [
             StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.read_ahead import AtHand
+from magnetar.broker.subscription.read_ahead import ReadAheadBuffer
 from magnetar.proto import wire_pb2 as wire
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -50,13 +50,13 @@ async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_han
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead: list[int] = []
-    read = AtHand._read_ahead
+    read = ReadAheadBuffer._read_ahead
 
-    def noted(self: AtHand) -> None:
+    def noted(self: ReadAheadBuffer) -> None:
         read(self)
         ahead.append(self._ahead_bytes)
 
-    monkeypatch.setattr(AtHand, "_read_ahead", noted)
+    monkeypatch.setattr(ReadAheadBuffer, "_read_ahead", noted)
     async with cluster(tmp_path, cache_bytes=0, catch_up_cache_bytes=0, read_bytes=8_000) as running:
         await filled(running)
         reader: Any = running.brokers[0].topics[TOPIC].log.reader

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
-from magnetar.broker.subscription.core.cursor import Cursor, Kind
+from magnetar.broker.subscription.core.cursor import ChunkKind, Cursor
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
@@ -86,7 +86,7 @@ class CursorModel(RuleBasedStateMachine):
     def begin(self, small: int, snapshot_bytes: int) -> None:
         """Blocks of 2, 4 or all entries, so that a state has many chunks; snapshots never, sometimes and always."""
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(Kind, "block_bits", property(lambda kind: small))
+        self.patch.setattr(ChunkKind, "block_bits", property(lambda kind: small))
         self.patch.setattr(stored, "CHUNK_BYTES", 64)
         self.snapshot_bytes = snapshot_bytes
 

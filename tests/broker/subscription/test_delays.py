@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.reader import LogReader
+from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
@@ -159,13 +159,13 @@ async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
         await sealed(at)
         await restarted(at)
         reads: list[Position] = []
-        read = LogReader.read
+        read = TopicLogReader.read
 
-        async def counted(self: LogReader, position: Position, *rest: Any) -> Any:
+        async def counted(self: TopicLogReader, position: Position, *rest: Any) -> Any:
             reads.append(position)
             return await read(self, position, *rest)
 
-        monkeypatch.setattr(LogReader, "read", counted)
+        monkeypatch.setattr(TopicLogReader, "read", counted)
         shared = await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
         assert subscription(at).dispatcher.delays is not None
@@ -320,15 +320,15 @@ async def test_complaint_20_consumers_that_leave_and_return_cause_no_reading(
         await first.close()
         await until(lambda: not subscription(at).consumers)
 
-        async def never(self: LogReader, position: Position, *rest: Any) -> Any:
+        async def never(self: TopicLogReader, position: Position, *rest: Any) -> Any:
             raise AssertionError(f"{position} is read again")
 
-        read = LogReader.read
-        monkeypatch.setattr(LogReader, "read", never)
+        read = TopicLogReader.read
+        monkeypatch.setattr(TopicLogReader, "read", never)
         second = await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
         assert subscription(at).dispatcher.delays.count == 100  # type: ignore[union-attr]
-        monkeypatch.setattr(LogReader, "read", read)
+        monkeypatch.setattr(TopicLogReader, "read", read)
         await moved_on(at, 10 * 60)
         assert sorted(await second.receive_payloads(100)) == sorted(payloads)
 

@@ -16,7 +16,7 @@ import pytest
 
 from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core import delay_buckets, delay_keys
-from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.cursors import DurableCursor, path_of
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
@@ -53,7 +53,7 @@ class Life:
             await self.store.open(SHAPE)
         else:
             await self.store.create(SHAPE, SHAPE.start, {})
-        self.delays = Delays(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
+        self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
             world, session, CONFIG, self.store, self.delays, applied=Applied, replication=one_copy, on_fenced=_never
         )

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.ledger_list import LedgerList
-from magnetar.broker.log.managed_ledger import LedgerChain
-from magnetar.broker.log.topic_log import State
+from magnetar.broker.log.ledger_list import ManagedLedgerRecord
+from magnetar.broker.log.managed_ledger import ManagedLedger
+from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.topic import backlog, examine
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner
@@ -43,7 +43,7 @@ async def filled(at: House) -> Any:
         await producer.send(b"%d" % number)
     found = [await consumer.receive() for _ in range(11)]
     await consumer.ack(*found[:7], *found[8:])
-    await until(lambda: at.topic.log.state is State.SERVING)  # it goes on in the next ledger
+    await until(lambda: at.topic.log.state is TopicLogState.SERVING)  # it goes on in the next ledger
     return consumer
 
 
@@ -114,21 +114,21 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
 ) -> None:
     consumer = await filled(at)
     before = ledgers(at)
-    change, delete = LedgerList.change, LedgerChain.delete
+    change, delete = ManagedLedgerRecord.change, ManagedLedger.delete
 
-    async def changed(self: LedgerList, *given: Any, **fields: Any) -> None:
+    async def changed(self: ManagedLedgerRecord, *given: Any, **fields: Any) -> None:
         if dies == "after the list":
             await change(self, *given, **fields)
         raise NotOwner("crashed")
 
-    async def deleted(self: LedgerChain, ledger_ids: list[int]) -> None:
+    async def deleted(self: ManagedLedger, ledger_ids: list[int]) -> None:
         await delete(self, ledger_ids[:1])
         raise NotOwner("crashed")
 
     if dies in ("before the list", "after the list"):
-        monkeypatch.setattr(LedgerList, "change", changed)
+        monkeypatch.setattr(ManagedLedgerRecord, "change", changed)
     elif dies == "between two deletions":
-        monkeypatch.setattr(LedgerChain, "delete", deleted)
+        monkeypatch.setattr(ManagedLedger, "delete", deleted)
     await at.topic.subscription("s").durable_now()
     if dies == "after all":
         await at.topic.trim()

@@ -13,8 +13,8 @@ from magnetar.broker.topic.core.publish import (
     SHARED,
     Denied,
     Epoch,
+    ProducerRegistration,
     ProducerTable,
-    Seat,
     epoch,
 )
 from magnetar.client.client import Client
@@ -38,9 +38,9 @@ def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_
 
 def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:
     table = ProducerTable()
-    assert table.join(Seat(1, "p", SHARED, "me", 1)).seated
-    assert [seat.id for seat in table.join(Seat(2, "p", SHARED, "me", 3)).replaced] == [1]
-    late = table.join(Seat(3, "p", SHARED, "me", 2))
+    assert table.join(ProducerRegistration(1, "p", SHARED, "me", 1)).seated
+    assert [seat.id for seat in table.join(ProducerRegistration(2, "p", SHARED, "me", 3)).replaced] == [1]
+    late = table.join(ProducerRegistration(3, "p", SHARED, "me", 2))
     assert late.denied is Denied.STALE
     assert not late.replaced
     assert list(table.seated) == [2]

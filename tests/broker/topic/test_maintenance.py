@@ -356,7 +356,7 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
             return run
 
         for name in STEPS:
-            monkeypatch.setattr(f"magnetar.broker.topic.maintenance.TopicLife.{name}", step(name))
+            monkeypatch.setattr(f"magnetar.broker.topic.maintenance.TopicMaintenance.{name}", step(name))
         await at.later(1)
         assert tuple(done) == STEPS
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
-from magnetar.broker.log.topic_log import Publish, State
+from magnetar.broker.log.topic_log import Publish, TopicLogState
 from magnetar.broker.topic.core.publish import SHARED
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
-from magnetar.broker.topic.statistics import Traffic
+from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
@@ -26,7 +26,7 @@ def topic_over(log: Any) -> Any:
     unused: Any = None
     dedup = Deduplication(unused, SMALL, log, unused)
     return SimpleNamespace(
-        name=TopicName.parse("t"), log=log, traffic=Traffic(), applied=SMALL, dedup=dedup
+        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(), applied=SMALL, dedup=dedup
     )
 
 
@@ -54,7 +54,7 @@ class Told:
 
 async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_its_outcome() -> None:
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    log = SimpleNamespace(state=TopicLogState.SERVING, publish=under_way.append)
     outlet = Told()
     producer = Producer(
         1, "p", SHARED, topic_over(log), outlet, address="here", instance="i", size_max=1000
@@ -73,7 +73,7 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
     """Or it would go on behind what was lost, and take it for stored."""
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(topic=TopicName.parse("t"), state=State.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicLogState.SERVING, publish=under_way.append)
     topic = topic_over(log)
 
     def opened() -> Producer:

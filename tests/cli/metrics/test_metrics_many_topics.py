@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.reader import LogReader
+from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.topic.statistics import Traffic
+from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
@@ -30,10 +30,11 @@ def topic(number: int) -> Any:
         name="s", durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number),
         cursor=Cursor(shape, CursorState(Position(number, 9))),
     )  # fmt: skip
-    reader = LogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
+    reader = TopicLogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
     log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
     name = TopicName.parse(f"persistent://public/default/topic-{number}")
-    return SimpleNamespace(name=name, traffic=Traffic(), producers=(), log=log, subscriptions={"s": subscription})
+    return SimpleNamespace(name=name, traffic=TopicStatistics(), producers=(), log=log,
+        subscriptions={"s": subscription})
 
 
 class Steps:

@@ -103,8 +103,9 @@ def test_arguments_go_to_the_fields_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (values.Blocked, policy.Blocked), (values.BacklogQuotaState, Quota), (values.TopicState, topic_log.State),
-        (values.CompactionState, compaction.State),
+        (values.Blocked, policy.Blocked), (values.BacklogQuotaState, Quota), (values.TopicState,
+            topic_log.TopicLogState),
+        (values.CompactionState, compaction.CompactionRunState),
     ],
 )  # fmt: skip
 def test_a_closed_set_has_what_a_broker_says(ours: type[enum.Enum], theirs: type[enum.Enum]) -> None:

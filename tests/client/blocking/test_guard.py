@@ -17,8 +17,8 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import MagnetarError
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.connect.broker_stream import BrokerStream
-from magnetar.client.connect.partitions_watcher import Growth
-from magnetar.client.consume.acknowledgements import Acknowledging
+from magnetar.client.connect.partitions_watcher import PartitionsWatcher
+from magnetar.client.consume.acknowledgements import AckSender
 from magnetar.client.consume.deliveries import Deliveries
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.table_view import TableView
@@ -42,9 +42,9 @@ TARGETS = [
     (ProducerCore, "opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
     (PartitionConsumer, "on_frames"), (PartitionConsumer, "_open"), (PartitionConsumer, "_do"),
     (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "opened"), (ConsumerCore, "lost"),
-    (Acknowledging, "gather"), (Deliveries, "open"), (Attachment, "_attempt"), (Attachment, "_reopen"),
+    (AckSender, "gather"), (Deliveries, "open"), (Attachment, "_attempt"), (Attachment, "_reopen"),
     (Attachment, "send"), (BrokerStream, "_hand_on"), (BrokerStream, "send"), (BrokerStream, "_end"),
-    (Growth, "_run"), (TableView, "_follow"), (TableView, "_take"),
+    (PartitionsWatcher, "_run"), (TableView, "_follow"), (TableView, "_take"),
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ import pytest
 from magnetar.client.blocking.consumer import take_blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, Timeout
-from magnetar.client.consume.batch_receive import Batch, ConsumerBatchReceivePolicy
-from magnetar.client.consume.receiver_queue import Inbox
+from magnetar.client.consume.batch_receive import ConsumerBatchReceivePolicy, ReceivedBatch
+from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.model.settings import InitialPosition
 from tests.client.consume.test_partition_consumer import filled
 from tests.client.fake_broker import FakeBroker
@@ -37,7 +37,7 @@ def letters(*payloads: bytes) -> list[Any]:
     return [Letter(each) for each in payloads]
 
 
-class WatchedInbox(Inbox):
+class WatchedInbox(ReceiverQueue):
     def __init__(self) -> None:
         super().__init__()
         self.waited = threading.Event()
@@ -69,7 +69,7 @@ def interrupted_when(happens: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Lane:
+class Handler:
     """Counts what was granted, as a partition's consumer does."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Lane:
 
 
 def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> None:
-    inbox, lane, seed = Inbox(), Lane(), Random(7)
+    inbox, lane, seed = ReceiverQueue(), Handler(), Random(7)
     messages = [Letter(b"%d" % i) for i in range(400_000)]
     for message in messages:
         message.permits, message.entry = 1, SimpleNamespace(lane=lane)
@@ -149,7 +149,7 @@ def test_what_a_receive_was_woken_for_goes_to_another_thread_when_ctrl_c_ends_it
 
 
 async def test_a_wake_up_of_a_cancelled_receive_goes_to_the_next_who_waits() -> None:
-    inbox = Inbox()
+    inbox = ReceiverQueue()
     first, second = (asyncio.ensure_future(inbox.take(None)) for _ in range(2))
     await asyncio.sleep(0)
     inbox.put(letters(b"one"))  # wakes the first
@@ -160,7 +160,7 @@ async def test_a_wake_up_of_a_cancelled_receive_goes_to_the_next_who_waits() -> 
 
 
 async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> None:
-    inbox = Inbox()
+    inbox = ReceiverQueue()
     loop = asyncio.get_running_loop()
     first = asyncio.ensure_future(inbox.take(0.01))
     await asyncio.sleep(0)
@@ -177,12 +177,12 @@ async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> N
 
 
 async def test_a_full_batch_that_nobody_waits_for_any_more_goes_back() -> None:
-    inbox = Inbox()
+    inbox = ReceiverQueue()
     inbox.put(letters(b"one", b"two", b"three"))
-    batch = Batch(inbox)
+    batch = ReceivedBatch(inbox)
     assert len(await batch.receive(ConsumerBatchReceivePolicy(2))) == 2
     batch.give_back()  # Ctrl-C came between its end and the caller
-    late = Batch(inbox)
+    late = ReceivedBatch(inbox)
     late.give_back()
     await late.receive(ConsumerBatchReceivePolicy(2))
     assert [each.payload for each in inbox.messages] == [b"one", b"two", b"three"]

@@ -14,7 +14,7 @@ from magnetar.client.core.acks import WHOLE, AckTracker
 from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
 from magnetar.client.core.permits import Permits
-from magnetar.client.core.reasons import Reasons
+from magnetar.client.core.reasons import ErrorLogThrottle
 from magnetar.client.core.redelivery import PRECISION_MS, MultiplierRedeliveryBackoff, NackTracker, RedeliveryTracker
 from magnetar.client.core.router import PartitionsRoutingMode, Router
 from magnetar.proto.entry import decode_batch, parse_header
@@ -278,7 +278,7 @@ def test_the_back_off_doubles_up_to_its_bound() -> None:
 
 
 def test_a_reason_is_said_once_a_minute_and_ends_with_an_acknowledgement() -> None:
-    reasons = Reasons()
+    reasons = ErrorLogThrottle()
     said = [reasons.note("A", f"a{now}", now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
     assert said == [True, False, False, True, False]
     assert reasons.note("B", "b", 62.0)

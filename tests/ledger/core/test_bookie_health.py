@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from magnetar.ledger.core.bookie_health import FORGET, WEIGHT_MAX, Kind, Trouble
+from magnetar.ledger.core.bookie_health import FORGET, WEIGHT_MAX, BookieHealth, TroubleKind
 
 
 def test_trouble_halves_with_time_and_is_forgotten() -> None:
-    trouble = Trouble(half_life_s=10.0)
-    trouble.note("a", Kind.FAILED, 100.0)
-    trouble.note("b", Kind.SLOW, 100.0)
+    trouble = BookieHealth(half_life_s=10.0)
+    trouble.note("a", TroubleKind.FAILED, 100.0)
+    trouble.note("b", TroubleKind.SLOW, 100.0)
     assert trouble.weights(100.0) == {"a": 1.0, "b": 0.5}
     assert trouble.weights(109.9).keys() == {"a", "b"}
     assert trouble.weights(110.1) == {"a": trouble.weights(110.1)["a"]}, "slow once is forgotten after a half-life"
@@ -17,20 +17,20 @@ def test_trouble_halves_with_time_and_is_forgotten() -> None:
 
 
 def test_trouble_adds_up_but_however_much_it_was_ends_in_time() -> None:
-    trouble = Trouble(half_life_s=10.0)
+    trouble = BookieHealth(half_life_s=10.0)
     for second in range(100):
-        trouble.note("a", Kind.SLOW, float(second))
+        trouble.note("a", TroubleKind.SLOW, float(second))
         assert trouble.weights(float(second))["a"] <= WEIGHT_MAX
-    trouble.note("b", Kind.SLOW, 99.0)
+    trouble.note("b", TroubleKind.SLOW, 99.0)
     weights = trouble.weights(99.0)
     assert weights["a"] > weights["b"], "who was slow all the time is asked after who was once"
     assert trouble.weights(99.0 + 41.0) == {}
-    assert trouble.counts["a"] == {Kind.FAILED: 0, Kind.SLOW: 100, Kind.DAMAGED: 0}
+    assert trouble.counts["a"] == {TroubleKind.FAILED: 0, TroubleKind.SLOW: 100, TroubleKind.DAMAGED: 0}
 
 
 def test_a_bookie_that_has_started_anew_is_as_good_as_any() -> None:
-    trouble = Trouble(half_life_s=10.0)
-    trouble.note("a", Kind.DAMAGED, 0.0)
+    trouble = BookieHealth(half_life_s=10.0)
+    trouble.note("a", TroubleKind.DAMAGED, 0.0)
     trouble.forgive("a")
     assert trouble.weights(0.0) == {}
-    assert trouble.counts["a"][Kind.DAMAGED] == 1, "counts stay"
+    assert trouble.counts["a"][TroubleKind.DAMAGED] == 1, "counts stay"

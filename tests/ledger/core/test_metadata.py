@@ -22,7 +22,7 @@ CLOSED_AT_4 = record(state=CLOSED, last_entry=4, length=50)
 
 def test_create_recognises_its_own_record_by_the_token() -> None:
     mine = record()
-    assert m.create(None, mine) == m.Write(mine)
+    assert m.create(None, mine) == m.RecordWrite(mine)
     assert m.create(mine, mine) == m.Settled(mine)
     assert m.create(record(token="other"), mine) is None
 
@@ -30,11 +30,11 @@ def test_create_recognises_its_own_record_by_the_token() -> None:
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.Write(record(state=CLOSED, last_entry=4, length=50))),
+        (record(), m.RecordWrite(record(state=CLOSED, last_entry=4, length=50))),
         (CLOSED_AT_4, m.Settled(CLOSED_AT_4)),
         (record(state=CLOSED, last_entry=9), m.Settled(record(state=CLOSED, last_entry=9))),
-        (record(state=IN_RECOVERY), m.Refused(m.Refusal.FENCED)),
-        (None, m.Refused(m.Refusal.DELETED)),
+        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.FENCED)),
+        (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_a_writer_closes_only_an_open_ledger(current: LedgerRecord | None, expected: m.Transition) -> None:
@@ -48,19 +48,19 @@ A_FAILED = ((0, "a"),)
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.Write(record(fragments=(FIRST, D_FOR_A)))),
+        (record(), m.RecordWrite(record(fragments=(FIRST, D_FOR_A)))),
         (record(fragments=(FIRST, D_FOR_A)), m.Settled(record(fragments=(FIRST, D_FOR_A)))),
         (
             record(fragments=(FIRST, Fragment(5, ("a", "b", "e")))),
-            m.Write(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
+            m.RecordWrite(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
         ),
         (
             record(fragments=(FIRST, Fragment(3, ("a", "b", "e")))),
-            m.Write(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
+            m.RecordWrite(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
         ),
-        (record(state=IN_RECOVERY), m.Refused(m.Refusal.FENCED)),
-        (CLOSED_AT_4, m.Refused(m.Refusal.ENDED)),
-        (None, m.Refused(m.Refusal.DELETED)),
+        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.FENCED)),
+        (CLOSED_AT_4, m.Refused(m.TransitionRefusal.ENDED)),
+        (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_write(
@@ -71,7 +71,7 @@ def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_
 
 def test_as_many_are_replaced_as_there_are_others() -> None:
     answer = m.change_ensemble(record(), 0, ((0, "a"), (1, "b")), {1: "d"})
-    assert answer == m.Write(record(fragments=(Fragment(0, ("a", "d", "c")),)))
+    assert answer == m.RecordWrite(record(fragments=(Fragment(0, ("a", "d", "c")),)))
 
 
 def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_in_it() -> None:
@@ -84,10 +84,10 @@ def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(), m.Write(record(state=IN_RECOVERY))),
+        (record(), m.RecordWrite(record(state=IN_RECOVERY))),
         (record(state=IN_RECOVERY), m.Settled(record(state=IN_RECOVERY))),
         (CLOSED_AT_4, m.Settled(CLOSED_AT_4)),
-        (None, m.Refused(m.Refusal.DELETED)),
+        (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_recovery_starts_once_and_is_joined(current: LedgerRecord | None, expected: m.Transition) -> None:
@@ -104,7 +104,7 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
     current = record(state=IN_RECOVERY, fragments=(Fragment(0, ("x", "b", "c")), last))  # re-replicated meanwhile
     changed = (first, last, Fragment(7, ("a", "e", "d")))
     answer = m.close_recovered(current, (first, last), changed, 8, 90)
-    assert isinstance(answer, m.Write)
+    assert isinstance(answer, m.RecordWrite)
     assert answer.record.fragments == (Fragment(0, ("x", "b", "c")), last, Fragment(7, ("a", "e", "d")))
     assert (answer.record.state, answer.record.last_entry, answer.record.length) == (CLOSED, 8, 90)
 
@@ -112,7 +112,7 @@ def test_changed_ensembles_reach_the_record_with_the_end_and_keep_earlier_fragme
 @pytest.mark.parametrize("current", [record(), record(state=IN_RECOVERY, fragments=(Fragment(0, ("a", "b", "z")),))])
 def test_recovery_does_not_close_what_it_did_not_read(current: LedgerRecord) -> None:
     snapshot = record().fragments
-    assert m.close_recovered(current, snapshot, snapshot, 3, 40) == m.Refused(m.Refusal.FRAGMENTS_CHANGED)
+    assert m.close_recovered(current, snapshot, snapshot, 3, 40) == m.Refused(m.TransitionRefusal.FRAGMENTS_CHANGED)
 
 
 def test_closed_is_final() -> None:
@@ -151,20 +151,20 @@ TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
 @pytest.mark.parametrize(
     ("current", "expected"),
     [
-        (record(fragments=TWO), m.Write(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])))),
+        (record(fragments=TWO), m.RecordWrite(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])))),
         (
             record(fragments=TWO, state=CLOSED, last_entry=4),
-            m.Write(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
+            m.RecordWrite(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
         ),
-        (record(), m.Refused(m.Refusal.NOT_FINAL)),
-        (record(state=IN_RECOVERY), m.Refused(m.Refusal.NOT_FINAL)),
+        (record(), m.Refused(m.TransitionRefusal.NOT_FINAL)),
+        (record(state=IN_RECOVERY), m.Refused(m.TransitionRefusal.NOT_FINAL)),
         (
             record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])),
             m.Settled(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]))),
         ),
-        (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.Refused(m.Refusal.MOVED_ON)),
-        (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.Refused(m.Refusal.MOVED_ON)),
-        (None, m.Refused(m.Refusal.DELETED)),
+        (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),
+        (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.Refused(m.TransitionRefusal.MOVED_ON)),
+        (None, m.Refused(m.TransitionRefusal.DELETED)),
     ],
 )
 def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_still_stands(
@@ -174,4 +174,4 @@ def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_sti
 
 
 def test_a_fragment_that_is_not_there_any_more_is_left_alone() -> None:
-    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.Refused(m.Refusal.MOVED_ON)
+    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.Refused(m.TransitionRefusal.MOVED_ON)

@@ -15,9 +15,9 @@ from magnetar.ledger.core.reader import (
     EntriesRead,
     EntryMissing,
     Failed,
-    Failure,
     RangeRead,
     ReadFailed,
+    ReadFailure,
     Waited,
 )
 from magnetar.ledger.core.stored import seal, unseal
@@ -112,7 +112,7 @@ def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
     read.check()
     failed = read.receive(EntryMissing(asked[0]))
     assert isinstance(failed, Failed)
-    assert failed.why is Failure.LOST
+    assert failed.why is ReadFailure.LOST
     with pytest.raises(AssertionError):
         read.receive(EntryMissing(asked[0]))
 
@@ -140,7 +140,7 @@ def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
         effect = read.receive(facts[-1](bookie))
     assert isinstance(effect, Failed)
     assert sorted(effect.asked) == sorted("abcdef"[slot] for slot in Striping(*shape).write_set(3))
-    assert (effect.why is Failure.LOST) == (ReadFailed not in facts)
+    assert (effect.why is ReadFailure.LOST) == (ReadFailed not in facts)
 
 
 def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
@@ -154,13 +154,13 @@ def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
 @pytest.mark.parametrize(
     ("answers", "state", "expected"),
     [
-        ((EntryMissing, EntryMissing, EntryMissing), CLOSED, Failure.LOST),
-        ((EntryMissing, ReadFailed, EntryMissing), CLOSED, Failure.UNAVAILABLE),
-        ((EntryMissing, EntryMissing, EntryMissing), "open", Failure.UNAVAILABLE),
+        ((EntryMissing, EntryMissing, EntryMissing), CLOSED, ReadFailure.LOST),
+        ((EntryMissing, ReadFailed, EntryMissing), CLOSED, ReadFailure.UNAVAILABLE),
+        ((EntryMissing, EntryMissing, EntryMissing), "open", ReadFailure.UNAVAILABLE),
     ],
 )
 def test_lost_is_said_only_when_every_replica_of_a_closed_ledger_is_certain(
-    answers: tuple[type[EntryMissing] | type[ReadFailed], ...], state: str, expected: Failure
+    answers: tuple[type[EntryMissing] | type[ReadFailed], ...], state: str, expected: ReadFailure
 ) -> None:
     read = RangeRead(record(state=state), 0, 0, 1000)
     effect: object = read.start()

@@ -28,7 +28,7 @@ from magnetar.ledger.core.recovery import (
     SendFence,
     SendRead,
 )
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 
@@ -40,8 +40,8 @@ def record(shape: tuple[int, int, int] = (3, 3, 2), *fragments: Fragment) -> Led
     return msgspec.structs.replace(fresh, state=IN_RECOVERY, fragments=fragments or fresh.fragments)
 
 
-def stored(entry: int) -> StoredEntry:
-    return StoredEntry(entry, entry - 1, 10 * (entry + 1), b"0123456789")
+def stored(entry: int) -> StoredCopy:
+    return StoredCopy(entry, entry - 1, 10 * (entry + 1), b"0123456789")
 
 
 class Script:

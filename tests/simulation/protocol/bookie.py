@@ -20,14 +20,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.format.peer import Status
 
 from .scheduler import Scheduler
 
 OK, MISS, NO_LEDGER, UNKNOWN = Status.OK, Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER, Status.UNKNOWN
 
-Found = tuple[Status, int, list[StoredEntry | None]]
+Found = tuple[Status, int, list[StoredCopy | None]]
 """(status, LAC, entries); None is a damaged one."""
 AddReply = Callable[[Sequence[Status]], None]
 LacReply = Callable[[tuple[Status, int]], None]
@@ -52,7 +52,7 @@ class Rules:
 class Shelf:
     """One ledger. `synced` are the entries that a crash leaves."""
 
-    entries: dict[int, StoredEntry]
+    entries: dict[int, StoredCopy]
     synced: dict[int, None]  # a set in order
     damaged: set[int]
     hidden: set[int]  # not yet where readers look (a broken rule)
@@ -82,11 +82,11 @@ class Bookie:
         self.slowness = 1
         self._queue: list[tuple[Callable[[], None] | None, Callable[[], None] | None]] = []  # (mark, then)
         self._in_sync: list[tuple[Callable[[], None] | None, Callable[[], None] | None]] = []
-        self.on_store: Callable[[Bookie, int, StoredEntry, bool], None] = lambda *_: None
+        self.on_store: Callable[[Bookie, int, StoredCopy, bool], None] = lambda *_: None
         self.on_promise: Callable[[str], None] = lambda text: None
 
     # ------------------------------------------------------------------------------ requests
-    def add(self, ledger: int, entries: Sequence[StoredEntry], recovery: bool, reply: AddReply) -> None:
+    def add(self, ledger: int, entries: Sequence[StoredCopy], recovery: bool, reply: AddReply) -> None:
         if ledger in self.tombstones and self.rules.tombstones_stay:
             reply([Status.FENCED] * len(entries))
             return
@@ -118,7 +118,7 @@ class Bookie:
             reply([OK] * len(entries))
             self._journal(mark, None)
 
-    def _insert(self, ledger: int, shelf: Shelf, entries: Sequence[StoredEntry], recovery: bool) -> None:
+    def _insert(self, ledger: int, shelf: Shelf, entries: Sequence[StoredCopy], recovery: bool) -> None:
         for stored in entries:
             if not self.rules.memory_before_journal and stored.entry not in shelf.entries:
                 shelf.hidden.add(stored.entry)
@@ -126,7 +126,7 @@ class Bookie:
             shelf.lac = max(shelf.lac, stored.lac)
             self.on_store(self, ledger, stored, recovery)
 
-    def _show(self, shelf: Shelf, entries: Sequence[StoredEntry]) -> None:
+    def _show(self, shelf: Shelf, entries: Sequence[StoredCopy]) -> None:
         shelf.hidden.difference_update(stored.entry for stored in entries)
 
     def read_lac(self, ledger: int, fence: bool, reply: LacReply) -> None:
@@ -178,7 +178,7 @@ class Bookie:
             return self._missed(ledger, entry, MISS, shelf.lac)
         if entry in shelf.damaged and not self.rules.damage_is_unknown:
             return MISS, shelf.lac, []
-        found: list[StoredEntry | None] = []
+        found: list[StoredCopy | None] = []
         while len(found) < count and (stored := shelf.entries.get(entry + len(found))) is not None:
             found.append(None if stored.entry in shelf.damaged else stored)
         return OK, shelf.lac, found

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.writer import Outcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
@@ -196,7 +196,7 @@ class Judge:
             promise(left < record.ack_quorum, f"11: ledger {record.ledger_id} is read with {left} bookies not fenced")
 
     # ------------------------------------------------------------------------------ copies
-    def copied(self, bookie: Bookie, ledger: int, stored: StoredEntry, recovery: bool) -> None:
+    def copied(self, bookie: Bookie, ledger: int, stored: StoredCopy, recovery: bool) -> None:
         seen = self.ledgers[ledger]
         appended = seen.appended
         if stored.lac >= seen.acked and not self._is_in(ledger, stored.lac):
@@ -209,7 +209,7 @@ class Judge:
         record = self._simulation.register.records.get(ledger)
         return record is None or (record.state == CLOSED and entry <= record.last_entry)
 
-    def was_read(self, ledger: int, stored: StoredEntry) -> None:
+    def was_read(self, ledger: int, stored: StoredCopy) -> None:
         """By somebody who keeps the bounds of reading."""
         seen = self.ledgers[ledger]
         promise(stored.entry < len(seen.appended) and seen.appended[stored.entry] == stored.payload,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from magnetar.ledger.core import reader as rd
-from magnetar.ledger.core.stored import StoredEntry, seal
+from magnetar.ledger.core.stored import StoredCopy, seal
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
@@ -79,7 +79,7 @@ class Reader:
     def _ask(self, read: rd.RangeRead, ask: rd.Ask) -> None:
         name, count = ask.bookie, min(ask.count, RANGE_MAX)
 
-        def answered(found: tuple[Status, int, list[StoredEntry | None]]) -> None:
+        def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, lac, entries = found
             if status is Status.OK:
                 self.bound.learn_lac(lac)
@@ -96,7 +96,7 @@ class Reader:
         if read.speculates:
             self.simulation.scheduler.after(SPECULATIVE_S, self.client.take, self._learn, read, rd.Waited())
 
-    def _frame(self, stored: StoredEntry | None) -> bytes:
+    def _frame(self, stored: StoredCopy | None) -> bytes:
         if stored is None:
             return b"damaged" * 8
         return seal(self.ledger, stored.entry, stored.lac, stored.length, (stored.payload,)) + stored.payload

@@ -14,7 +14,7 @@ from magnetar.ledger import recovery as real
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.format.peer import Flags, Op, Status, decode_request
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
@@ -103,7 +103,7 @@ class Recoverer:
     def _read(self, send: r.SendRead) -> None:
         entry, slot = send.entry, send.slot
 
-        def answered(found: tuple[Status, int, list[StoredEntry | None]]) -> None:
+        def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, _, entries = found
             if status is Status.OK and entries[0] is not None:
                 self._learn(r.EntryFound(entry, slot, entries[0]))
@@ -123,9 +123,9 @@ class Recoverer:
             self.client, send.bookie, serve, answered, lambda: self._learn(r.ReadFailed(entry, slot)), READ_TIMEOUT_S
         )
 
-    def _write_back(self, send: SendAdd[StoredEntry]) -> None:
+    def _write_back(self, send: SendAdd[StoredCopy]) -> None:
         found = send.add.payload
-        stored = StoredEntry(found.entry, send.lac, found.length, found.payload)
+        stored = StoredCopy(found.entry, send.lac, found.length, found.payload)
         place = found.entry, send.slot, send.bookie
 
         def answered(statuses: Sequence[Status]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.bookie.repair.core import copies
 from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import LedgerRecord
 
@@ -68,7 +68,7 @@ class Repairer:
             return
         name, rest = self._fragment.bookies[slots[0]], slots[1:]
 
-        def answered(found: tuple[Status, int, list[StoredEntry | None]]) -> None:
+        def answered(found: tuple[Status, int, list[StoredCopy | None]]) -> None:
             status, _, entries = found
             if status is Status.OK and entries[0] is not None:
                 self._add(entries[0])
@@ -80,7 +80,7 @@ class Repairer:
             answered, lambda: self._read(entry, rest), TIMEOUT_S,
         )  # fmt: skip
 
-    def _add(self, stored: StoredEntry) -> None:
+    def _add(self, stored: StoredCopy) -> None:
         def answered(statuses: Sequence[Status]) -> None:
             if statuses[0] is Status.OK:
                 self._left.pop(0)

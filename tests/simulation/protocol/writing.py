@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import writer as w
 from magnetar.ledger.core.pending import AddFailed, AddsAcked, SendAdd
-from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import LedgerRecord
@@ -191,7 +191,7 @@ class WriterClient:
         if core is not self.core:
             return
         ledger = self.ledger
-        entries = [StoredEntry(add.entry, lac, add.length, add.payload) for add, _, _, lac in sends]
+        entries = [StoredCopy(add.entry, lac, add.length, add.payload) for add, _, _, lac in sends]
 
         def answered(statuses: Sequence[Status]) -> None:
             self._answered(core, slot, name, sends, tries, statuses)
@@ -204,7 +204,7 @@ class WriterClient:
             self.client, name, partial(self._serve_add, ledger, entries), answered, failed, ADD_TIMEOUT_S
         )
 
-    def _serve_add(self, ledger: int, entries: list[StoredEntry], bookie: Bookie, reply: Any) -> None:
+    def _serve_add(self, ledger: int, entries: list[StoredCopy], bookie: Bookie, reply: Any) -> None:
         faults, now = self.simulation.faults, self.simulation.scheduler.now
         if faults.strikes("busy", now, bookie.name):
             reply([Status.BUSY] * len(entries))

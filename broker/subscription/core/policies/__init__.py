@@ -19,7 +19,7 @@ from .slot_owners import Halves, Ring, Sticky
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SubscriptionOptions:
     """What a policy depends on beside its type: of the topic, of the first consumer, and of the broker."""
 
     topic: str = ""
@@ -30,14 +30,14 @@ class Terms:
     waiting_bytes_max: int = 16 << 20  # Key_Shared: memory for entries that wait for their key's consumer
 
 
-def _key_shared(terms: Terms) -> Policy:
+def _key_shared(terms: SubscriptionOptions) -> Policy:
     owners = Sticky() if terms.sticky else Halves() if terms.hash_ranges else Ring()
     return KeyShared(
         owners, out_of_order=terms.out_of_order, sticky=terms.sticky, waiting_bytes_max=terms.waiting_bytes_max
     )
 
 
-_POLICIES: dict[SubscriptionType, Callable[[Terms], Policy]] = {
+_POLICIES: dict[SubscriptionType, Callable[[SubscriptionOptions], Policy]] = {
     SubscriptionType.EXCLUSIVE: lambda terms: Exclusive(),
     SubscriptionType.SHARED: lambda terms: Shared(),
     SubscriptionType.FAILOVER: lambda terms: Failover(terms.topic, terms.partition),
@@ -45,9 +45,9 @@ _POLICIES: dict[SubscriptionType, Callable[[Terms], Policy]] = {
 }
 
 
-DEFAULTS = Terms()
+DEFAULTS = SubscriptionOptions()
 
 
-def policy_of(type_: SubscriptionType, terms: Terms = DEFAULTS) -> Policy:
+def policy_of(type_: SubscriptionType, terms: SubscriptionOptions = DEFAULTS) -> Policy:
     """A new policy of that subscription type."""
     return _POLICIES[type_](terms)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.framing import ForeignFile, crc32c
-from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, Record, RecordType
+from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, JournalRecord, RecordType
 from magnetar.bookie.store.journal import replay
 from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
@@ -27,7 +27,7 @@ ROOMY = replace(
     SMALL, memtable_bytes=1 << 20, log_bytes_max=16 << 20, journal_bytes=1 << 20, journal_first_segment_bytes=64 << 10
 )
 """Nothing is flushed before a crash."""
-FENCE = Record(RecordType.FENCE, 5, -1, b"")
+FENCE = JournalRecord(RecordType.FENCE, 5, -1, b"")
 
 
 def filled(blocks: int = 5, journals: int = 1, seed: int = 1) -> Journals:
@@ -39,7 +39,7 @@ def filled(blocks: int = 5, journals: int = 1, seed: int = 1) -> Journals:
     return made
 
 
-def without(made: Journals, *blocks: tuple[int, int]) -> list[Record]:
+def without(made: Journals, *blocks: tuple[int, int]) -> list[JournalRecord]:
     """All records but those of these (journal, block)s, counted from 0."""
     return [
         record
@@ -79,7 +79,7 @@ def test_an_entry_that_looks_like_a_block_is_none() -> None:
     journal = made.begin(size=256 << 10)
     posing = block_bytes([FENCE], 0, journal.number, 1, journal.end + ALIGNMENT)
     filler = bytes(ALIGNMENT - 44 - 25)
-    offset = made.write([Record(RecordType.ADD, 1, 1, filler + posing)])
+    offset = made.write([JournalRecord(RecordType.ADD, 1, 1, filler + posing)])
     made.write(adds(made.rng, 1))
     made.overwrite(journal.path, offset, bytes(44))
     reader = made.reader()
@@ -93,7 +93,7 @@ def test_a_torn_last_block_is_cut(at: int) -> None:
     made = Journals()
     journal = made.begin()
     made.write(adds(made.rng, 2))
-    offset = made.write([Record(RecordType.ADD, 1, 1, made.rng.randbytes(5000))])
+    offset = made.write([JournalRecord(RecordType.ADD, 1, 1, made.rng.randbytes(5000))])
     made.disk.flip_bit(journal.path, offset + at)
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 1))
@@ -106,7 +106,7 @@ def test_a_last_block_that_the_end_of_the_file_cuts_is_torn() -> None:
     made = Journals()
     journal = made.begin()
     made.write(adds(made.rng, 1))
-    offset = made.write([Record(RecordType.ADD, 1, 1, made.rng.randbytes(9000))])
+    offset = made.write([JournalRecord(RecordType.ADD, 1, 1, made.rng.randbytes(9000))])
     for size in (offset, offset + 20, offset + 4096, offset + 9000):
         made.disk.cut(journal.path, size)
         reader = made.reader()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.log.core.compaction import Survey, cut, last_shown, opened
+from magnetar.broker.log.core.compaction import KeySurvey, cut, last_shown, opened
 from magnetar.broker.log.format.compacted import (
     DamagedCompaction,
     Row,
@@ -74,7 +74,7 @@ class Log:
         self._add(count, part)
 
     def compacted(self, keys_max: int = 1000, **options: object) -> Log:
-        survey = Survey(keys_max, salt=b"test", **options)  # type: ignore[arg-type]
+        survey = KeySurvey(keys_max, salt=b"test", **options)  # type: ignore[arg-type]
         while not survey.done:
             for first, count, entry in self.entries:
                 survey.look(first, count, opened(entry))

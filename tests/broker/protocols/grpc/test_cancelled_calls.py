@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.node.topic_manager import OwnedTopics
+from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.metadata import paths
 from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TopicTerminated, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
@@ -23,7 +23,7 @@ NAME = TopicName.parse(TOPIC)
 CURSORS = paths.cursors(NAME.tenant, NAME.namespace, NAME.stored_local)
 AWAITS_MAX = 200
 
-Verb = Callable[[OwnedTopics], Coroutine[Any, Any, Any]]
+Verb = Callable[[TopicManager], Coroutine[Any, Any, Any]]
 
 
 class CancelledAt:
@@ -66,35 +66,35 @@ async def cancelled(work: Coroutine[Any, Any, Any], awaits: int) -> bool:
     return False
 
 
-async def unload(broker: OwnedTopics) -> None:
+async def unload(broker: TopicManager) -> None:
     await broker.unload(NAME)
 
 
-async def unload_namespace(broker: OwnedTopics) -> None:
+async def unload_namespace(broker: TopicManager) -> None:
     await broker.unload_namespace(NamespaceName.parse("public/default"))
 
 
-async def delete(broker: OwnedTopics) -> None:
+async def delete(broker: TopicManager) -> None:
     await broker.delete(NAME, force=True)
 
 
-async def unsubscribe(broker: OwnedTopics) -> None:
+async def unsubscribe(broker: TopicManager) -> None:
     await (await broker.topic(NAME)).unsubscribe("s", force=True)
 
 
-async def subscribe(broker: OwnedTopics) -> None:
+async def subscribe(broker: TopicManager) -> None:
     await (await broker.topic(NAME)).subscribe("another")
 
 
-async def trim(broker: OwnedTopics) -> None:
+async def trim(broker: TopicManager) -> None:
     await (await broker.topic(NAME)).truncate()
 
 
-async def terminate(broker: OwnedTopics) -> None:
+async def terminate(broker: TopicManager) -> None:
     await (await broker.topic(NAME)).log.terminate()
 
 
-async def set_properties(broker: OwnedTopics) -> None:
+async def set_properties(broker: TopicManager) -> None:
     topic = await broker.topic(NAME)
     await topic.set_properties(topic.subscription("s"), {"a": "b"})
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.cluster.catalog import Limits
+from magnetar.broker.cluster.catalog import CatalogLimits
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.reader import Place
+from magnetar.broker.log.reader import IndexedPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord, encode
 from magnetar.proto import wire_pb2 as wire
@@ -364,7 +364,7 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
     locate = topic.log.reader.locate_time
 
-    async def locate_while_it_is_lost(time_ms: int) -> Place:
+    async def locate_while_it_is_lost(time_ms: int) -> IndexedPosition:
         place = await locate(time_ms)
         topic.lose(NotOwner("another broker has it"))
         return place
@@ -543,7 +543,7 @@ async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_part
 
 async def test_t10_limits_of_tenants_namespaces_and_topics(house: House) -> None:
     owned = house.broker.owned
-    limits = Limits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
+    limits = CatalogLimits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
     owned.catalog._limits = limits
     await house.admin("CreateTenant", wire.TenantSpec(name="acme"))
     with pytest.raises(NotAllowed, match="2 tenants"):

@@ -16,9 +16,9 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.core.delays import Delays
-from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, Limits, Read
-from magnetar.broker.subscription.core.policies import Terms, policy_of
+from magnetar.broker.subscription.core.delays import DelayIndex
+from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
+from magnetar.broker.subscription.core.policies import SubscriptionOptions, policy_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
@@ -61,12 +61,12 @@ class Walk:
         self.keys = rng.choice([1, 3, 8, 40])
         self.mixed = rng.choice([0.0, 0.0, 0.2])
         self.keyless = rng.choice([0.0, 0.1])
-        self.terms = Terms(
+        self.terms = SubscriptionOptions(
             topic="t", partition=rng.choice([-1, 0, 1, 5]), sticky=rng.random() < 0.25,
             out_of_order=rng.random() < 0.15, hash_ranges=rng.random() < 0.4,
             waiting_bytes_max=rng.choice([1 << 20, 1 << 20, 2000]),
         )  # fmt: skip
-        self.limits = rng.choice([NO_LIMITS, Limits(6, 0), Limits(0, 9), Limits(7, 11)])
+        self.limits = rng.choice([NO_LIMITS, DispatchLimits(6, 0), DispatchLimits(0, 9), DispatchLimits(7, 11)])
         self.accounts: dict[int, Account] = {}
         self.next_id = 1
         self.acked: set[Position] = set()
@@ -83,7 +83,7 @@ class Walk:
         self.cursor.fit()
         self.dispatcher = Dispatcher(
             self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits,
-            delays=Delays(self.shape, self.cursor) if self.delays else None,
+            delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ one step
@@ -375,7 +375,7 @@ class Walk:
         self.full = False
 
     def relimit(self) -> None:
-        self.limits = self.rng.choice([NO_LIMITS, Limits(5, 0), Limits(4, 8)])
+        self.limits = self.rng.choice([NO_LIMITS, DispatchLimits(5, 0), DispatchLimits(4, 8)])
         self.dispatcher.limit(self.limits)
         for account in self.accounts.values():
             account.blocked = False

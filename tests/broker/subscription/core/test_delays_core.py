@@ -16,8 +16,8 @@ from magnetar.broker.subscription.core import delay_buckets, delay_keys
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
-from magnetar.broker.subscription.core.delay_keys import KEY_BYTES, Draft, Segment, key_of
-from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.core.delay_keys import KEY_BYTES, DelaySegment, Draft, key_of
+from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 
@@ -54,7 +54,7 @@ class Walk:
         """A broker takes over: the cursor as it was stored, and the buckets that are named."""
         self.cursor = Cursor(self.shape, self.state)
         self.cursor.fit()
-        self.delays = Delays(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
+        self.delays = DelayIndex(self.shape, self.cursor, seal_entries=20, memory_bytes_max=40 * core.FRESH_BYTES)
         self.draft: Draft | None = None
         self.loads: list[Load] = []
         self.delivered: set[Position] = set()
@@ -183,16 +183,16 @@ def test_everything_comes_once_when_it_is_due(seed: int, monkeypatch: pytest.Mon
 
 
 # ------------------------------------------------------------------------------------------ by name
-def held(entries: int, at_ms: int = 0) -> Delays:
+def held(entries: int, at_ms: int = 0) -> DelayIndex:
     """So many entries of one ledger; entry n is due at 100,000 + n, or all at one time."""
     shape = shape_of(entries)
-    delays = Delays(shape, Cursor(shape, CursorState(shape.start)))
+    delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     for entry in range(entries):
         delays.hold(Position(10, entry), at_ms or 100_000 + entry)
     return delays
 
 
-def sealed(delays: Delays, ledger_id: int = 500) -> list[Segment]:
+def sealed(delays: DelayIndex, ledger_id: int = 500) -> list[DelaySegment]:
     draft = delays.seal(0, least=1)
     assert draft is not None, "there was something to seal"
     delays.sealed(ledger_id)
@@ -201,7 +201,7 @@ def sealed(delays: Delays, ledger_id: int = 500) -> list[Segment]:
 
 def test_they_come_in_order_of_time_and_not_before() -> None:
     shape = shape_of(5)
-    delays = Delays(shape, Cursor(shape, CursorState(shape.start)))
+    delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     for entry, at_ms in enumerate((50, 10, 30, 20, 40)):
         delays.hold(Position(10, entry), at_ms)
     assert delays.due(9, 10) == []
@@ -216,7 +216,7 @@ def test_they_come_in_order_of_time_and_not_before() -> None:
 def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too() -> None:
     shape = shape_of(1000, 1000, 5)
     cursor = Cursor(shape, CursorState(shape.start))
-    delays = Delays(shape, cursor)
+    delays = DelayIndex(shape, cursor)
     for ledger in (10, 20):
         for entry in range(1000):
             if entry % 2 or not entry:
@@ -229,7 +229,7 @@ def test_a_leap_over_a_ledger_is_one_step_and_goes_over_what_is_acknowledged_too
 def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_more() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
-    again = Delays(shape, Cursor(shape, CursorState(shape.start)))
+    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     again.found(500, segments, now_ms=0)
     assert again.count == 10_000
     assert again.next_after(Position(10, 0)) == (10, 10_000)
@@ -242,7 +242,7 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
-    again = Delays(shape, Cursor(shape, CursorState(shape.start)))
+    again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     again.found(500, segments, now_ms=104_500)
     assert again.next_after(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
@@ -281,10 +281,10 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     assert delays.drained() == [500]
 
 
-def left_over(buckets: int, keys: int = 100) -> tuple[Delays, dict[int, Draft]]:
+def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, Draft]]:
     """So many of those keys each, which are due in the far future."""
     shape = shape_of(buckets * keys)
-    delays, drafts = Delays(shape, Cursor(shape, CursorState(shape.start))), dict[int, Draft]()
+    delays, drafts = DelayIndex(shape, Cursor(shape, CursorState(shape.start))), dict[int, Draft]()
     for number in range(buckets):
         for entry in range(number * keys, (number + 1) * keys):
             delays.hold(Position(10, entry), 10**9 + entry * 7919 % 10_000)
@@ -338,7 +338,7 @@ def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> Non
 def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
     """Of 100 that are due soon one is not: without merging there would be 400 buckets."""
     shape = shape_of(40_000)
-    delays, stored = Delays(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100), dict[int, Draft]()
+    delays, stored = DelayIndex(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100), dict[int, Draft]()
     now_ms, most = 0, 0
     for number in range(400):
         for entry in range(100 * number, 100 * (number + 1)):

@@ -7,8 +7,8 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.core.delays import Delays
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Limits, Read, Replay
+from magnetar.broker.subscription.core.delays import DelayIndex
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
 from magnetar.broker.subscription.core.policies import policy_of
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
@@ -117,7 +117,7 @@ def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_coun
     desk.dispatcher.redeliver(member, None)
     assert isinstance(desk.dispatcher.want(), Blocked)
     desk.dispatcher.flow(member, 1)
-    assert desk.dispatcher.want() == Replay(tuple(Position(10, entry) for entry in range(5)))
+    assert desk.dispatcher.want() == ReplayRange(tuple(Position(10, entry) for entry in range(5)))
 
 
 def test_leaving_gives_back_without_counting() -> None:
@@ -164,7 +164,7 @@ def test_shared_serves_the_better_priority_until_it_has_no_permits() -> None:
 
 def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_half() -> None:
     desk = Desk(SHARED, shape_of(60))
-    desk.dispatcher.limit(Limits(10, 15))
+    desk.dispatcher.limit(DispatchLimits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
     assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED
@@ -186,7 +186,7 @@ def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_ha
 
 def test_limits_of_unacknowledged_messages_do_not_hold_where_one_consumer_gets_all() -> None:
     desk = Desk(EXCLUSIVE, shape_of(60))
-    desk.dispatcher.limit(Limits(10, 15))
+    desk.dispatcher.limit(DispatchLimits(10, 15))
     desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 60
 
@@ -242,7 +242,7 @@ def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dr
     last = dispatcher.read_position
     held = [each for each in member.outstanding if each.entry_id < 4]
     dispatcher.redeliver(member, held)
-    assert isinstance(dispatcher.want(), Replay), "what was delivered before is delivered again"
+    assert isinstance(dispatcher.want(), ReplayRange), "what was delivered before is delivered again"
     assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
     for position in sorted(member.outstanding)[: done // 2]:
         cursor.ack(position)
@@ -283,7 +283,7 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
 def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_: int) -> None:
     desk = Desk(type_, shape_of(8))
-    later = desk.dispatcher.delays = Delays(desk.dispatcher._shape, desk.cursor)
+    later = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
     for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
         later.hold(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
@@ -303,7 +303,7 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
 
 def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_comes_once() -> None:
     desk = Desk(SHARED, shape_of(4))
-    delays = desk.dispatcher.delays = Delays(desk.dispatcher._shape, desk.cursor)
+    delays = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
     member = desk.join(1, permits=99)
     items = [Item(Position(10, entry), deliver_at_ms=5 if entry in (0, 2) else 0) for entry in range(4)]
     delays.hold(Position(10, 2), 5)  # noted when it was stored, and not read yet

@@ -13,8 +13,8 @@ from magnetar.broker.subscription.core.redelivery_backoff import (
     LADDER,
     MAX_COUNT,
     TOPIC,
+    BackoffQueue,
     DeadLetterPolicy,
-    HeldBack,
     policy_of,
 )
 from magnetar.proto.names import Position, TopicName
@@ -52,7 +52,7 @@ ACTIONS = st.lists(st.tuples(st.integers(0, 8), st.one_of(st.none(), st.integers
 
 @given(ACTIONS)
 def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int, int | None, bool]]) -> None:
-    held, model = HeldBack(), dict[Position, int | None]()
+    held, model = BackoffQueue(), dict[Position, int | None]()
     for entry, until_ms, dropped in actions:
         position = Position(1, entry)
         held.hold(position, until_ms)
@@ -75,14 +75,14 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
         Position(1, 0): Count(1, 500), Position(1, 1): Count(1, 1500), Position(1, 2): Count(3),
         Position(1, 3): Count(2),
     }  # fmt: skip
-    held = HeldBack()
+    held = BackoffQueue()
     assert held.restore(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
     assert set(held) == {Position(1, 1), Position(1, 2)}
     assert held.due(1500) == [Position(1, 1)]
 
 
 def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy() -> None:
-    held = HeldBack()
+    held = BackoffQueue()
     day_ms = 86_400_000
     assert held.restore({Position(1, 0): Count(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
     assert held.next_ms == 5000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.cursor import ChunkKey, Count, Cursor, CursorState, Kind, Partial
+from magnetar.broker.subscription.core.cursor import ChunkKey, ChunkKind, Count, Cursor, CursorState, Partial
 from magnetar.broker.subscription.core.cursor_log import CursorLog
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.names import Position
@@ -65,7 +65,7 @@ def test_a_chunk_that_contradicts_itself_is_damage() -> None:
             stored.add_chunk(CursorState(MARK), other, body)
         with pytest.raises(stored.DamagedState):
             stored.add_chunk(CursorState(MARK), key, body[:-1])
-    (marker,) = stored.encode_marker(MARK, {ChunkKey(Kind.HOLES, 10, 0): stored.Row(1, 0, 1, 40)}, 1)
+    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.Row(1, 0, 1, 40)}, 1)
     body = stored.decode_piece(marker).body
     for cut in range(len(body)):
         with pytest.raises(stored.DamagedState):

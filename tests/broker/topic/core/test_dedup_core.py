@@ -13,13 +13,13 @@ from collections import deque
 
 import pytest
 
-from magnetar.broker.log.core.sequence_range import Numbers
-from magnetar.broker.topic.core.dedup import NOTHING, Dedup, Progress, Snapshot, Verdict
+from magnetar.broker.log.core.sequence_range import SequenceRange
+from magnetar.broker.topic.core.dedup import NOTHING, Dedup, DedupVerdict, SequenceProgress, Snapshot
 from magnetar.proto.names import Position
 
 START = Position(1, -1)
 STEPS = 300  # of a run
-Entry = tuple[str, Numbers]
+Entry = tuple[str, SequenceRange]
 
 
 class Client:
@@ -29,19 +29,19 @@ class Client:
         self.name = name
         self.rng = rng
         self.next_id = 0
-        self.waiting: deque[Numbers] = deque()  # without an answer, oldest first
+        self.waiting: deque[SequenceRange] = deque()  # without an answer, oldest first
         self.unsent = 0  # of them, from the end
         self.connected = False
-        self.stored: set[Numbers] = set()  # that it was told of
+        self.stored: set[SequenceRange] = set()  # that it was told of
 
     def produce(self) -> None:
         if self.rng.random() < 0.3:
             uuid, chunks = f"{self.name}-{self.rng.random()}", self.rng.randint(2, 4)
-            found = [Numbers(self.next_id, self.next_id, uuid, chunk, chunks) for chunk in range(chunks)]
+            found = [SequenceRange(self.next_id, self.next_id, uuid, chunk, chunks) for chunk in range(chunks)]
             self.next_id += 1
         else:
             count = self.rng.randint(1, 3)
-            found = [Numbers(self.next_id, self.next_id + count - 1)]
+            found = [SequenceRange(self.next_id, self.next_id + count - 1)]
             self.next_id += count + (self.rng.random() < 0.1)  # an id may be left out
         self.waiting.extend(found)
         self.unsent += len(found)
@@ -62,7 +62,7 @@ class House:
         self.dedup = Dedup(self.snapshot, now=self.now)
         self.queue: deque[Entry] = deque()  # given to the log; the first `sent` of them may be in it already
         self.sent = 0
-        self.verdicts: set[Verdict] = set()
+        self.verdicts: set[DedupVerdict] = set()
 
     # ------------------------------------------------------------------ what happens
     def connect(self) -> None:
@@ -86,17 +86,17 @@ class House:
         numbers = client.waiting[-client.unsent]
         verdict = self.dedup.judge(client.name, numbers)
         self.verdicts.add(verdict)
-        if verdict is Verdict.NEW:
+        if verdict is DedupVerdict.NEW:
             client.unsent -= 1
             self.queue.append((client.name, numbers))
-        elif verdict is Verdict.DUPLICATE:
+        elif verdict is DedupVerdict.DUPLICATE:
             assert (client.name, numbers) in self.log[: self.confirmed], "a duplicate is in the log"
             self.answer(client, numbers)
         else:
-            assert verdict is Verdict.UNKNOWN, "a batch that is sent again is the same batch"
+            assert verdict is DedupVerdict.UNKNOWN, "a batch that is sent again is the same batch"
             client.connected = False
 
-    def answer(self, client: Client, numbers: Numbers) -> None:
+    def answer(self, client: Client, numbers: SequenceRange) -> None:
         """Answers come in the order of the publishes; one that is before others on their way waits for them."""
         while client.waiting and client.waiting[0] != numbers:
             return
@@ -178,8 +178,8 @@ class House:
         raise AssertionError("a message never gets its answer")
 
 
-def effects(log: list[Entry]) -> dict[str, Progress]:
-    found: dict[str, Progress] = {}
+def effects(log: list[Entry]) -> dict[str, SequenceProgress]:
+    found: dict[str, SequenceProgress] = {}
     for name, numbers in log:
         found[name] = found.get(name, NOTHING).after(numbers)
     return found
@@ -187,7 +187,7 @@ def effects(log: list[Entry]) -> dict[str, Progress]:
 
 @pytest.mark.parametrize("block", range(10))
 def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(block: int) -> None:
-    seen: set[Verdict] = set()
+    seen: set[DedupVerdict] = set()
     for seed in range(block * 40, block * 40 + 40):
         house = House(seed)
         for _ in range(STEPS):
@@ -201,7 +201,7 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
             assert firsts == sorted(set(firsts)), f"seed {seed}: ids of {client.name} are out of order, or twice"
             assert client.stored <= set(mine), f"seed {seed}: something that was called stored is not in the log"
         seen |= house.verdicts
-    assert seen >= {Verdict.NEW, Verdict.DUPLICATE, Verdict.UNKNOWN}
+    assert seen >= {DedupVerdict.NEW, DedupVerdict.DUPLICATE, DedupVerdict.UNKNOWN}
 
 
 def on() -> Dedup:
@@ -210,57 +210,59 @@ def on() -> Dedup:
 
 def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
     dedup = on()
-    assert dedup.judge("p", Numbers(0, 4)) is Verdict.NEW
-    assert dedup.judge("p", Numbers(0, 4)) is Verdict.UNKNOWN
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.NEW
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.UNKNOWN
     assert not dedup.is_settled("p")
-    dedup.confirmed("p", Numbers(0, 4), Position(1, 0))
-    assert dedup.judge("p", Numbers(0, 4)) is Verdict.DUPLICATE
+    dedup.confirmed("p", SequenceRange(0, 4), Position(1, 0))
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.DUPLICATE
     assert dedup.is_settled("p")
 
 
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
     dedup = on()
-    assert [dedup.judge("p", Numbers(id_, id_)) for id_ in range(3)] == [Verdict.NEW] * 3
-    dedup.confirmed("p", Numbers(0, 0), Position(1, 0))
+    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
+    dedup.confirmed("p", SequenceRange(0, 0), Position(1, 0))
     dedup.failed("p")
-    assert dedup.judge("p", Numbers(2, 2)) is Verdict.UNKNOWN, "one is still on its way"
+    assert dedup.judge("p", SequenceRange(2, 2)) is DedupVerdict.UNKNOWN, "one is still on its way"
     dedup.failed("p")
-    assert [dedup.judge("p", Numbers(id_, id_)) for id_ in range(3)] == [Verdict.DUPLICATE, Verdict.NEW, Verdict.NEW]
+    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.DUPLICATE,
+        DedupVerdict.NEW, DedupVerdict.NEW]
 
 
 def test_a_batch_that_is_stored_in_part_is_neither_stored_nor_new() -> None:
     """Called a duplicate, its second half would be lost."""
     dedup = on()
-    dedup.judge("p", Numbers(0, 9))
-    dedup.confirmed("p", Numbers(0, 9), Position(1, 0))
-    assert dedup.judge("p", Numbers(7, 12)) is Verdict.OVERLAP
-    assert dedup.judge("p", Numbers(10, 12)) is Verdict.NEW
+    dedup.judge("p", SequenceRange(0, 9))
+    dedup.confirmed("p", SequenceRange(0, 9), Position(1, 0))
+    assert dedup.judge("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
+    assert dedup.judge("p", SequenceRange(10, 12)) is DedupVerdict.NEW
 
 
 def test_chunks_count_when_the_last_of_them_is_stored() -> None:
     dedup = on()
-    chunks = [Numbers(5, 5, "u", chunk, 3) for chunk in range(3)]
+    chunks = [SequenceRange(5, 5, "u", chunk, 3) for chunk in range(3)]
     for entry_id, chunk in enumerate(chunks[:2]):
-        assert dedup.judge("p", chunk) is Verdict.NEW
+        assert dedup.judge("p", chunk) is DedupVerdict.NEW
         dedup.confirmed("p", chunk, Position(1, entry_id))
     assert dedup.last("p") == -1
-    assert [dedup.judge("p", chunk) for chunk in chunks] == [Verdict.DUPLICATE, Verdict.DUPLICATE, Verdict.NEW]
+    assert [dedup.judge("p", chunk) for chunk in chunks] == [DedupVerdict.DUPLICATE, DedupVerdict.DUPLICATE,
+        DedupVerdict.NEW]
     dedup.failed("p")
-    again = Numbers(5, 5, "of another process", 0, 3)
-    assert dedup.judge("p", again) is Verdict.NEW, "who begins the message anew has all its chunks stored"
+    again = SequenceRange(5, 5, "of another process", 0, 3)
+    assert dedup.judge("p", again) is DedupVerdict.NEW, "who begins the message anew has all its chunks stored"
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
     dedup = Dedup(now=0.0)
     dedup.joined("here")
     for entry_id, name in enumerate(["here", "gone", "here"]):
-        assert dedup.judge(name, Numbers(7, 7)) is Verdict.NEW
-        dedup.confirmed(name, Numbers(7, 7), Position(1, entry_id))
-    dedup.judge("here", Numbers(8, 8))
+        assert dedup.judge(name, SequenceRange(7, 7)) is DedupVerdict.NEW
+        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
+    dedup.judge("here", SequenceRange(8, 8))
     dedup.enable()
-    assert dedup.judge("here", Numbers(7, 7)) is Verdict.DUPLICATE
-    assert dedup.judge("here", Numbers(8, 8)) is Verdict.UNKNOWN
-    assert dedup.judge("gone", Numbers(3, 3)) is Verdict.NEW
+    assert dedup.judge("here", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
+    assert dedup.judge("here", SequenceRange(8, 8)) is DedupVerdict.UNKNOWN
+    assert dedup.judge("gone", SequenceRange(3, 3)) is DedupVerdict.NEW
     dedup.check()
 
 
@@ -268,8 +270,8 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
     dedup = on()
     for number in range(5):
         dedup.joined(f"p{number}")
-        dedup.judge(f"p{number}", Numbers(0, 0))
-        dedup.confirmed(f"p{number}", Numbers(0, 0), Position(1, number))
+        dedup.judge(f"p{number}", SequenceRange(0, 0))
+        dedup.confirmed(f"p{number}", SequenceRange(0, 0), Position(1, number))
     for number in range(4):
         dedup.left(f"p{number}", now=float(number))
     dedup.forget(50.0, inactive_s=100.0, producers_max=3)
@@ -287,11 +289,11 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     """A broker dies before any snapshot, and another producer leaves before this one is back."""
     dedup = Dedup(Snapshot(START, {}), now=up_s)
     for entry_id, name in enumerate(("back", "away")):
-        dedup.replayed(name, Numbers(7, 7), Position(1, entry_id))
+        dedup.replayed(name, SequenceRange(7, 7), Position(1, entry_id))
     dedup.joined("back")
     dedup.left("back", up_s + 1.0)
     dedup.forget(up_s + 1.0, inactive_s=100.0, producers_max=10)
     assert set(dedup.persisted) == {"back", "away"}
-    assert dedup.judge("away", Numbers(7, 7)) is Verdict.DUPLICATE
+    assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.forget(up_s + 100.5, inactive_s=100.0, producers_max=10)
     assert set(dedup.persisted) == {"back"}

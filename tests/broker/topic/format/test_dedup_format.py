@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.core.dedup import SequenceProgress, Snapshot
 from magnetar.broker.topic.format import dedup as stored
 from magnetar.proto.names import Position
 
-SNAPSHOT = Snapshot(Position(7, 41), {"p": Progress(120), "q": Progress(3, "5f0c", 1)})
+SNAPSHOT = Snapshot(Position(7, 41), {"p": SequenceProgress(120), "q": SequenceProgress(3, "5f0c", 1)})
 
 
 def read(entries: list[bytes]) -> Snapshot:
@@ -21,7 +21,7 @@ def test_a_snapshot_comes_back() -> None:
 
 
 def test_a_large_snapshot_is_several_entries() -> None:
-    large = Snapshot(Position(1, 1), {f"producer-{number:0200}": Progress(number) for number in range(10_000)})
+    large = Snapshot(Position(1, 1), {f"producer-{number:0200}": SequenceProgress(number) for number in range(10_000)})
     entries = stored.encode(large, 1)
     assert len(entries) > 1
     assert max(map(len, entries)) <= stored.PIECE_BYTES + 64
