@@ -244,7 +244,7 @@ def __dir__() -> list[str]:
 
 
 class _SecondNames:
-    """Finds `magnetar.asyncio` and its like, which have no files of their own, as the modules they stand for."""
+    """Finds `magnetar.asyncio` and the other second names, which have no files of their own, as their modules."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         package, _, name = fullname.rpartition(".")

@@ -1,4 +1,4 @@
-"""The client: what everything else is made from (asyncio face).
+"""The client for asyncio: it opens producers, consumers, readers and table views.
 
     async with Client("magnetar://localhost:7650") as client:
         producer = await client.create_producer("flights")
@@ -57,12 +57,21 @@ Topics = str | Sequence[str] | re.Pattern[str]
 
 
 KEPT_MIN = 16
-"""So many that are over are remembered without a look: one at each opening would be a look at all the others."""
+"""Closed objects are removed only above this number: a removal at each opening would scan all the others."""
 
 
 class Client:
-    """Parameters and defaults of `pulsar.Client`; `memory_limit_bytes` bounds what waits in all receiver queues
-    (client/common/receive_memory.py); `world` is ours, for tests.
+    """A connection to a Magnetar cluster, for asyncio; opens producers, consumers, readers and table views.
+
+        async with magnetar.asyncio.Client("magnetar://localhost:7650") as client:
+            producer = await client.create_producer("flights")
+            await producer.send(b"UA 1545")
+
+    Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
+    connects when first used and belongs to the event loop that uses it first. `memory_limit_bytes` bounds the messages
+    that wait in all receiver queues (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
+    PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
+    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
 
     def __init__(
@@ -96,12 +105,12 @@ class Client:
         self._connections: Connections | None = None
         self._reports: Reports | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
-        self._looked_at = 0  # how many were open when those that are over were left out last
+        self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
 
     @property
     def connections(self) -> Connections:
-        """Made when first used, in the event loop that uses it."""
+        """Created when first used, in the event loop that uses it."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -112,7 +121,7 @@ class Client:
         return self._connections
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """What producers and consumers that are open did so far, by name and topic; logged at the interval too."""
+        """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
         open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not _is_over(each)]
         return {each.title(): each.statistics() for each in open_}
 
@@ -143,7 +152,7 @@ class Client:
         *,
         initial_subscription_name: str | None = None,
     ) -> Producer:
-        """What each costs: ProducerSettings. Batching is on, as in `pulsar.asyncio`."""
+        """Opens a producer. ProducerSettings has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
         settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
@@ -182,7 +191,8 @@ class Client:
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern.
+        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client.
         """
@@ -229,7 +239,7 @@ class Client:
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
-        """From behind `start_message_id` on (from it on, when inclusive)."""
+        """Opens a reader that starts after `start_message_id` (at it, when inclusive)."""
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -243,7 +253,7 @@ class Client:
     async def create_table_view(
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
     ) -> TableView:
-        """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now."""
         check(READER, {"subscription_name": subscription_name, "schema": schema})
         options = {"schema": schema, "is_read_compacted": True}
         settings = consumer_settings(options)
@@ -258,7 +268,7 @@ class Client:
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none, or does not exist (yet): makes nothing."""
+        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
         name = parse_topic(topic)
         try:
             partitions = await translated(self.connections.partitions(name, create=False))
@@ -271,16 +281,16 @@ class Client:
     async def read_range(
         self, topic: str, first_index: int, end_index: int
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries that hold the messages `first_index` … `end_index - 1` of one partition, in order, as they come.
+        """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
             async for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
                     ...
 
-        Without a subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
-        entry may hold messages outside the range. It ends early where the topic ends; an index below the oldest
-        message that is kept begins there (`AdminClient.offsets` returns both ends). An interrupted read goes on by
-        itself for as long as an operation may take.
+        It has no subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
+        entry may contain messages outside the range. It ends early at the end of the topic; an index below the oldest
+        kept message begins there (`AdminClient.offsets` returns both ends). An interrupted read is resumed for
+        `operation_timeout_seconds`.
         """
         check_one("first_index", whole(0, INT64_MAX), first_index)
         check_one("end_index", whole(0, INT64_MAX), end_index)
@@ -305,7 +315,7 @@ class Client:
         return names
 
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Remembers what was opened, to close it with the client; what is over is left out each time they doubled."""
+        """Registers what was opened, to close it with the client; removes closed ones when their number has doubled."""
         made = await translated(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
             self._open = {each: None for each in self._open if not _is_over(each)}
@@ -315,7 +325,7 @@ class Client:
         return made
 
     def shutdown(self) -> None:
-        """Ends everything at once, without waiting: what is under way has an unknown outcome."""
+        """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
         for each in self._open:
             each.abort()
@@ -353,7 +363,7 @@ class Client:
 
 
 def _is_over(opened: Producer | Consumer | Reader | TableView) -> bool:
-    """Nothing of it goes on. A consumer of a pattern may have no topic at the moment."""
+    """Whether all its partitions are closed. A consumer of a pattern may have no topic at the moment."""
     waits = isinstance(opened, Consumer) and opened.watches
     return not waits and all(lane.state.name == "CLOSED" for lane in opened.lanes)
 

@@ -4,9 +4,9 @@ Ownership is a hint that keeps brokers apart; safety comes from fencing and from
 §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
 only brokers that are registered, with the address that they registered.
 
-When the session is lost, the broker continues to serve what it owned, because fencing protects the data, and claims
-nothing new. In the next session `reclaim` takes each bundle again that no other broker has; the others are forgotten.
-Another broker may have had a reclaimed bundle in between: the topics' lists show that (TopicManager.resume).
+When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
+new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
+is had again may have been somebody's in between: the topics' lists say so (TopicManager.resume).
 
 One request for a bundle runs at a time: a record with this broker's name that it does not know of is then certainly
 another session's, and not the one that is just being made for another request. Deleting that one would let another

@@ -49,8 +49,6 @@ class _Namespace:
 
 
 class PolicyCache:
-    """The policies of the namespaces whose topics this broker uses."""
-
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:

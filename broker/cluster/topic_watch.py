@@ -52,8 +52,6 @@ Told = Topics | Added | Removed
 
 
 class TopicWatcher:
-    """The changes of the topics of namespaces."""
-
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog

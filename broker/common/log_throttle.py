@@ -9,7 +9,7 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """The last line of one loop. `news` is asked before each line."""
+    """One loop's memory of what it said last. `news` is asked before each line."""
 
     __slots__ = ("_at", "_reason")
 

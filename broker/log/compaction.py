@@ -78,7 +78,7 @@ class CompactionRunState(enum.Enum):
 
 
 class CompactionProgress:
-    """The progress of the last compaction."""
+    """Of the last compaction."""
 
     def __init__(self) -> None:
         self.state = CompactionRunState.NOT_RUN
@@ -196,7 +196,7 @@ class Compaction:
         except MagnetarError as error:
             _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
             progress.state, progress.error = CompactionRunState.ERROR, str(error)
-        except Exception as error:  # a fault of the broker: the topic continues without
+        except Exception as error:  # a fault of ours: the topic goes on without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
             progress.state, progress.error = CompactionRunState.ERROR, str(InternalError(repr(error)))
         finally:

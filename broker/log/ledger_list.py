@@ -34,8 +34,6 @@ def path_of(topic: TopicName) -> str:
 
 
 class ManagedLedgerRecord:
-    """The record of one topic, as its owner reads and changes it."""
-
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self._store = store
         self._topic = topic

@@ -44,11 +44,9 @@ written ends the topic. The ledger that is written grows meanwhile, and trimming
 
 
 class ManagedLedger:
-    """The ledgers of one topic, for its owner. Call `read`, `recover`, `claim` in this order, and for each new ledger
-    `create`,
-    `commit`, `install`. Before the next one: `end_of` its writer; `closed` is its row of the list, `close_tail` of the
-    shape.
-    """
+    """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
+
+    Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -129,7 +127,7 @@ class ManagedLedger:
         )  # fmt: skip
 
     async def create_anyhow(self) -> LedgerWriter:
-        """Retries `create` until it succeeds, or the caller's deadline passes."""
+        """Tries until it is made, or the caller's deadline passes."""
         patience = LogThrottle()
         while True:
             try:
@@ -168,7 +166,7 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how another broker closed it; its true last entry, and its length in bytes."""
+        """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
         patience = LogThrottle()
         while True:
             try:

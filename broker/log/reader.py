@@ -109,7 +109,7 @@ class TopicLogReader:
 
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> IndexedPosition:
-        """The entry that contains message `index`; at or beyond the end: the position after the last entry.
+        """The entry that holds message `index`; at or beyond the end: the place after the last entry.
 
         Where messages were trimmed it is the first entry after them.
         """

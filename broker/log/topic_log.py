@@ -296,8 +296,7 @@ class TopicLog:
 
     async def _roll(self) -> None:
         async with self._changing:
-            empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
-            if self.state is not TopicLogState.SERVING or empty:
+            if self.state is not TopicLogState.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
                 return
             prepared = await self._chain.create()
             if self.state is not TopicLogState.SERVING:  # it began to switch, or to end, by itself

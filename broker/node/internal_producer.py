@@ -38,7 +38,7 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """Publishes for the broker. `endpoint`: where this broker listens; it answers look-ups like any other."""
+    """`endpoint`: where this broker listens; it answers look-ups like any other."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world

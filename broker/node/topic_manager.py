@@ -59,7 +59,7 @@ _UNSETTLED = "this broker has no metadata session at the moment; ask another one
 
 
 class _OwnershipSession:
-    """The state of one tenure: from `enter` to `close` or `drop_all`."""
+    """What lasts as long as this broker owns."""
 
     __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
 
@@ -87,8 +87,6 @@ class _OwnershipSession:
 
 
 class TopicManager:
-    """The topics of one broker, and its bundles."""
-
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config

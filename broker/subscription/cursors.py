@@ -280,7 +280,7 @@ class DurableCursor:
         self.cursor.stored(write.version, write.mark)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """The write, if it is stored; else what it took from the cursor is returned to it."""
+        """The write, if it is stored; what it took from the cursor goes back otherwise."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)

@@ -53,7 +53,7 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """Buffer of entries for one subscription. `wake` makes the subscription pump."""
+    """`wake` makes the subscription pump."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
@@ -80,7 +80,7 @@ class ReadAheadBuffer:
         self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
         self._patience = LogThrottle()
-        self._seeks = 0  # the result of a read that began before a seek is dropped
+        self._seeks = 0  # a read that began before a seek is of no use after it
 
     def read_from(self, log: ReadableLog) -> None:
         self._log = log
@@ -101,8 +101,7 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """The first of the entries, CHUNK_ENTRIES at most, and fewer when finding their keys' slots takes until `end`.
-        """
+        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)

@@ -400,7 +400,7 @@ class Subscription:
         self._timer = self._loop.call_at(when, self.wake)
 
     def _tell_end(self) -> None:
-        """Notifies consumers of a terminated topic that have got everything that nothing more follows."""
+        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
         if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
             return
         shape = self._log.shape

@@ -36,7 +36,7 @@ class Joined(Protocol):
 
 
 class ProducerRegistry:
-    """The producers of one topic. Iterates over those that are seated or wait for it."""
+    """Iterates over the producers that are seated or wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 

@@ -28,9 +28,7 @@ class Rates(NamedTuple):
 
 
 class TopicStatistics:
-    """Traffic of one topic, since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers, each
-    time.
-    """
+    """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
 
     __slots__ = ("_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 

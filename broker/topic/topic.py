@@ -327,7 +327,7 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """NotOwner when the topic has ended here: its end may be old, and the caller would get no more of it."""
+        """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
         if self._ended or self._going or self.log.state is TopicLogState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 

@@ -1,4 +1,4 @@
-"""`magnetar topics expire-messages|examine-messages|…`: what lies in a topic, looked at and cleared by hand.
+"""`magnetar topics expire-messages|examine-messages|…`: what a topic contains, examined and cleared by hand.
 
 Names and options are pulsar-admin's. On a partitioned topic each verb is applied to every partition, at its owner.
 """

@@ -1,7 +1,7 @@
 """`magnetar namespaces|topics set-X|get-X|remove-X`: every policy by one table, with pulsar-admin's names and options.
 
 A row of `VERBS` makes three commands for namespaces and three for topics: `set-` lays down what is given and leaves the
-rest, `get-` shows what is laid down there (`--applied`: with what is inherited, topic > namespace > broker), `remove-`
+rest, `get-` shows what is set there (`--applied`: with what is inherited, topic > namespace > broker), `remove-`
 inherits again. What a policy means and what it may be: proto/policies.py, which the broker checks. No command here is
 written by hand, and LazyGroup makes one only when it is run (attributes of this module, by `__getattr__`).
 """

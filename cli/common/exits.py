@@ -92,7 +92,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def cause(error: BaseException) -> MagnetarError | None:
-    """The error of ours in `error` or behind it, the innermost first: the SDK's exceptions wrap what a server said.
+    """The error of ours in `error` or among its causes, the innermost first: the SDK's exceptions wrap a server's.
 
     An OSError becomes one with its path.
     """

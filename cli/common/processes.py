@@ -1,4 +1,4 @@
-"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, never left behind.
+"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, never left running.
 
 For the demo and the tests. Everything listens on loopback with free ports; a process dies with the thread that started
 it (so start from the main one), and `close` ends what still runs. Output is collected: stdout line by line, stderr in a

@@ -65,7 +65,7 @@ class BookKeeperNames:
         self._recent = Recent()
 
     def add(self, page: Page, bookie: str) -> None:
-        """Shows what is on the page of this bookie a second time. A number that is not there has no second name."""
+        """Shows what is on the page of this bookie a second time. A missing number has no second name."""
         labels = (("bookie", bookie),)
         for second in SECOND:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."

@@ -9,8 +9,8 @@
     magnetar_background_…      long-lived tasks that failed (runtime/supervisor.py)
     magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/unreadable.py)
 
-A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: whoever adds one that
-can fall names it. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
+A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: one that can
+fall is added there. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
 tests/cli/metrics/test_metrics.py, which also fails when it sees a counter fall.
 """
 

@@ -1,4 +1,4 @@
-"""Admin: AdminClient for programs without asyncio; the same methods, which wait."""
+"""Admin: AdminClient for programs without asyncio; the same methods, blocking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[AdminClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Admin, P], T]:
-    """The method with the same parameters, which waits."""
+    """The method with the same parameters, blocking."""
 
     @functools.wraps(method)
     def call(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -29,7 +29,10 @@ def _blocking(
 class Admin:
     """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.
 
-    It works in the client's thread of this process. Close it, or use it in a `with` statement.
+        with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
+            admin.create_topic("flights", partitions=4)
+
+    It runs in the client's loop thread of this process; any thread may call it. Close it, or use a `with` statement.
     """
 
     def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
@@ -96,6 +99,7 @@ class Admin:
     find_orphans = _blocking(AdminClient.find_orphans)
 
     def close(self) -> None:
+        """Closes the connections."""
         loop_thread().run(self._inner.close())
 
     def __enter__(self) -> Admin:

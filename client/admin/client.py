@@ -25,11 +25,18 @@ T = TypeVar("T")
 AT_ONCE = 16
 """Topics of a namespace that are acted on at the same time."""
 BROKER_ASK_S = 5.0
-"""How long one broker may take to say how many topics it has loaded."""
+"""How long one broker may take to report how many topics it has loaded."""
 
 
 class AdminClient:
-    """Administration of a cluster, by `service_url` as the SDK takes it, or by another transport.
+    """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
+
+        async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
+            await admin.create_topic("flights", partitions=4)
+            print(await admin.topics(), await admin.subscriptions("flights-partition-0"))
+
+    It connects by `service_url` as `Client` does, or by another `transport`. It belongs to one event loop; `Admin` has
+    the same methods for programs without asyncio. Answers are the frozen dataclasses of client/admin/values.py.
 
     `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
     them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
@@ -63,12 +70,13 @@ class AdminClient:
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def tenant(self, name: str) -> values.TenantInfo:
+        """Its settings. TenantNotFound."""
         return await self._call(op.GET_TENANT, tenant=check_tenant_name(name))
 
     async def update_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
-        """What is not given is emptied. NotAllowed as in create_tenant."""
+        """Replaces both settings; a parameter that is left out becomes empty. NotAllowed as in create_tenant."""
         await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def delete_tenant(self, name: str) -> None:
@@ -90,13 +98,14 @@ class AdminClient:
         )  # fmt: skip
 
     async def namespace(self, name: str) -> values.NamespaceInfo:
+        """Its settings. NamespaceNotFound."""
         return await self._call(op.GET_NAMESPACE, namespace=_namespace(name))
 
     async def update_namespace(
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
         default_partitions: int | None = None,
     ) -> None:  # fmt: skip
-        """What is None stays. The number of bundles is fixed at creation: InvalidRequest for another one."""
+        """None keeps a setting. The number of bundles is fixed at creation: InvalidRequest for another one."""
         old = await self.namespace(name)
         await self._call(
             op.UPDATE_NAMESPACE, namespace=old.name, bundles=old.bundles if bundles is None else bundles,
@@ -222,6 +231,7 @@ class AdminClient:
         return await self._call(op.TOPIC_STATS, topic=_full(topic), precise_backlog=precise)
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
+        """The log of one partition: its ledgers, positions and replication."""
         return await self._call(op.TOPIC_INTERNAL_STATS, topic=_full(topic))
 
     async def unload_topic(self, topic: str) -> None:
@@ -237,7 +247,7 @@ class AdminClient:
         await self._call(op.TRUNCATE_TOPIC, topic=_full(topic))
 
     async def terminate_topic(self, topic: str) -> MessageId:
-        """Seals it: it can be read and not written. The id of its last message."""
+        """Terminates it: it can be read and not written. Returns the id of its last message."""
         return await self._call(op.TERMINATE_TOPIC, topic=_full(topic))
 
     async def compact(self, topic: str) -> None:
@@ -245,6 +255,7 @@ class AdminClient:
         await self._call(op.COMPACT, topic=_full(topic))
 
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
+        """The last compaction of one partition, and the compacted ledger that is read now."""
         return await self._call(op.COMPACTION_STATUS, topic=_full(topic))
 
     async def last_message_id(self, topic: str) -> MessageId:
@@ -252,7 +263,7 @@ class AdminClient:
         return await self._call(op.LAST_MESSAGE_ID, topic=_full(topic))
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
-        """Of the first message that arrived then or later; where the next will be, when there is none."""
+        """The id of the first message that arrived then or later; the position of the next one when there is none."""
         return await self._call(op.MESSAGE_ID_BY_TIME, topic=_full(topic), publish_time_ms=publish_time_ms)
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
@@ -287,10 +298,11 @@ class AdminClient:
         await self._call(op.DELETE_SUBSCRIPTION, **_subscription(topic, name), force=force)
 
     async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
+        """The properties, name to value."""
         return await self._call(op.GET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name))
 
     async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
-        """These and no others."""
+        """Replaces all properties."""
         await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name), properties=dict(properties))
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
@@ -309,6 +321,7 @@ class AdminClient:
         return await self._call(op.EXPIRE_MESSAGES, topic=_full(topic), subscription=name, **limit)
 
     async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
+        """Counts the backlog of one partition message by message."""
         return await self._call(op.ANALYZE_BACKLOG, **_subscription(topic, name))
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
@@ -318,13 +331,13 @@ class AdminClient:
         )
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[values.StoredMessage]:
-        """The next messages of a subscription, which stay where they are: at most so many."""
+        """At most `messages` next messages of a subscription, without moving it."""
         found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
         return found[:messages]
 
     # ------------------------------------------------------------------------------ the cluster
     async def brokers(self) -> list[values.BrokerInfo]:
-        """Each is asked how many topics it has loaded; one that does not answer within 5 s has None."""
+        """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
         return await asyncio.gather(*map(self._broker, await self._all(op.LIST_BROKERS)))
 
     async def _broker(self, listed: values.BrokerInfo) -> values.BrokerInfo:
@@ -337,7 +350,7 @@ class AdminClient:
         return values.BrokerInfo(listed.name, listed.endpoint, own)
 
     async def bookies(self) -> list[values.BookieInfo]:
-        """Those that are registered."""
+        """The registered bookies."""
         return await self._all(op.LIST_BOOKIES)
 
     async def find_orphans(self, *, remove: bool = False) -> values.Orphans:
@@ -345,6 +358,7 @@ class AdminClient:
         return await self._call(op.FIND_ORPHANS, remove=remove)
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._transport.close()
 
     async def __aenter__(self) -> AdminClient:

@@ -2,7 +2,7 @@
 
 Units are in the names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time
 of day), `_s`. Counters run since the owner loaded the topic. A name that a later version of a server may add to a
-closed set comes as UNKNOWN.
+closed set is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class StoredMessage:
 # ------------------------------------------------------------------------------------ the cluster
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `topics`: how many it has loaded, as it says itself; None: it did not answer."""
+    """A registered broker. `topics`: how many it has loaded, as it reports itself; None: it did not answer."""
 
     name: str
     endpoint: str  # HOST:PORT
@@ -347,7 +347,7 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """`orphans`: ledgers that no topic and no cursor refers to; `missing`: listed by a topic, and gone."""
+    """`orphans`: ledgers that no topic and no cursor refers to; `missing`: listed by a topic, but deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]

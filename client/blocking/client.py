@@ -1,7 +1,7 @@
-"""The blocking face: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
+"""The blocking client: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
 
-Here is the client; client/blocking/producer.py and client/blocking/consumer.py are what it makes. After a fork
-everything is made anew where that can work, see client/common/fork.py.
+This module has the client; client/blocking/producer.py and client/blocking/consumer.py have what it opens. After a fork
+every object is opened again where that can work, see client/common/fork.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,20 @@ __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
 class Client:
-    """Parameters and defaults of `pulsar.Client`. Connects when first used."""
+    """A connection to a Magnetar cluster; opens producers, consumers, readers and table views. Blocking.
+
+        with magnetar.Client("magnetar://localhost:7650") as client:
+            producer = client.create_producer("flights")
+            consumer = client.subscribe("flights", "board")
+
+    Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
+    client connects when it is first used. `memory_limit_bytes` bounds the messages that wait in all receiver queues.
+
+    Threads: any thread may use a client and what it opens. The work is done in one event loop thread per process; a
+    blocking call in a callback of that thread raises Interrupted. Errors are subclasses of `magnetar.PulsarException`:
+    InvalidUrl, InvalidConfiguration and OperationNotSupported for a wrong parameter; AlreadyClosed after `close`;
+    ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
+    """
 
     def __init__(
         self,
@@ -91,7 +104,7 @@ class Client:
         return self._inner
 
     def _keep(self) -> None:
-        """It is closed, or begins anew: it is nobody's to close when it is collected."""
+        """The client is closed or opened again: the garbage collector must not close it."""
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None
@@ -123,7 +136,8 @@ class Client:
         *,
         initial_subscription_name: str | None = None,
     ) -> Producer:
-        """What each costs: ProducerSettings. Batching is off unless asked for, as in `pulsar-client`."""
+        """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default,
+        as in `pulsar-client`."""
         options = given(locals())
         epoch = EPOCH[0]
 
@@ -170,10 +184,14 @@ class Client:
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in another thread, in
-        order; of all consumers and readers of this client `message_listener_threads` at the same time.
+        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; that one has its thread too.
+        `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
+        listeners of all consumers and readers of this client run at the same time.
+
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
+        listener has its own thread too.
         """
         options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
         check(CONSUMER, given(locals(), "options", "topic"))
@@ -198,7 +216,10 @@ class Client:
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
-        """From behind `start_message_id` on; `reader_listener(reader, message)` is called in a thread of its own."""
+        """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`).
+
+        `reader_listener(reader, message)` is called in a thread of its own.
+        """
         options = given(locals(), "reader_listener")
         check(READER, given(locals(), "options", "topic"))
 
@@ -212,14 +233,15 @@ class Client:
     def create_table_view(
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
     ) -> TableView:
-        """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now."""
         return TableView(self.inner, lambda client: client.create_table_view(topic, subscription_name, schema))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
+        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
     def read_range(self, topic: str, first_index: int, end_index: int) -> Iterator[list[StoredEntry]]:
-        """The entries that hold the messages `first_index` … `end_index - 1` of one partition, in order, as they come.
+        """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
                 for message in (each for entry in entries for each in entry.messages()):
@@ -239,7 +261,7 @@ class Client:
             loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
-        """Ends everything at once; what is under way has an unknown outcome."""
+        """Ends everything at once; messages that are not acknowledged yet have an unknown outcome."""
         self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
             loop_thread().run(self._shutdown())
@@ -250,7 +272,10 @@ class Client:
         await self._inner.close()
 
     def close(self) -> None:
-        """Closes all that this client made, flushing producers and sending acks."""
+        """Flushes and closes all producers, sends pending acks and closes consumers, readers and tables.
+
+        Raises AlreadyClosed when the client is closed.
+        """
         if self._closed:
             raise AlreadyClosed("the client is closed")
         self._closed = True

@@ -50,7 +50,7 @@ class _Receiving(Handle[Receiving]):
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
-            self._inner.inbox.at_end(self._running.set)  # a paused one learns it too
+            self._inner.inbox.at_end(self._running.set)  # wakes a paused listener too
             threading.Thread(target=self._listen, name="magnetar-listener", daemon=True).start()
 
     def _next(self, timeout_s: float | None) -> Message:
@@ -80,14 +80,14 @@ class _Receiving(Handle[Receiving]):
                 assert self._listener is not None
                 with self._turns:
                     self._listener(self, message)
-            except (Exception, SystemExit):  # a thread that ends is not the end of the program, and nobody would know
+            except (Exception, SystemExit):  # the thread would end unnoticed, and the program would go on
                 _LOG.exception("%s: a message listener failed", self.topic())
 
 
 class ConsumerEvents:
-    """Carries what the event loop is told to the application's listener, in a thread of its own, until `end`.
+    """Passes events from the event loop to the application's listener, in a thread of its own, until `end`.
 
-    The thread does not keep the consumer: one that is dropped is collected, and ends it.
+    The thread does not keep the consumer alive: a dropped consumer is collected, and that ends the thread.
     """
 
     def __init__(self, listener: ConsumerEventListener) -> None:
@@ -117,6 +117,23 @@ def _tell(
 
 
 class Consumer(_Receiving[AsyncConsumer]):
+    """Receives and acknowledges messages of a subscription. `Client.subscribe` opens it; `close`, or `with`, ends it.
+
+        with client.subscribe("flights", "board", magnetar.ConsumerType.Shared) as consumer:
+            for message in consumer:
+                print(message.data(), message.message_id())
+                consumer.acknowledge(message)
+
+    A subscription keeps its position when its consumers are closed: unacknowledged messages are delivered again
+    (at-least-once). `message.data()` is `bytes`, `message.value()` is decoded by the schema. Up to
+    `receiver_queue_size` messages wait in the client; a partitioned topic is received as one, in order per partition.
+
+    Threads: any thread may receive and acknowledge. With a `message_listener`, the listener's thread gets the messages,
+    and `receive` raises InvalidConfiguration. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
+    InvalidMessage (not received by this consumer), ChecksumError (a damaged message),
+    CumulativeAcknowledgementNotAllowedError (Shared and KeyShared).
+    """
+
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
         turns: threading.Semaphore, events: ConsumerEvents | None = None,
@@ -127,13 +144,15 @@ class Consumer(_Receiving[AsyncConsumer]):
             events.start(self)
 
     def subscription_name(self) -> str:
+        """The name of the subscription."""
         return self._inner.subscription_name()
 
     def consumer_name(self) -> str:
+        """The name of the consumer, given by the program or by the broker."""
         return self._inner.consumer_name()
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none came in time."""
+        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
         if self._listener is not None:
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
@@ -151,7 +170,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         return take_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
-        """As many as the batch_receive_policy allows; empty when its time is over and nothing came."""
+        """As many messages as the batch_receive_policy allows; empty when its time is over and no message arrived."""
         self._check_no_listener()
         inner = self._current()
         batch = ReceivedBatch(inner.inbox)
@@ -159,11 +178,14 @@ class Consumer(_Receiving[AsyncConsumer]):
             return self._thread.run(batch.receive(inner.policy))
         except BaseException:
             if not self._thread.inside():
-                self._thread.loop.call_soon_threadsafe(run, batch.give_back, ignored)  # nobody gets what it took
+                self._thread.loop.call_soon_threadsafe(run, batch.give_back, ignored)  # what it took has no receiver
             raise
 
     def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
+        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
+
+        With `ack_receipt_enabled` it returns when the ack survives any crash.
+        """
         if self._epoch != EPOCH[0]:
             self._reopen()
         inner = self._inner
@@ -173,25 +195,25 @@ class Consumer(_Receiving[AsyncConsumer]):
             inner.acknowledge_soon(message)
 
     def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """This message and all before it of its partition."""
+        """Acknowledges this message and all before it of its partition."""
         inner = self._current()
         self._thread.run(aio.translated(inner.acknowledge_cumulative(message)))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """To be delivered again after negative_ack_redelivery_delay_ms."""
+        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""
         self._current().negative_acknowledge_soon(message)
 
     def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
-        """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
         self._thread.run(aio.translated(self._current().reconsume_later(message, delay, properties)))
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """What applies, a default too; None: messages come until they are acknowledged."""
+        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
         return self._inner.dead_letter_policy
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks for all of them again; what was received before this and not acknowledged."""
+        """Requests again all messages that were received before this call and are not acknowledged."""
         inner = self._current()
 
         async def redeliver() -> None:
@@ -200,17 +222,20 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
+        """The listener is not called until `resume_message_listener`."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
+        """The listener is called again."""
         self._running.set()
 
     def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
         inner = self._current()
         self._thread.run(aio.translated(inner.seek(messageid)))
 
     def get_last_message_id(self) -> MessageId:
+        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
         inner = self._current()
         return self._thread.run(aio.translated(inner.get_last_message_id()))
 
@@ -234,6 +259,17 @@ class Consumer(_Receiving[AsyncConsumer]):
 
 
 class Reader(_Receiving[AsyncReader]):
+    """Reads a topic from a given message on, without a durable subscription: it acknowledges nothing.
+
+        with client.create_reader("flights", magnetar.MessageId.earliest) as reader:
+            while reader.has_message_available():
+                print(reader.read_next().data())
+
+    After a reconnect it continues after the last message that was read. A partitioned topic is read as one, without an
+    order between its partitions. Any thread may read. Errors: Timeout (no message within `timeout_millis`),
+    AlreadyClosed, ChecksumError (a damaged message).
+    """
+
     def __init__(
         self,
         client: Callable[[], aio.Client],
@@ -251,7 +287,7 @@ class Reader(_Receiving[AsyncReader]):
         super().__init__(client, open_from, listener, turns)
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none came in time."""
+        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             check_timeout(timeout_millis)
         inner = self._current()
@@ -264,10 +300,15 @@ class Reader(_Receiving[AsyncReader]):
         return inner.note(take_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
+        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
         inner = self._current()
         return len(inner.inbox) > 0 or self._thread.run(aio.translated(inner.has_message_available()))
 
     def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+
+        The id of a message moves its own partition; the others keep their positions.
+        """
         inner = self._current()
         self._thread.run(aio.translated(inner.seek(messageid)))
 
@@ -286,10 +327,10 @@ class Reader(_Receiving[AsyncReader]):
 
 
 def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
-    """Waits in the calling thread. Raises Timeout when nothing came in time.
+    """Waits in the calling thread. Raises Timeout when no message arrived in time.
 
-    Ctrl-C ends it within LOOK_S (waits.py): the handler's exception comes out of the lock. What it was woken for,
-    or had taken, goes to the next who receives.
+    Ctrl-C ends it within LOOK_S (waits.py): acquiring the lock raises the handler's exception. The message that it was
+    woken for, or had taken, is given to the next receiver.
     """
     gate = threading.Lock()
     gate.acquire()

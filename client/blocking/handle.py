@@ -29,8 +29,8 @@ Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableVi
 class Handle(Generic[Inner]):
     """A blocking object over an asyncio one, which is made again after a fork.
 
-    One that is dropped without `close` is closed when it is collected: it would go on taking messages that nobody
-    receives. What was sent is sent. A listener's thread keeps its consumer.
+    An object that is dropped without `close` is closed when it is collected: else it would go on taking messages that
+    no program receives. What was sent stays sent. A listener's thread keeps its consumer alive.
     """
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
@@ -60,12 +60,15 @@ class Handle(Generic[Inner]):
         self._dropped = self._when_dropped()
 
     def is_connected(self) -> bool:
+        """Whether all partitions are connected, in this process."""
         return self._epoch == EPOCH[0] and self._inner.is_connected()
 
     def topic(self) -> str:
+        """Full name of the topic; several names are separated by commas."""
         return self._inner.topic()
 
     def close(self) -> None:
+        """Closes in order: a producer is flushed first, a consumer's pending acks are sent."""
         self._dropped.detach()
         if self._epoch == EPOCH[0]:
             self._thread.run(self._inner.close())

@@ -1,8 +1,8 @@
 """The blocking producer: sending without an event loop.
 
-Under load no message costs a future, a lock that is fought for, or a wake-up: `send_async` appends to the batcher from
-the calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
-raises Interrupted). After a fork it opens again, under a new name.
+Under load no message costs a future, a contended lock, or a wake-up: `send_async` appends to the batcher from the
+calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
+raises Interrupted). After a fork the producer opens again, under a new name.
 """
 
 from __future__ import annotations
@@ -29,6 +29,23 @@ from .waits import acquire
 
 
 class Producer(Handle[AsyncProducer]):
+    """Publishes messages to one topic. `Client.create_producer` opens it; `close`, or a `with` statement, ends it.
+
+        with client.create_producer("flights", batching_enabled=True) as producer:
+            message_id = producer.send(b"UA 1545", partition_key="UA")  # waits until the message is durable
+            producer.send_async(b"DL 202", lambda result, message_id: print(result, message_id))
+            producer.flush()
+
+    The content is `bytes`, or a value of the producer's schema; None publishes a message without a value, which deletes
+    its key in a compacted topic. Times are in ms since the epoch; `deliver_after` is a timedelta. The order of messages
+    is kept per partition; messages with one key have one partition.
+
+    Threads: any thread may send. Callbacks are called in the client's loop thread: they must be short, and a blocking
+    call there raises Interrupted. Errors: ProducerQueueIsFull at `max_pending_messages` (with `block_if_queue_full` the
+    call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after `send_timeout_millis` (the outcome is
+    unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
+    """
+
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
         super().__init__(client, open_)
         self._ready()
@@ -42,14 +59,16 @@ class Producer(Handle[AsyncProducer]):
         self._ready()
 
     def producer_name(self) -> str:
+        """The name, given by the program or by the broker."""
         return self._current().producer_name()
 
     @property
     def why(self) -> str:
-        """The reason that was given for a message that failed; empty: none did."""
+        """The reason of a failed message; empty: no message failed."""
         return next((lane.why for lane in self._inner.lanes if lane.why), "")
 
     def last_sequence_id(self) -> int:
+        """The highest acknowledged sequence id; -1: none."""
         return self._current().last_sequence_id()
 
     def send_async(
@@ -66,7 +85,7 @@ class Producer(Handle[AsyncProducer]):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the loop thread."""
+        """Returns at once; `callback(Result, MessageId)` is called in the loop thread when the outcome is known."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         if callback is not None and not callable(callback):
@@ -112,7 +131,7 @@ class Producer(Handle[AsyncProducer]):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> MessageId:
-        """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
+        """Waits until the message is durable and returns its id; raises the exception of its Result."""
         self._current()
         if self._thread.inside():
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
@@ -139,7 +158,10 @@ class Producer(Handle[AsyncProducer]):
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> list[MessageId]:
-        """Ids in the order of `contents`; raises the first failure's exception when all have an outcome."""
+        """Sends all and returns their ids in the order of `contents`.
+
+        When every message has an outcome and one failed, raises the exception of the first failure.
+        """
         options = given(locals())
         return self._thread.run(self._current().send_many(**options))
 

@@ -1,6 +1,6 @@
 """The blocking table view: a dictionary that is kept up to date in the loop thread (client/consume/table_view.py).
 
-Reading takes nothing but a look into that dictionary. Listeners are called in a thread of their own, in the order of
+Reading is a lookup in that dictionary. Listeners are called in a thread of their own, in the order of
 the changes, so that they may wait, and may use the client.
 """
 
@@ -21,6 +21,18 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class TableView(Handle[AsyncTableView]):
+    """A read-only dictionary of the latest value of each key of a topic, kept up to date in the client's thread.
+
+        with client.create_table_view("prices") as view:
+            print(view.get("ACME"), len(view))
+            view.for_each_and_listen(lambda key, value: print(key, value))
+
+    Keys are text, values are `bytes` or what the schema decodes. A message without a value, or with an empty one,
+    deletes its key; a message without a key is ignored. `keys`, `values` and `items` are copies. Any thread may read;
+    listeners run in a thread of their own, in the order of the changes, and may block. KeyError: `view[key]` without
+    a value. When the table cannot be kept up to date any more, a warning is logged.
+    """
+
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -28,12 +40,12 @@ class TableView(Handle[AsyncTableView]):
         return self._current().get(key, default)
 
     def for_each(self, callback: Callable[[str, Any], object]) -> None:
-        """`callback(key, value)` for what is there, here and now."""
+        """Calls `callback(key, value)` for each present key, in the calling thread."""
         for key, value in self.items():
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """The same, and from then on for each change, in a thread; an empty value: the key was deleted."""
+        """As `for_each`, and then for each change, in a thread; an empty value: the key was deleted."""
         changes = self._listening()
 
         def told(key: str, value: Any) -> None:
@@ -82,7 +94,7 @@ class TableView(Handle[AsyncTableView]):
 
 
 def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
-    """Keeps the view: one that has a listener is in use."""
+    """Keeps the view alive: a view with a listener is in use."""
     while (change := changes.get()) is not None:
         listener, key, value = change
         try:

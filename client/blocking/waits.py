@@ -1,6 +1,6 @@
 """Waits of an application's thread that Ctrl-C always ends.
 
-A signal that arrives after the interpreter has looked for signals and before the thread sleeps on its lock does not end
+A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
 the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
 time. Guarded by tests/client/blocking/test_waking.py.
 """
@@ -19,7 +19,7 @@ LOOK_S = 0.5
 
 
 def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
-    """Waits for the lock until `deadline` (monotonic seconds; None: for ever). False: it was not had in time."""
+    """Waits for the lock until `deadline` (monotonic seconds; None: no limit). False: it was not acquired in time."""
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
         if left <= 0:

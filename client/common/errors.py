@@ -360,7 +360,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
 
 
 def exception_of(result: Result, message: str = "") -> PulsarException:
-    """The exception that stands for a result."""
+    """The exception of a result."""
     return _CLASSES.get(result, UnknownError)(message)
 
 

@@ -11,7 +11,7 @@ aborts). So:
 - The parent is not touched: what the child inherited is kept and never closed there, because closing would act on
   shared sockets and dead locks.
 
-`EPOCH[0]` counts the forks above this process; whoever keeps something that belongs to an event loop keeps the epoch
+`EPOCH[0]` counts the forks above this process; an object that keeps something of an event loop keeps the epoch
 with it. Guard: tests/client/blocking/test_fork.py.
 """
 

@@ -3,8 +3,8 @@
     loop.call_soon(run, self._pump, self._broke)        a callback
     task = spawn(self._run(), "producer t", self._broke)   a task
 
-An error that nobody foresaw is logged and given to `broke`, whose duty it is to give everybody who waits an error: so
-no future stays without an outcome. A task that is cancelled was cancelled by its owner, which tells itself.
+An unforeseen error is logged and given to `broke`, whose duty it is to give every waiter an error: so
+no future stays without an outcome. A task that is cancelled was cancelled by its owner, which knows it.
 tests/client/blocking/test_guard.py breaks each callback and each task of the client in turn and looks at who waits.
 """
 
@@ -43,4 +43,4 @@ def _over(broke: Broke, task: asyncio.Task[None]) -> None:
 
 
 def ignored(_error: Exception) -> None:
-    """Nobody waits for it, and the log has it."""
+    """It has no waiter, and the log has it."""

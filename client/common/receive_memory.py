@@ -5,7 +5,7 @@ taken back. So each partition's consumer has a *window*, the messages that may b
 claim on the memory is its window times the size of its messages, as it learns that from what comes. A window begins
 with FIRST_MESSAGES, as if each had FIRST_BYTES. It may grow to the receiver queue's size, as long as the claim is at
 most half of what others do not claim: so all claims together stay below the limit, who comes later finds room, and
-consumers that all read come to equal shares. A claim goes down as what it stands for is read.
+consumers that all read come to equal shares. A claim shrinks as its messages are read.
 
 A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
 past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first

@@ -1,7 +1,7 @@
 """Statistics of a client in the log, at an interval (`stats_interval_in_seconds`), as Pulsar's client writes them.
 
 A timer of the event loop, and no task: nothing can end silently. It knows the client weakly: one that is dropped
-without a close ends it. A failure to tell is logged, and the next report comes.
+without a close ends it. A failed report is logged, and the next one follows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
 
     await attachment.open()         the first time: until it is opened, is refused, or the operation's deadline is over
-    attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` tells of its failure
+    attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      a frame; nothing is sent without an id
     attachment.leave()              the id is given up, and the broker told
     await attachment.close()        the same, and the broker has forgotten the owner when it returns

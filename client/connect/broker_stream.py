@@ -36,7 +36,7 @@ from ..common.guard import ignored, run, spawn
 IDLE_S = 60.0
 """How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
 HELD_FROM_BYTES = 1 << 20
-"""An envelope's worth: less leaves at once, whoever sends it."""
+"""An envelope's worth: less is sent at once, by any sender."""
 SLICE_FRAMES = 512
 TURN_S = 0.005
 

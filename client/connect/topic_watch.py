@@ -5,7 +5,7 @@
     watch.follow(changed)                   from now on `changed(added, removed)` is awaited for each change, in order
     await watch.close()
 
-After a broken stream it goes on with any broker, behind the revision that it was told last: nothing is missed. Topics
+After a broken stream it goes on with any broker, after the last revision that it received: nothing is missed. Topics
 that `changed` returns could not be taken up; they are offered again every RETRY_S, until they are taken up or removed.
 """
 
@@ -83,7 +83,7 @@ class TopicWatch:
         return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]
 
     async def _connect(self) -> Any:
-        """The first reply; with a revision to go on behind there may be none for long, and none is waited for."""
+        """The first reply; with a revision to go on after there may be none for long, and none is waited for."""
         stream: Stream[Any, Any] = self._connections.any().stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)

@@ -27,7 +27,7 @@ class Wakes:
             self._loop.call_soon_threadsafe(run, self._run, ignored)
 
     def _run(self) -> None:
-        self._woken = False  # first: whoever comes from now on wakes the loop again
+        self._woken = False  # first: a later caller wakes the loop again
         calls = self._calls
         for _ in range(len(calls)):
             run(*calls.popleft())

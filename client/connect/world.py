@@ -1,4 +1,4 @@
-"""The world that a client stands on when it is given none: the system's, without what only servers need (ZeroMQ)."""
+"""The default world of a client: the system's, without what only servers need (ZeroMQ)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def receive_batch(inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy
 
 
 class ReceivedBatch:
-    """For somebody in another thread, who may be gone (Ctrl-C) when it is full: then it goes back."""
+    """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 
     def __init__(self, inbox: ReceiverQueue) -> None:
         self._inbox = inbox

@@ -1,4 +1,4 @@
-"""The consumer of one topic or several: one PartitionConsumer per partition, one inbox (asyncio face).
+"""The consumer of one topic or several: one PartitionConsumer per partition, one inbox (asyncio).
 
     async with await client.subscribe("flights", "board") as consumer:
         async for message in consumer:
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class TopicsWatch(Protocol):
-    """Who tells of topics that come and go (client/connect/topic_watch.py)."""
+    """Reports created and deleted topics (client/connect/topic_watch.py)."""
 
     @property
     def title(self) -> str: ...
@@ -55,6 +55,17 @@ class TopicsWatch(Protocol):
 
 
 class Consumer:
+    """Receives and acknowledges messages of a subscription, for asyncio. `Client.subscribe` opens it.
+
+    A subscription keeps its position when its consumers are closed: unacknowledged messages are delivered again
+    (at-least-once). `message.data()` is `bytes`, `message.value()` is decoded by the schema. Up to
+    `receiver_queue_size` messages wait in the client; a partitioned topic is received as one, in order per partition.
+
+    It belongs to the event loop that opened it; `acknowledge_soon` is safe from any thread. Errors: Timeout (no message
+    within `timeout_millis`), AlreadyClosed, InvalidMessage (not received by this consumer), ChecksumError (a damaged
+    message), CumulativeAcknowledgementNotAllowedError (Shared and KeyShared).
+    """
+
     def __init__(
         self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy,
@@ -72,19 +83,19 @@ class Consumer:
         self._events = ActiveEvents(listener) if listener is not None else None
         self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
         self._letters: dict[TopicName, DeadLetterProducer] = {}  # by topic, its retry-letter topic too
-        self._no_retries: set[TopicName] = set()  # letters of other subscriptions, found by a pattern
+        self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     @classmethod
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
         policy: ConsumerBatchReceivePolicy | None = None, watch: TopicsWatch | None = None,
     ) -> Consumer:  # fmt: skip
-        """Subscribes to all partitions of all topics; to none when one refuses. `watch` tells of topics to come."""
+        """Subscribes to all partitions of all topics; to none when one refuses. `watch` reports later topics."""
         check_subscription_name(subscription)
         policy_of(settings)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
-            settings = replace(settings, existing_only=True)  # a topic that was deleted is not to come back by us
+            settings = replace(settings, existing_only=True)  # do not create a deleted topic again
         title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
         consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy())
         await consumer._begin(topics)
@@ -125,7 +136,7 @@ class Consumer:
         await self._grow([topic.with_partition(i) for i in range(found)])
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
-        """Topics came and went; those that could not be subscribed to."""
+        """Applies created and deleted topics; returns those that could not be subscribed to."""
         for lane in [lane for lane in self.lanes if lane.topic.base in removed]:
             lane.retire()
             self._gone(lane)
@@ -145,7 +156,7 @@ class Consumer:
             try:
                 partitions = await self._connections.partitions(each, create=each != topic)
             except TopicNotFound:
-                return  # gone again; the watch tells when it comes back
+                return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
             if self._lanes.growth is not None:
                 self._lanes.growth.follow(each, partitions)
@@ -163,7 +174,7 @@ class Consumer:
 
     @property
     def watches(self) -> bool:
-        """New topics may come."""
+        """Whether it subscribes to new topics."""
         return self._watch is not None and not self._closed
 
     def subscription_name(self) -> str:
@@ -187,7 +198,7 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ receiving
     async def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none came in time."""
+        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
@@ -196,7 +207,7 @@ class Consumer:
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """As many as the policy allows; empty when its time is over and nothing came."""
+        """As many messages as the policy allows; empty when its time is over and no message arrived."""
         return await receive_batch(self.inbox, self.policy)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -237,7 +248,7 @@ class Consumer:
         else:
             every = list(which)
             for each in every:
-                self.lane_of(each)  # all of them are looked at before the first is acknowledged
+                self.lane_of(each)  # all are checked before the first is acknowledged
             for each in every:
                 self.acknowledge_soon(each)
 
@@ -245,7 +256,10 @@ class Consumer:
         self.lane_of(which).negative_acknowledge(which)
 
     async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
+        """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
+
+        With `ack_receipt_enabled` it returns when the ack survives any crash.
+        """
         if self.settings.ack_receipt_enabled:
             await self._acknowledge_durably(message, cumulative=False)
         else:
@@ -263,7 +277,7 @@ class Consumer:
         await asyncio.gather(*(lane.acknowledge_durably(some, cumulative=cumulative) for lane, some in lanes.items()))
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """This message and all before it of its partition."""
+        """Acknowledges this message and all before it of its partition."""
         self._check_cumulative()
         if self.settings.ack_receipt_enabled:
             await self._acknowledge_durably(message, cumulative=True)
@@ -283,7 +297,7 @@ class Consumer:
         lane.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """To be delivered again after negative_ack_redelivery_delay_ms."""
+        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""
         self.negative_acknowledge_soon(message)
 
     # ------------------------------------------------------------------------------ dead letters and retries
@@ -312,13 +326,13 @@ class Consumer:
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
-        """What applies, a default too; None: messages come until they are acknowledged."""
+        """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
         return policy_of(self.settings)
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
-        """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""
         check_one("message", instance(Message, optional=False), message)
         check_one("delay", DELAY, delay)
         check_one("properties", PROPERTIES, properties)
@@ -332,16 +346,17 @@ class Consumer:
         await letters.reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Asks for all of them again; does not wait, as Pulsar's."""
+        """Requests all unacknowledged messages again; does not wait, as in Pulsar."""
         for lane in self.lanes:
             lane.redeliver_unacknowledged()
 
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
         await self._lanes.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
+        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
         if len(self.lanes) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.lanes[0].last_message_id()).id)
@@ -356,7 +371,7 @@ class Consumer:
         await self.close()
 
     def abort(self) -> None:
-        """Ends at once: acks that wait are not sent."""
+        """Ends at once; pending acks are not sent."""
         if self._watch is not None:
             self._watch.stop()
         for letters in self._letters.values():
@@ -364,7 +379,7 @@ class Consumer:
         self._lanes.abort()
 
     async def close(self) -> None:
-        """In order; at once when it is cancelled meanwhile."""
+        """Sends pending acks and closes; ends at once when it is cancelled."""
         self._closed = True
         try:
             if self._watch is not None:

@@ -3,7 +3,7 @@
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
 `acknowledge`, `negative_acknowledge` and `taken` may be called from any thread; all else belongs to the event loop.
-What fails here unforeseen finishes the consumer, and whoever waits gets that (client/common/guard.py). Guards:
+What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/guard.py). Guards:
 tests/client/consume/test_partition_consumer.py.
 """
 
@@ -57,7 +57,7 @@ class PartitionConsumer:
         *, queue_size: int, start: Start | None = None, letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
-        """`on_gone`: called when its topic is deleted; without it that is an error to whoever receives."""
+        """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
         self.schema: Schema = settings.schema
         self.name = settings.consumer_name or ""
@@ -176,7 +176,7 @@ class PartitionConsumer:
         self._do(self._core.time_passed(now))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
-        """The messages of all of them are put into the inbox at once: whoever waits for one is woken once."""
+        """The messages of all of them are put into the inbox at once: a waiter for one is woken once."""
         deliveries, opened = self._deliveries, self._deliveries.open
         came: list[Message] = []
         came_bytes = came_messages = 0

@@ -6,7 +6,7 @@
     lanes.remove(lane)          its topic was deleted
     await lanes.close()
 
-What may wait in the client, of all partitions together, is shared out evenly and again with each change. Whoever asks
+What may wait in the client, of all partitions together, is shared out evenly and again with each change. A request
 for a lane by a message id names its topic, or a partition number that only one topic has. `all` stays the same list.
 Guards: tests/client/connect/test_partitions_watcher.py, tests/client/connect/test_patterns.py.
 """
@@ -49,8 +49,8 @@ class PartitionConsumers:
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
         """What they got before they were found is received too.
 
-        Until all are open each has an inbox of its own: nobody takes a message of a lane that is not ours yet, and one
-        that cannot be opened ends only its own.
+        Until all are open each has an inbox of its own: no caller takes a message of a lane that is not ours yet, and
+        one that cannot be opened ends only its own.
         """
         await _open(new)
         self._add(new)
@@ -135,7 +135,7 @@ class PartitionConsumers:
 async def _open(new: Sequence[PartitionConsumer]) -> None:
     try:
         outcomes = await asyncio.gather(*(lane.open() for lane in new), return_exceptions=True)
-    except BaseException:  # nobody waits for them any more
+    except BaseException:  # they have no waiter any more
         for lane in new:
             lane.abort()
         raise

@@ -1,10 +1,10 @@
-"""The reader: a topic from a given message on, without a subscription that lasts (asyncio face).
+"""The reader: a topic from a given message on, without a durable subscription (asyncio).
 
     async with await client.create_reader("flights", MessageId.earliest) as reader:
         while await reader.has_message_available():
             message = await reader.read_next()
 
-It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the
+It starts after `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it continues after the
 last message that was read. A partitioned topic is read as one, without an order between its partitions; those that are
 added are found and read from their beginning.
 """
@@ -31,6 +31,12 @@ from .receiver_queue import ReceiverQueue
 
 
 class Reader:
+    """Reads a topic from a given message on, without a durable subscription, for asyncio; see `Client.create_reader`.
+
+    It belongs to the event loop that opened it. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
+    ChecksumError (a damaged message).
+    """
+
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
     ) -> None:
@@ -83,7 +89,7 @@ class Reader:
         return self._lanes.are_connected()
 
     def note(self, message: Message) -> Message:
-        """The message goes to the application: after a reconnect we start behind it; the broker may forget it."""
+        """Notes that the application takes the message: a reconnect starts after it; the broker may forget it."""
         lane: Any = message.entry.lane
         lane.last_taken = message.message_id()
         if message.permits:
@@ -91,7 +97,7 @@ class Reader:
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message. Raises Timeout when none came in time."""
+        """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
@@ -100,7 +106,7 @@ class Reader:
         return self.note(message)
 
     async def has_message_available(self) -> bool:
-        """Whether a message follows what was read; asks the broker when none waits here."""
+        """Whether a message follows the last one read; asks the broker when no message waits in the client."""
         if len(self.inbox):
             return True
         found = await asyncio.gather(*(self.has_more(lane) for lane in self.lanes))
@@ -124,7 +130,7 @@ class Reader:
     async def seek(self, messageid: MessageId | int) -> None:
         """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
 
-        The id of a message moves its own partition; the others stay where they are.
+        The id of a message moves its own partition; the others keep their positions.
         """
         await self._lanes.seek(messageid)
 

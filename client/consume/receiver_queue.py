@@ -1,9 +1,9 @@
 """Where received messages wait for the application: filled by the event loop, emptied from any one world.
 
-A deque does the work: `put` and `take_nowait` need no lock. Whoever waits leaves a wake-up call; `put` makes as
+A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as
 many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
 
-**No wake-up is lost.** Whoever stops waiting for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
+**No wake-up is lost.** A waiter that stops for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
 back; if that was made already, it is made to the next who waits (`leave`). A task takes a message and returns it in one
 step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and its permits, here.
 Guards: tests/client/blocking/test_waking.py.
@@ -64,7 +64,7 @@ class ReceiverQueue:
         return message
 
     def first(self) -> Message | None:
-        """What `take_nowait` would give, if nobody else is faster."""
+        """What `take_nowait` would give, if no other receiver is faster."""
         try:
             return self.messages[0]
         except IndexError:

@@ -1,16 +1,16 @@
-"""The table view: of each key of a topic its latest value, kept up to date (asyncio face).
+"""The table view: the latest value of each key of a topic, kept up to date (asyncio).
 
     async with await client.create_table_view("prices") as view:
         print(view.get("ACME"))
         await view.for_each_and_listen(print)
 
-It reads the compacted topic from its beginning, without a subscription that lasts; when it is given out it holds what
-was there when it was asked for. A message without a value, or with an empty one, deletes its key (Pulsar R2; complaint
-49); one without a key is passed over. A partitioned topic is one table, and partitions that are added are found.
+It reads the compacted topic from its beginning, without a durable subscription; when it is returned it contains all
+that was stored when it was requested. A message without a value, or with an empty one, deletes its key (Pulsar R2;
+complaint 49); one without a key is ignored. A partitioned topic is one table, and partitions that are added are found.
 
-**Compaction meanwhile.** What compaction removes is never delivered, tombstones too. So when a partition begins anew in
-front of a horizon that has moved (a broken stream, or the broker's word), it is read again from its beginning, and the
-keys that are not there any more are deleted: no key outlives its tombstone. Guard:
+**Compaction meanwhile.** What compaction removes is never delivered, tombstones too. So when a partition
+restarts before a horizon that has moved (after a broken stream, or by request of the broker), it is read again from its
+beginning, and the keys that are missing now are deleted: no key outlives its tombstone. Guard:
 tests/client/consume/test_table_view.py.
 """
 
@@ -35,10 +35,17 @@ from .receiver_queue import ReceiverQueue
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
 SETTLE_S = 0.02
-"""Between two questions whether everything that was there has come."""
+"""Between two checks whether everything that was stored has arrived."""
 
 
 class TableView:
+    """A read-only dictionary of the latest value of each key of a topic, for asyncio; see `Client.create_table_view`.
+
+    Keys are text, values are `bytes` or what the schema decodes. `keys`, `values` and `items` are copies. It belongs to
+    the event loop that opened it; listeners run there, in the order of the changes. KeyError: `view[key]` without a
+    value. When it cannot be kept up to date any more, a warning is logged.
+    """
+
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._values: dict[str, Any] = {}
@@ -53,7 +60,7 @@ class TableView:
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
-        """Holds everything that was there when this was called."""
+        """Returns when the table contains everything that was stored at the call."""
         view = cls(reader)
         view._horizons = {lane: lane.compacted_end_index for lane in reader.lanes}
         reader.on_connected = view._connected
@@ -103,20 +110,20 @@ class TableView:
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """A copy, as all of these: what happens meanwhile is not in it."""
+        """A copy, as `keys` and `values`: later changes are not in it."""
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
-        """`callback(key, value)` for what is there, before this returns; a coroutine function's are awaited one after
-        the other by awaiting what this returns."""
+        """Calls `callback(key, value)` for each present key before it returns. The coroutines of a coroutine function
+        run one after the other; await the returned future for their end."""
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """The same, and from then on for each change. A key that was deleted comes with an empty value, as in Pulsar:
-        b"" or "", what its schema makes of no bytes; None where it makes nothing of them.
+        """As `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar: what its schema
+        decodes from no bytes, b"" or ""; None where it cannot decode them.
         """
         now = self.items()
-        self._listeners.append(callback)  # in the same step: nothing falls between
+        self._listeners.append(callback)  # in the same step: no change is missed
         return self._each(now, callback)
 
     def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
@@ -164,7 +171,7 @@ class TableView:
 
     # ------------------------------------------------------------------------------ compaction meanwhile
     def _connected(self, lane: PartitionConsumer) -> None:
-        """The lane begins anew. If the horizon moved over what it has not seen, it may have missed tombstones."""
+        """The lane restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
         before = self._horizons.get(lane)
         self._horizons[lane] = lane.compacted_end_index
         behind = self._last.get(lane, -1) + 1 < lane.compacted_end_index
@@ -188,7 +195,7 @@ class TableView:
             await self._sweep(lane)
 
     async def _sweep(self, lane: PartitionConsumer) -> None:
-        """Read again up to the horizon: what was not seen is gone."""
+        """After reading again up to the horizon: keys that were not seen are deleted."""
         index = self._last.get(lane, -1)
         try:
             if index + 1 < lane.compacted_end_index and await self._reader.has_more(lane):

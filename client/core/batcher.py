@@ -1,14 +1,15 @@
 """The batcher: messages in, batches out. One per partition; pure; the driver guards it with a lock.
 
 A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
-`bytes_max`, or when the driver says so (`close`, after its delay or at a flush). A delayed message stands alone: what
-was added before it is closed first, so that order is kept.
+`bytes_max`, or when the driver requests it (`close`, after its delay or at a flush). A delayed message has its own
+batch: what was added before it is closed first, so that order is kept.
 
 **Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
-the broker knows of an earlier life of the producer (`resume`), and no batch lies across the last of those: the broker
-calls a batch stored or new as a whole. One that is not above all that were given here goes back (`Batch.goes_back`): it
-is alone in its entry, and changes no other's id; where publishes are deduplicated the broker drops it. After a time-out
-`rewind` lets the same ids be named again as if they were new, because nobody knows what became of them.
+the broker knows of an earlier life of the producer (`resume`), and no batch has ids on both sides of the last of those:
+the broker calls a batch stored or new as a whole. One that is not above all that were given here goes back
+(`Batch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated the broker
+drops it. After a time-out `rewind` lets the same ids be named again as if they were new, because their outcome is
+unknown.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
@@ -33,7 +34,7 @@ from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
 
 Callback = Callable[[Any, Any], object] | None
-"""Called with a Result and the MessageId; None: nobody asks."""
+"""Called with a Result and the MessageId; None: no caller asks."""
 
 ITEM_OVERHEAD = 8
 """Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
@@ -60,7 +61,7 @@ class OutgoingMessage:
 
 
 class Batch:
-    """Messages that become one entry, and the one record that stands for them until they are acknowledged.
+    """Messages that become one entry, and the one record of them until they are acknowledged.
 
     `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry`, `born`,
     `chunks`, `connections` (over which it was published) and `waiters` (for its outcome) belong to the producer:
@@ -213,7 +214,7 @@ class Batcher:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
     def _fitting(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
-        """The open batch, unless the last id that the broker knows lies between it and the message."""
+        """The open batch, unless the last id that the broker knows is between it and the message."""
         batch = self._current(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
             named = self._named

@@ -11,15 +11,15 @@ nothing of that producer between them; after a reconnect those without a receipt
 | the next chunk of a message | kept; with the last one the message is complete |
 | a chunk that is there already (sent again) | its entry is acknowledged with the others |
 | a first chunk while `pending_max` messages are begun, or PENDING_BYTES_MAX declared | the oldest makes room |
-| a chunk whose beginning is missing, on an ordered subscription | that lies in front of where we begin: dropped |
+| a chunk whose beginning is missing, on an ordered subscription | that is before our start: dropped |
 | … on a shared one, or of a message that was given back | given back: its beginning comes again |
-| an entry of a producer behind its message that is not complete, in log order | that never will be: dropped |
+| an entry of a producer after its message that is not complete, in log order | that never will be: dropped |
 | nothing, for EXPIRE_S | the message makes room |
 
 *Dropped* is acknowledged: no producer was ever told that such a message is stored. What makes room is *given back*, and
 comes again after the delay of a negative ack; with `auto_ack` it is dropped, as Pulsar does: then a message whose
 producer was slow is lost. Nothing is allocated by what a header declares: sizes are checked first, and bodies counted.
-A cumulative ack never covers a message that is begun or not acknowledged and ends behind it (`floor`).
+A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`floor`).
 Guarding tests: tests/client/produce/test_chunking.py.
 """
 
@@ -171,7 +171,7 @@ class Chunks:
         return min((min(begun.places) for begun in (*self._begun.values(), *self._whole.values())), default=None)
 
     def floor(self, place: Position) -> Position:
-        """Up to here a cumulative ack at `place` may go: in front of each message that ends behind it."""
+        """Up to here a cumulative ack at `place` may go: before each message that ends after it."""
         firsts = [min(begun.places) for begun in self._begun.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)

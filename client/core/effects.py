@@ -74,7 +74,7 @@ class Warn(NamedTuple):
 
 
 class InvalidContent(MagnetarError):
-    """A message that cannot be encoded; `__cause__` tells why."""
+    """A message that cannot be encoded; `__cause__` has the reason."""
 
     definite = True
 

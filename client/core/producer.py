@@ -1,4 +1,4 @@
-"""The producer of one partition: what it publishes, again after a reconnect, and what it tells of each message.
+"""The producer of one partition: what it publishes, again after a reconnect, and the outcome of each message.
 
 Facts in (a message was added, opened, a receipt, failed, credit, lost, time passed), effects out, in order. The driver
 does each effect at once. Times are seconds of one clock that does not go back; `wall_ms` is the publish time.
@@ -343,7 +343,7 @@ class ProducerCore:
             effects.append(Connect(self._backoff.next_s()))
 
     def _note(self, error: MagnetarError, now: float, effects: list[ProducerEffect]) -> None:
-        """The broker gave this as its reason; a lost connection tells nothing about the messages."""
+        """The broker gave this as its reason; a lost connection says nothing about the messages."""
         if isinstance(error, ConnectionLost | TimedOut):
             return
         kind = type(error).__name__
@@ -469,7 +469,7 @@ def _uncertain(error: MagnetarError) -> MagnetarError:
 
 
 def _lone(callback: Callback) -> Batch:
-    """Stands for a message that never got into a batch."""
+    """Represents a message that was never put into a batch."""
     batch = Batch(-1)
     batch.callbacks.append(callback)
     return batch

@@ -21,7 +21,7 @@ class ConsumerEventListener(Protocol):
 
 
 class ActiveEvents:
-    """Keeps what comes before the consumer is made, and tells it then."""
+    """Keeps events that arrive before the consumer exists, and passes them on then."""
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener

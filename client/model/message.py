@@ -130,7 +130,7 @@ class Message:
 
 
 class DamagedMessage(Message):
-    """Stands for an entry that cannot be read; raises when it is taken."""
+    """Represents an entry that cannot be read; raises when it is taken."""
 
     __slots__ = ("_cause", "_id")
 

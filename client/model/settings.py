@@ -134,7 +134,7 @@ class ConsumerKeySharedPolicy:
     """How the consumers of a KeyShared subscription divide the keys. All of them give the same, but for the ranges.
 
     `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
-    and only then. The consumers have to cover them all: a message whose hash nobody takes waits.
+    and only then. The consumers have to cover them all: a message whose hash no consumer takes waits.
     """
 
     def __init__(

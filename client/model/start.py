@@ -1,6 +1,6 @@
 """Where delivery begins: at a message or after it, inside an entry too.
 
-A reader keeps its `Start` itself and leaves out what lies before it. The cursor of a subscription that lasts belongs to
+A reader keeps its `Start` itself and leaves out what is before it. The cursor of a subscription that lasts belongs to
 the broker, and others may move it: a seek names the first message that is wanted (`at_message`), and what the broker
 then delivers is all shown.
 """
@@ -20,8 +20,8 @@ class Start:
     __slots__ = ("begun", "id", "inclusive")
 
     def __init__(self, id: MessageId, inclusive: bool, begun: Position | None = None) -> None:
-        """At a message in chunks it is its first one; behind it, its last. `begun`: where the first message in chunks
-        begins that a reader has not read, if that is in front of `id`: of what lies there chunks are wanted."""
+        """At a message in chunks it is its first one; after it, its last. `begun`: where the first message in chunks
+        begins that a reader has not read, if that is in front of `id`: of that part, chunks are wanted."""
         self.id = (id.first_chunk_message_id() or id) if inclusive else id
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None
@@ -30,7 +30,7 @@ class Start:
         return not self.before(position, 0) or (self.begun is not None and position >= self.begun)
 
     def before(self, position: Position, index: int) -> bool:
-        """Whether that message lies before the start. A start without a batch index means its whole entry."""
+        """Whether that message is before the start. A start without a batch index means its whole entry."""
         start = self.id
         here = (position.ledger_id, position.entry_id)
         there = (start.ledger_id(), start.entry_id())

@@ -2,8 +2,8 @@
 
 `add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
 given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
-in a loop; `exception` tells why a message failed. What fails here unforeseen finishes the producer, and every message
-gets that outcome (client/common/guard.py). Guards: tests/client/produce/test_partition_producer.py.
+in a loop; `exception` has the reason why a message failed. What fails here unforeseen finishes the producer, and every
+message gets that outcome (client/common/guard.py). Guards: tests/client/produce/test_partition_producer.py.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class PartitionProducer:
         return self._core.error
 
     def exception(self, result: Result) -> PulsarException:
-        """What stands for the outcome of a message that failed just now."""
+        """The outcome of a message that failed just now."""
         return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
 
     def wall_ms(self) -> int:
@@ -323,7 +323,7 @@ class PartitionProducer:
         self._finish(AlreadyClosed("the client was shut down"))
 
     def broke(self, error: Exception) -> None:
-        """Something failed unforeseen: whoever waits gets that."""
+        """An unforeseen failure: every waiter gets that error."""
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:

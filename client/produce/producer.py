@@ -91,10 +91,25 @@ class Extras(NamedTuple):
 
 NO_EXTRAS = Extras()
 DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
-"""A program that asks for more than this wants its messages gathered: `send` waits for company as pulsar.asyncio's."""
+"""With a longer delay than this, `send` waits for other messages to batch with, as in pulsar.asyncio."""
 
 
 class Producer:
+    """Publishes messages to one topic, for asyncio. `Client.create_producer` opens it; `close` ends it.
+
+        async with await client.create_producer("flights") as producer:
+            message_id = await producer.send(b"UA 1545", partition_key="UA")
+            ids = await producer.send_many([b"DL 202", b"AA 7"])
+
+    The content is `bytes`, or a value of the producer's schema; None publishes a message without a value, which deletes
+    its key in a compacted topic. Times are in ms since the epoch; `deliver_after` is a timedelta. The order of messages
+    is kept per partition; messages with one key have one partition.
+
+    It belongs to the event loop that opened it; `enqueue` is safe from any thread. Errors: ProducerQueueIsFull at
+    `max_pending_messages` (with `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong value,
+    Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
+    """
+
     def __init__(
         self, topic: TopicName, settings: ProducerSettings, lanes: list[PartitionProducer], router: Router | None
     ) -> None:
@@ -147,7 +162,7 @@ class Producer:
         return producer
 
     async def grow(self, new: list[PartitionProducer]) -> None:
-        """Partitions were added: keys go where the new number says. None is used when one cannot be opened."""
+        """Adds new partitions: keys are routed by the new number. None is used when one cannot be opened."""
         assert self._router is not None, "only a partitioned topic grows"
         for lane in new:
             lane.name = self.lanes[0].name
@@ -161,16 +176,19 @@ class Producer:
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
+        """Full name of the topic."""
         return self._topic.full
 
     def producer_name(self) -> str:
+        """The name, given by the program or by the broker."""
         return self.lanes[0].name
 
     def last_sequence_id(self) -> int:
-        """The highest that was acknowledged; -1: none."""
+        """The highest acknowledged sequence id; -1: none."""
         return max(lane.last_sequence_id for lane in self.lanes)
 
     def is_connected(self) -> bool:
+        """Whether every partition that was opened is connected."""
         return all(lane.state is State.CONNECTED for lane in self.lanes if not lane.waits_for_messages)
 
     def title(self) -> str:
@@ -196,11 +214,11 @@ class Producer:
         return self.lanes[self._router.route(key, len(message.payload), self._loop.time())]
 
     def plain_lane(self) -> PartitionProducer | None:
-        """The one partition to which plain payloads go as they are; None: routing or the schema has a say."""
+        """The one partition that takes plain payloads unchanged; None: the message must be routed or encoded."""
         return self.lanes[0] if self._router is None and self._plain else None
 
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
-        """Adds a message: `send_nowait` with the rest in one value. Safe from any thread.
+        """Adds a message, as `send_nowait`, with all options in one value. Safe from any thread.
 
         `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig,
         AlreadyClosed.
@@ -233,7 +251,7 @@ class Producer:
         )
 
     def _encoded(self, content: Any) -> bytes:
-        """Whatever the schema raises is the caller's: nothing was sent. What it gives is bytes."""
+        """Encodes by the schema. Its errors are the caller's, and nothing is sent. The result is bytes."""
         try:
             payload = self.settings.schema.encode(content)
         except InvalidMessage as error:
@@ -263,9 +281,9 @@ class Producer:
         *,
         key_bytes: bytes | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is.
+        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull at the limit.
 
-        `key_bytes` in place of `partition_key`: a key that need not be text; it is stored as base64 and marked so.
+        `key_bytes` replaces `partition_key` for a key that is not text; it is stored as base64 and marked so.
         """
         if callback is not None and not callable(callback):
             check_message({"callback": callback})
@@ -288,8 +306,11 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> MessageId:
-        """The id of the stored message. Raises the exception of its Result. Goes out at once, unless the producer asks
-        for a longer batching_max_publish_delay_ms than the default's: then with others, or after that delay."""
+        """Waits until the message is durable and returns its id; raises the exception of its Result.
+
+        It is sent at once. With a longer batching_max_publish_delay_ms than the default it waits for a full batch, or
+        for that delay.
+        """
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -319,7 +340,10 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> list[MessageId]:
-        """Ids in the order of `contents`. Raises the first failure's exception when all have an outcome."""
+        """Sends all and returns their ids in the order of `contents`.
+
+        When every message has an outcome and one failed, raises the exception of the first failure.
+        """
         extras = Extras(
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after,
@@ -380,7 +404,7 @@ class Producer:
         await asyncio.gather(*(lane.flush() for lane in self.lanes))
 
     def abort(self) -> None:
-        """Ends at once: what is under way has an unknown outcome."""
+        """Ends at once; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
         if self._growth is not None:
             self._growth.stop()
@@ -388,8 +412,8 @@ class Producer:
             lane.abort()
 
     async def close(self) -> None:
-        """Flushes, then leaves. Raises Timeout when messages were still under way after the operation timeout, and
-        AlreadyClosed when it was closed before."""
+        """Flushes, then closes. Raises Timeout when messages have no outcome after the operation timeout, and
+        AlreadyClosed when the producer is closed."""
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True
@@ -419,7 +443,8 @@ class Producer:
 
 
 async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> None:
-    """At once; or each with its first message: who has a topic for itself, or names a subscription, wants it now."""
+    """Opens all at once; lazy producers open each with its first message, unless the access mode is exclusive or an
+    initial subscription is named: these must take effect now."""
     if (
         settings.lazy_start_partitioned_producers
         and settings.access_mode == ProducerAccessMode.Shared
@@ -432,7 +457,7 @@ async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> N
 
 
 def _check_extras(extras: Extras) -> None:
-    """What most messages say is plain, and passed over here; of the rest the table is asked."""
+    """Skips the plain values that most messages have; checks the rest by the table."""
     properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
         raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SequenceRange(NamedTuple):
-    """From an entry's header: its first and last sequence id; of a chunk, its message and place."""
+    """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
 
     first: int
     last: int

@@ -19,9 +19,11 @@ from ....proto.errors import NotAllowed
 from ....proto.names import MessageId, NamespaceName, TopicName
 from ....proto.policies import decode, encode
 from ....runtime.network import CallContext, Endpoint, rpc
-from ....runtime.world import World
+from ...common.applied import as_policies, resolve
+from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
-from ...session.administration import Administration, Unloaded
+from ...session.start import mark_of, place_of
+from ...topic import backlog
 from . import stats
 from .examine import ExamineService, delivery
 

@@ -1,8 +1,7 @@
 """The Connect stream: all producers and consumers of one client, as ids on it, each a handler (handlers.py).
 
-Frames are taken in the order of the stream, without a wait or a task for one of them: a publish is passed to its
-topic's log in the turn in which it arrived, and the answers of one turn leave in one envelope. No handler waits for
-another one.
+Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
+in the turn in which it came, and the answers of one turn leave in one envelope. No handler waits for another one.
 
 Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
 earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
@@ -172,7 +171,7 @@ class Connection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """The client has ended its side: what is in flight is answered; what is being opened is not opened."""
+        """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
         handlers = list(self._handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])

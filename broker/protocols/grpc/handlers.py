@@ -1,12 +1,12 @@
 """One producer or consumer of a Connect stream: its frames in, its session's answers out.
 
     Handler.take(frame, turns)     at once, or after earlier work of the same handler
-    Handler.leave()                the stream has ended
+    Handler.leave()                the stream is gone
 
 A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
-entries. Its frames that arrive meanwhile are deferred, and taken when it is done. Requests that are answered later
+entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
 (`seek`, `last_message_id`, the receipt of an acknowledgement) run beside that, at most REQUESTS_MAX.
-A handler ends once, in `_end`: closed by its client (the last frame is `done`), closed by the broker or for a frame
+A handler ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
 that it does not take (the last frame is `closed`), or with the stream.
 """
 
@@ -32,7 +32,7 @@ from .delivery import delivery_items, varint
 _LOG = logging.getLogger("magnetar.broker.connect")
 
 WAITING_FRAMES = 100
-"""Frames of a handler that is being opened: a client has nothing to send then but permits and a close."""
+"""Of a handler that is being opened: a client has nothing to send then but permits and a close."""
 REQUESTS_MAX = 1000
 """Of a handler, under way."""
 
@@ -238,7 +238,7 @@ class Handler:
         self._done(request_id, None)
 
     async def leave(self) -> None:
-        """The stream has ended, or the broker closed the handler: nothing of it stays. Idempotent."""
+        """The stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
         self.over = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():

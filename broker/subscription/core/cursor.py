@@ -378,7 +378,7 @@ class Cursor:
         return sum(_ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:
-        """The chunks of the state, without the mark."""
+        """Of what the state consists, without the mark."""
         bits = ChunkKind.HOLES.block_bits
         for ledger_id, holes in sorted(self.acked.items()):
             for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):

@@ -44,8 +44,6 @@ class Bounds:
 
 
 class CursorWrite(NamedTuple):
-    """One write: its entries, and what counts when its marker is confirmed."""
-
     entries: list[bytes]
     rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
@@ -63,7 +61,7 @@ class CursorLog:
         self._live_bytes = 0
 
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """The next write; nothing of it counts yet. The first one contains the whole state."""
+        """The next write; nothing of it counts yet. A first one holds the whole state."""
         valid = list(cursor.chunks())
         wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
         cursor.changed.clear()
@@ -85,7 +83,7 @@ class CursorLog:
 
     @staticmethod
     def failed(write: CursorWrite, cursor: Cursor) -> None:
-        """It never counts: its chunks have to be written again."""
+        """It never counts: what it held has to be written again."""
         cursor.changed |= write.chunks
 
     def ends(self, bounds: Bounds) -> Ends | None:

@@ -31,7 +31,7 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A span of time of a bucket."""
+    """A stretch of time of a bucket."""
 
     first_ms: int
     last_ms: int

@@ -58,8 +58,6 @@ GROWTH = 128
 
 @dataclass(slots=True)
 class DelayIndex:
-    """The held entries of one subscription. Times are ms since the epoch."""
-
     shape: LogShape
     cursor: Cursor
     seal_entries: int = 50_000
@@ -260,7 +258,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """A bucket of an earlier owner: its entries that are still early are held."""
+        """A bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.of(ledger_id, segments, places, first)

@@ -59,7 +59,7 @@ _following = tuple.__new__
 
 
 class DispatchLimits(NamedTuple):
-    """Bounds of unacknowledged messages; 0: no bound."""
+    """Of unacknowledged messages; 0: none."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -175,7 +175,7 @@ class Dispatcher:
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Sets the limits, from now on."""
+        """They hold from now on."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._over(member.unacked, limits.unacked_consumer)

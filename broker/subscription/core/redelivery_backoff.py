@@ -86,8 +86,6 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
-    """The entries of one subscription that are held back."""
-
     __slots__ = ("_due", "_until")
 
     def __init__(self) -> None:

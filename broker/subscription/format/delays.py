@@ -67,7 +67,7 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """The segments before the ledger's last entry `number`. DamagedBucket."""
+    """What the segments in front of the ledger's last entry `number` hold. DamagedBucket."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0

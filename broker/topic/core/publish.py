@@ -124,7 +124,7 @@ class ProducerTable:
         return answer
 
     def leave(self, seat_id: int) -> list[ProducerRegistration]:
-        """Removes the producer; returns those that waited and are seated now."""
+        """The producer is gone; who waits and is seated now."""
         self.seated.pop(seat_id, None)
         self.waiting.pop(seat_id, None)
         if self.seated or not self.waiting:

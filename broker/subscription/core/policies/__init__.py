@@ -21,7 +21,7 @@ from .slot_owners import Halves, Ring, Sticky
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """What a policy depends on beside its type: settings of the topic, of the first consumer, and of the broker."""
+    """What a policy depends on beside its type: of the topic, of the first consumer, and of the broker."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
