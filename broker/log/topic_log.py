@@ -296,7 +296,8 @@ class TopicLog:
 
     async def _roll(self) -> None:
         async with self._changing:
-            if self.state is not TopicLogState.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
+            empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
+            if self.state is not TopicLogState.SERVING or empty:
                 return
             prepared = await self._chain.create()
             if self.state is not TopicLogState.SERVING:  # it began to switch, or to end, by itself

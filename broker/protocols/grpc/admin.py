@@ -19,11 +19,9 @@ from ....proto.errors import NotAllowed
 from ....proto.names import MessageId, NamespaceName, TopicName
 from ....proto.policies import decode, encode
 from ....runtime.network import CallContext, Endpoint, rpc
-from ...common.applied import as_policies, resolve
-from ...common.turns import Turns
+from ....runtime.world import World
 from ...node.topic_manager import TopicManager
-from ...session.start import mark_of, place_of
-from ...topic import backlog
+from ...session.administration import Administration, Unloaded
 from . import stats
 from .examine import ExamineService, delivery
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from ....proto import wire_pb2 as wire
 from ....proto.names import Position, TopicName
 from ....runtime.network import CallContext
-from ...log.cache import StoredEntry
 from ...node.topic_manager import TopicManager
-from ...topic import examine
-from ...topic.core.upkeep import backlog_bytes
+from ...session.administration import Administration
+from ...session.backlogs import Backlogs, Shown
 from ...topic.topic import Topic
 
 
 class ExamineService:
     _broker: TopicManager
+    _administration: Administration
 
     async def _topic(self, name: str) -> Topic:
         return await self._administration.topic(TopicName.parse(name))

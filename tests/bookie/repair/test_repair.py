@@ -409,7 +409,7 @@ def test_a_recovery_that_its_starter_left_is_finished() -> None:
         writer = await deployment.a_ledger(10, closed=False)
         outcome = transitions.start_recovery(writer.record)
         assert isinstance(outcome, transitions.RecordWrite)
-        await house.metadata.put(paths.ledger(writer.ledger_id), encode(outcome.record))
+        await deployment.metadata.put(paths.ledger(writer.ledger_id), encode(outcome.record))
 
         async def closed() -> bool:
             return (await deployment.record(writer.ledger_id)).state == CLOSED
@@ -432,7 +432,7 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
     outcome = transitions.start_recovery(writer.record)
     assert isinstance(outcome, transitions.RecordWrite)
-    await house.metadata.put(paths.ledger(ledger), encode(outcome.record))
+    await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record))
     return ledger
 
 

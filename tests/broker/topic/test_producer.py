@@ -54,7 +54,7 @@ class Told:
 
 async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_its_outcome() -> None:
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(state=TopicLogState.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicLogState.SERVING, publish=under_way.append)
     outlet = Told()
     producer = Producer(
         1, "p", SHARED, topic_over(log), outlet, address="here", instance="i", size_max=1000

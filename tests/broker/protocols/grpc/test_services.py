@@ -546,8 +546,8 @@ async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_part
         assert (await deployment.admin("TopicStats", wire.Name(name=added))).subscriptions[0].backlog == 0
 
 
-async def test_t10_limits_of_tenants_namespaces_and_topics(house: House) -> None:
-    owned = house.broker.owned
+async def test_t10_limits_of_tenants_namespaces_and_topics(deployment: Deployment) -> None:
+    owned = deployment.broker.owned
     limits = CatalogLimits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
     owned.catalog._limits = limits
     await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))

@@ -200,7 +200,7 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
             firsts = [each.first for each in done]
             assert firsts == sorted(set(firsts)), f"seed {seed}: ids of {client.name} are out of order, or twice"
             assert client.stored <= set(mine), f"seed {seed}: something that was called stored is not in the log"
-        seen |= house.verdicts
+        seen |= deployment.verdicts
     assert seen >= {DedupVerdict.NEW, DedupVerdict.DUPLICATE, DedupVerdict.UNKNOWN}
 
 
