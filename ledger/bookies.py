@@ -143,7 +143,7 @@ class Bookies:
         return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """`choose`; when that is not enough, after a look at the metadata, for the watch may be behind."""
+        """`choose`; when that is not enough, after a look at the metadata, for the watch may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -262,7 +262,7 @@ class Bookies:
                 await asyncio.sleep(self._config.retry_s)
 
     async def look_again(self) -> None:
-        """Lists the bookies now, for the watch may be behind; many who ask at once share one listing."""
+        """Lists the bookies now, for the watch may lag; many who ask at once share one listing."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._list())
             self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits

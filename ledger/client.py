@@ -176,7 +176,7 @@ class LedgerClient:
         return await take_ids(self._metadata, self._block)
 
     async def _store_new(self, mine: LedgerRecord) -> LedgerRecord | None:
-        """The stored record; None when the id belongs to somebody else."""
+        """The stored record; None when the id belongs to another process."""
         path = paths.ledger(mine.ledger_id)
         taken = False
 

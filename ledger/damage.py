@@ -10,7 +10,7 @@ nothing is left:
                                                                    so that its mender looks at it, and mends it
 
 Never in the way of a read: `note` only queues, one task writes. At most WAITING_MAX wait and KNOWN_MAX are remembered
-as told; beyond, they are counted as dropped: whoever reads the entry again reports it then. A report that the metadata
+as told; beyond, they are counted as dropped: a reader of the entry reports it again. A report that the metadata
 did not take is forgotten likewise. Guards: tests/ledger/test_damage.py.
 """
 
@@ -82,7 +82,7 @@ async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges,
             else:
                 await metadata.delete(path, version)
         except BadVersion:
-            continue  # somebody else was faster: that one got through
+            continue  # another process was faster: that one got through
         return ranges
 
 

@@ -107,7 +107,7 @@ class LedgerWriter:
         self._finished = asyncio.Event()
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
         self._unanswered_max = config.unanswered_bytes_max
-        self._room: asyncio.Event | None = None  # somebody waits for it
+        self._room: asyncio.Event | None = None  # a caller waits for it
         self._on_changed: list[Callable[[LedgerRecord], None]] = []
         self._change_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
@@ -360,7 +360,7 @@ class LedgerWriter:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
             for bookie in self._core.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
-                told.add_done_callback(asyncio.Future.exception)  # a lower bound: whoever missed it learns it later
+                told.add_done_callback(asyncio.Future.exception)  # a lower bound: who missed it learns it later
 
     def _closed_error(self) -> MagnetarError:
         why = self._core.why

@@ -60,7 +60,7 @@ class LedgerReader:
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
-        self._confirmed = confirmed  # LAC of the writer in this process, which is never behind
+        self._confirmed = confirmed  # LAC of the writer in this process, which never lags
         self._bound = Bound(record)
         self.speculations = 0  # times that another replica was asked because the others were silent
         self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
@@ -93,7 +93,7 @@ class LedgerReader:
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """`read` with what is stored beside the payload: for whoever writes entries again."""
+        """`read` with what is stored beside the payload: for a worker that writes entries again."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",

@@ -18,7 +18,7 @@ SCHEME = "zk://"
 PORT = 2181
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
-"""ZooKeeper's own default: it closes the connection of whoever sends more."""
+"""ZooKeeper's own default: it closes the connection of a client that sends more."""
 
 
 class ZookeeperAddress(NamedTuple):

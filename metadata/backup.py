@@ -7,7 +7,8 @@ A restore never overwrites: what was there is kept beside it, numbered. In the n
 1. the counter of ledger ids begins above `least_id`, what bookies (or the file that is replaced) saw last, so that no
    id is given out twice;
 2. sessions and ephemerals go: who is there registers anew;
-3. an incarnation begins that says `restored`: bookies take the tree although it is behind what they saw, and keep what
+3. an incarnation begins that says `restored`: bookies take the tree although it is older than what they saw, and keep
+what
    it does not know (bookie/maintenance/seen.py).
 A crash before the rename leaves the old file, and beside it a half-made one that the next restore replaces.
 Guarded by tests/cli/storage/test_metadata_copies.py.

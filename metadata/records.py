@@ -81,7 +81,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """What the cluster knows of a bookie's directory; one that is behind it was rolled back
+    """What the cluster knows of a bookie's directory; one that is older was rolled back
     (bookie/node/identity.py)."""
 
     kind = 4
@@ -161,7 +161,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a topic's deduplication stands: the last snapshot in `ledger_id`; none there: the log behind the mark."""
+    """Where a topic's deduplication stands: the last snapshot in `ledger_id`; none there: the log after the mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -189,7 +189,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
     epoch: int = 0  # grows with each producer that takes the topic for itself
     compacted: Compacted | None = None
-    doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: nobody reads them
+    doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: no reader opens them
     claim: str = ""  # random, of the owner that changes the record: another one in its place: it was taken over
 
 

@@ -1,11 +1,11 @@
-"""The metadata service (`magnetar metadata`): one SqliteStore for a whole cluster, behind gRPC.
+"""The metadata service (`magnetar metadata`): one SqliteStore for a whole cluster, served over gRPC.
 
 A client holds one Session stream. Whatever comes over it is a sign of life; without one for its timeout the session
 expires, with its ephemerals. The stream may break and come back with the session's id: sessions outlive connections,
 and restarts of this process. A second stream with the same id takes over from the first.
 Watches live on the stream and are pulled from the store's history: the client names the last revision it has seen, and
 misses nothing or hears `reset`. With every pong each watch is told how far it has come, so that one that has nothing
-to hear does not fall behind the history.
+to hear does not lag the history.
 A commit names the session; from the moment it has ended its commits are refused (SessionExpired). A commit is not
 remembered: one whose answer was lost is the caller's to read again (metadata/update.py).
 """

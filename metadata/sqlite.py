@@ -1,4 +1,4 @@
-"""The metadata store on one SQLite file (or ':memory:'): in process, and behind metadata/server.py for a cluster.
+"""The metadata store on one SQLite file (or ':memory:'): in process, and served by metadata/server.py for a cluster.
 
 The store is the driver between callers on the event loop and `Tree` (metadata/tree.py) on one worker thread:
 
@@ -7,7 +7,7 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
 - *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked; what
   waits while the worker reads (or writes) goes there at once, too: a way to a thread and back costs more than a read.
 - *Sessions* end in this order: from then on commits of the session are refused, then a job that deletes its ephemerals
-  is queued behind all commits accepted before, again until the disk has room. So no ephemeral outlives its session.
+  is queued after all commits accepted before, again until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, quick check, ephemerals of sessions that died with the former process deleted. Sessions of the metadata
   service are durable and get their whole timeout again after a restart.
 - *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
@@ -310,7 +310,7 @@ class SqliteStore:
         return ending
 
     def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
-        if ended.cancelled():  # whoever waited has gone; the job is in the queue all the same
+        if ended.cancelled():  # its waiter has gone; the job is in the queue all the same
             return
         if isinstance(ended.exception(), Unavailable) and not self._closed:
             self._loop.call_later(END_RETRY_S, self._retry_end, session)

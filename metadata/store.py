@@ -7,7 +7,7 @@ Parents need not exist: a path is a key, `children` lists the next path segments
 
 - `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is
   definite; ConnectionLost and TimedOut are *unknown*: re-read and decide by content (`metadata/update.py` does).
-- A put decides each time whether its node is ephemeral: whoever put it last, and how, counts. An ephemeral lives as
+- A put decides each time whether its node is ephemeral: the last put, and how, counts. An ephemeral lives as
   long as the session of the store that put it. A lost session is reported once, by
   `wait_session_lost`; then every call fails with SessionExpired and the store must be made anew.
 - A watch gives every change below its prefix after a revision, in order, without a gap, across reconnects. If history
@@ -77,8 +77,8 @@ class MetadataStore(Protocol):
     async def children(self, path: str) -> list[str]:
         """Names of the direct children (segments, not paths), sorted: all of them, or an error.
 
-        Linearizable, as `get` is: every commit that was answered before the call is seen, whoever made it. A bookie
-        deletes what is not listed, so a store that may read behind (ZooKeeper) must `sync` first.
+        Linearizable, as `get` is: every commit that was answered before the call is seen, by any client. A bookie
+        deletes what is not listed, so a store that may read an older state (ZooKeeper) must `sync` first.
         """
         ...
 

@@ -1,8 +1,9 @@
 """Metadata records that this process cannot read: of a newer version, or damaged. One never stops work at others.
 
-Whoever reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: what it cannot
-decode is None, as if it were not there, and is noted here: logged once, counted, shown (`magnetar_unreadable_…`). Who
-needs just this one record, and would do wrong without it, uses `get_record`, which raises DamagedRecord.
+A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: what it
+cannot decode is None, as if it were not there, and is noted here: logged once, counted, shown
+(`magnetar_unreadable_…`). Who needs just this one record, and would do wrong without it, uses `get_record`, which
+raises DamagedRecord.
 
 `UNREADABLE` is the process's: what is unreadable for one of its parts is so for all. At most PATHS_MAX paths are kept.
 Guards: tests/metadata/test_records.py, tests/bookie/repair/test_repair.py.

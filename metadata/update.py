@@ -1,13 +1,13 @@
 """Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the repository
 uses.
 
-`update` is the one loop behind every change of a record (after BookKeeper's MetadataUpdateLoop):
+`update` is the one loop of every change of a record (after BookKeeper's MetadataUpdateLoop):
 
     1. read the node
     2. `transform(current)`: the new value; None or the same bytes: nothing to do, return what is there; raises: give up
     3. commit the new value at the version that was read
     4. written: return it
-    5. BadVersion (definite): somebody else was faster; from 1
+    5. BadVersion (definite): another process was faster; from 1
     6. ConnectionLost, TimedOut, … (unknown): the write may have happened; from 1. Nothing is remembered of the attempt:
        `transform` sees the node as it is, maybe with its own write in it, and decides by content.
 
@@ -151,7 +151,7 @@ async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """The cluster's record; made with a random instance by whoever comes first."""
+    """The cluster's record; made with a random instance by the first process."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord:

@@ -315,7 +315,7 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
             single, size = known[payload[start:middle]]
             offset = middle + size
             if offset > end:
-                raise CorruptEntry(f"an item ends at {offset}, behind the payload's {end} bytes")
+                raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
             add_fields(single)
             add_payload(payload[middle:offset])
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
@@ -352,7 +352,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
             single, size = known[payload[offset + 4 : middle]]
             offset = middle + size
             if offset > end:
-                raise CorruptEntry(f"an item ends at {offset}, behind the payload's {end} bytes")
+                raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
             key = _key_of(single)
             if key is not None:
                 found[key] = None

@@ -1,4 +1,4 @@
-"""Policies: what an operator lays down for a namespace or a topic; everything else is inherited.
+"""Policies: what an operator sets for a namespace or a topic; everything else is inherited.
 
 A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic stands at the
 topic and holds for each of its partitions. On the wire and in the metadata tree policies are one JSON object that holds

@@ -3,7 +3,7 @@
     defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>_<NAME> in the environment  ←  keyword overrides
 
 Every setting has a name with its unit, a type, a default, and a comment that says what it ends or bounds and what it
-costs: the text behind the field in the source (`#` on its line, or a string literal below it). `settings` lists them
+costs: the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
 for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
 environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
 relations and raises InvalidConfiguration or ValueError.

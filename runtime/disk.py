@@ -1,4 +1,4 @@
-"""The real disk behind `runtime/files.py`: the kernel's files, and nothing between.
+"""The real disk of `runtime/files.py`: the kernel's files, and nothing between.
 
 `fdatasync` and each write of a `DirectFile` are all that makes bytes durable here, `sync_directory` all that makes
 names durable; no other call does either, except `make_directories`, which syncs each folder that it makes into its
@@ -20,7 +20,8 @@ from typing import NoReturn
 from .files import DIRECT_ALIGNMENT, Buffer
 
 EXIT_DISK_FAILED = 70
-"""Exit code after a failed fsync (EX_SOFTWARE): whoever restarts the process must let it replay its journal."""
+"""Exit code after a failed fsync (EX_SOFTWARE): a supervisor that restarts the process must let it replay its
+journal."""
 
 _IOV_MAX = 1024
 _FILE_MODE = 0o600
@@ -71,7 +72,7 @@ class SystemFile:
         return offset - start
 
     def _pwrite_all(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes at most _IOV_MAX buffers and returns the offset behind them."""
+        """Writes at most _IOV_MAX buffers and returns the offset after them."""
         total = sum(map(len, buffers))
         written = os.pwritev(self._fd, buffers, offset)
         if written < total:

@@ -31,7 +31,7 @@ class File(Protocol):
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file, `b""` behind it."""
+        """Up to `size` bytes; fewer at the end of the file, `b""` after it."""
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:

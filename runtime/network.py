@@ -2,7 +2,7 @@
 
 Three transports, each real (runtime/grpc/rpc.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
 runtime/byte_streams.py on TCP) and simulated
-(runtime/sim/network.py), behind the protocols of this module.
+(runtime/sim/network.py), under the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming

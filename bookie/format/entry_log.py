@@ -5,7 +5,7 @@
 
 Big-endian. The stored entry (format/peer.py) begins with ledger i64, entry i64, so that a record says what it is; a
 reader compares both with what it asked for. Where records begin is in the index (format/index.py); because a record
-carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros behind the last
+carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros after the last
 record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
 UNKNOWN for that entry, never "no such entry".
 

@@ -42,7 +42,8 @@ class Damaged(Exception):
 
 
 class ForeignFile(Damaged):
-    """The file is whole and belongs to another bookie: somebody mixed up directories, which nothing here can mend."""
+    """The file is whole and belongs to another bookie: an operator mixed up directories, which nothing here can
+    mend."""
 
 
 class FileHeader(NamedTuple):
@@ -62,7 +63,7 @@ def crc32c(*buffers: Buffer) -> int:
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:
-    """The CRC32C of what `crc` is of, and `data` behind it."""
+    """The CRC32C of what `crc` is of, and `data` after it."""
     return int(google_crc32c.extend(crc, data))
 
 

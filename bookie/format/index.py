@@ -14,7 +14,7 @@ the first ledger of each page of `PAGE_HEADS` heads, which is all that stays in 
 read without the tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
 Damage: a reader of heads is told where the file must end (format/mark.py); anything wrong before that is damage in
-durable data (file and offset), anything behind it is left from an unfinished checkpoint and cut. A table that does not
+durable data (file and offset), anything after it is left from an unfinished checkpoint and cut. A table that does not
 match its checksum makes the entries of that extent UNKNOWN.
 
 Example: entries 0 and 1 of ledger 3 with records of 8+36 bytes at 4096: heads `3, 0, 1, 2, 88, 4096, crc`, table

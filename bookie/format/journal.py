@@ -26,8 +26,8 @@ block can be told from stale bytes, so the header stands there twice, in differe
 
 Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that those
 bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
-end. Otherwise it is damage in durable data: the reader reports it and goes on behind it. A later block says so with a
-`synced_upto` behind the bad one's offset. The decision is `store/replay.py: JournalReader`; this module knows single
+end. Otherwise it is damage in durable data: the reader reports it and goes on after it. A later block says so with a
+`synced_upto` after the bad one's offset. The decision is `store/replay.py: JournalReader`; this module knows single
 blocks only.
 
 Example: FENCE of ledger 5 is the record
@@ -128,7 +128,7 @@ def encode_adds(
 ) -> tuple[list[bytes], list[Buffer], int]:
     """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes).
 
-    The first buffer of each entry, its own header, is copied behind the record's: half as many buffers to write.
+    The first buffer of each entry, its own header, is copied after the record's: half as many buffers to write.
     """
     headers: list[bytes] = []
     buffers: list[Buffer] = []

@@ -1,7 +1,7 @@
 """The ledger index's bytes: what a bookie knows of each ledger besides its entries, and what it knows of itself.
 
     file     = file header (format/framing.py: magic "MGN-LIDX", number = generation) | record*
-    record   = crc32c u32 (of the 46 bytes behind it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
+    record   = crc32c u32 (of the 46 bytes after it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
                | last i64
 
 50 bytes, big-endian.
@@ -18,8 +18,8 @@ Later records of a ledger replace earlier ones; a tombstone removes the ledgers 
 Limbo that was entered, also when it was left since, fences all ledgers up to its id for ever. Appended at every
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
-and offset), what lies behind belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
-reader can go on behind a damaged one (`decode`).
+and offset), what is after belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
+reader can go on after a damaged one (`decode`).
 
 Examples: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9; entry 4 of ledger 5 quarantined; limbo up to 7;
 log 3 drained:

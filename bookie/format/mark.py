@@ -10,7 +10,7 @@
 ledger index; of the ledger index that generation and so many bytes count. Two logs may be open: the hot one, to which
 checkpoints flush, and the cold one, to which compaction moves; of each and its index exactly so many bytes count. All
 other logs up to the last log id are closed and count whole. Log id 0: none is open (log ids begin with 1, hot and cold
-ones are of one sequence). What lies behind an end, or in a log above the last, was written by a checkpoint or a move
+ones are of one sequence). What is after an end, or in a log above the last, was written by a checkpoint or a move
 that did not end: its records are still in the journal, or in the logs that were to be moved.
 Written to a temporary name, synced, renamed, directory synced; never goes backwards.
 

@@ -1,6 +1,6 @@
-"""The index files of logs: groups and extents (format/index.py), behind damage too.
+"""The index files of logs: groups and extents (format/index.py), past damage too.
 
-A group that does not match its checksum is `Damage`; the walk goes on at the next bytes that are a whole group. Behind
+A group that does not match its checksum is `Damage`; the walk goes on at the next bytes that are a whole group. After
 the end that the mark names a group belongs to a checkpoint that has not ended: it is not looked at.
 Heads are read and checked in pieces, so that a group of a million extents needs no more memory than a small one.
 """

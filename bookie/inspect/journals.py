@@ -1,12 +1,12 @@
-"""The journal's files, block by block and record by record (format/journal.py), behind damage too.
+"""The journal's files, block by block and record by record (format/journal.py), past damage too.
 
 The rule is that of store/replay.py `JournalReader`. A block that is not whole is one of these:
 
-    the end     nothing of this use of the file lies behind it: zeros, or what an earlier use left
+    the end     nothing of this use of the file is after it: zeros, or what an earlier use left
     torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it
     Damage      a later block of this file, or the next journal's header, says that these bytes were synced
 
-Behind damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was
+After damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was
 read half, it is read again once the proof is found, and so is the header: journals are recycled under new names.
 """
 
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Bytes behind the last block that counts: never acknowledged, cut by the next start."""
+    """Bytes after the last block that counts: never acknowledged, cut by the next start."""
 
     path: str
     offset: int
@@ -97,7 +97,7 @@ def missing(snapshot: Snapshot) -> Iterator[Damage]:
 
 
 def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
-    """The blocks of a journal from the first at or behind `start`."""
+    """The blocks of a journal from the first at or after `start`."""
     path = snapshot.path(JOURNAL, journal_name(number))
     file = open_file(snapshot, path)
     if file is None:

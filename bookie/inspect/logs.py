@@ -1,11 +1,11 @@
-"""The records of an entry log one after the other (format/entry_log.py), behind damage too, without its index.
+"""The records of an entry log one after the other (format/entry_log.py), past damage too, without its index.
 
 A record says how long it is, so a whole log can be read from 4096 on. Where the bytes are not a record, the walk says
 `Damage` once and goes on at the next bytes that are one: length, ids and checksum all right. (Bytes of a message that
 were made to look like a record can be taken for one there; the index, which knows the places, is not asked.)
 
 A log ends where the mark says, one that is closed where its index says that the last record ends; without an index
-where only zeros follow. Bytes behind the end belong to a checkpoint that has not ended and are not looked at.
+where only zeros follow. Bytes after the end belong to a checkpoint that has not ended and are not looked at.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
 
 
 def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
-    """The records from the first that begins at or behind `start`. `start` must be the offset of a record, or damage
+    """The records from the first that begins at or after `start`. `start` must be the offset of a record, or damage
     is what is found first."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
@@ -128,7 +128,7 @@ class _Walk:
             yield found
             offset += found.bytes
         if offset > self._end:
-            yield Damage(self._file.path, self._end, "a record goes on behind the end of what counts")
+            yield Damage(self._file.path, self._end, "a record goes on after the end of what counts")
 
     def _short(self, offset: int) -> Damage:
         what = "the file ends here" if offset >= self._file.size() else "only zeros follow"

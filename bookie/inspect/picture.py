@@ -166,7 +166,7 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
         )
         pieces = [
             Piece("dead", before, f"before the mark: {size(before)} are in entry logs"),
-            Piece("live-a", each.end - before, f"behind the mark: {size(each.end - before)} would be replayed"),
+            Piece("live-a", each.end - before, f"after the mark: {size(each.end - before)} would be replayed"),
             Piece("room", max(each.bytes - each.end, 0), "not written yet"),
         ]
         yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"

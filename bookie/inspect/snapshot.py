@@ -4,16 +4,16 @@
     found.damages                        what of these could not be read
 
 The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators: they yield what they find, in the order of the
-bytes, with a `Damage` in the place of what is not whole, and go on behind it. Memory is bounded by a window of the file
+bytes, with a `Damage` in the place of what is not whole, and go on after it. Memory is bounded by a window of the file
 and one record, whatever the store's size.
 
 **Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names is not changed
-any more: logs and indexes up to its ends, the ledger index up to its end. Behind those ends a bookie may be writing; it
+any more: logs and indexes up to its ends, the ledger index up to its end. After those ends a bookie may be writing; it
 is shown as not committed and never called damage. A file that is gone when its turn comes (recycled, compacted) is
 `Gone`. Before a journal's block is called damaged it is read again (inspect/journals.py).
 
 **Sectors that the disk cannot read** (EIO) are taken for zeros, page by page, so that what lay there is damage by its
-checksum and what lies behind is still found.
+checksum and what is after is still found.
 
 **A stopped bookie**: the same. What the next start would cut is shown as not committed or torn.
 Guarded by tests/bookie/inspect/test_inspect.py.

@@ -51,7 +51,7 @@ class LogSummary(NamedTuple):
 class JournalSummary(NamedTuple):
     journal: int
     bytes: int
-    end: int  # behind the last whole block
+    end: int  # after the last whole block
     damages: list[Damage]
 
 

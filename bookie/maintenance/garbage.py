@@ -4,7 +4,7 @@ A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
- 3. the metadata has not gone back behind what this bookie told it in this life (`went_back`); and when the listing
+ 3. the metadata has not gone back to before what this bookie told it in this life (`went_back`); and when the listing
     would bury at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata handed out all of their
     ids. Else the pass is refused (`GarbageRefusal`) unless it is forced;
  4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
@@ -305,7 +305,7 @@ class Collector:
         return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
-        """When it was first seen dead; now, when the time of day stepped back behind that."""
+        """When it was first seen dead; now, when the time of day stepped back to before that."""
         since = self._suspects.get(ledger, now)
         return since if since.wall_ms <= now.wall_ms else now
 

@@ -290,7 +290,7 @@ class Reports:
             if self._reported.get(ledger, ()) != ranges:
                 try:
                     await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
-                except DamagedRecord as error:  # what somebody else put there cannot be changed
+                except DamagedRecord as error:  # what another process put there cannot be changed
                     UNREADABLE.skip(paths.damaged(ledger, self._bookie), error)
                     continue
             if ranges:

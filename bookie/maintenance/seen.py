@@ -16,7 +16,7 @@
 
 | the metadata | verdict |
 |---|---|
-| has another restore than `restore`, and is behind what is remembered | RESTORED: on purpose |
+| has another restore than `restore`, and is older than what is remembered | RESTORED: on purpose |
 | has no incarnation `token`, or the one after it began before `revision` | OLDER |
 | is at a smaller revision, where it has no incarnations | OLDER |
 | has a counter of ids below `ledger`, or none where there was one | OLDER |

@@ -14,7 +14,7 @@ row that fits:
 | yes | no   | no  | | FINISH: a first start that was cut short |
 | yes | no   | yes | | refuse, UNKNOWN: another metadata, or it lost data |
 | yes | yes  | –   | another bookie's record names this place, its own does not | refuse, SWAPPED |
-| yes | yes  | –   | its own record does not name this place | refuse, MOVED: until somebody says so, as in BookKeeper |
+| yes | yes  | –   | its own record does not name this place | refuse, MOVED, until an operator says so |
 | yes | yes  | –   | the cookie counts more than one start above the record | refuse, OLD_METADATA |
 | yes | yes  | no  | a start was completed | refuse, WIPED |
 | yes | yes  | –   | the cookie counts fewer starts than the record | ROLLED_BACK: starts in limbo |
@@ -356,7 +356,7 @@ async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 _ACCEPT = 1 << 60
-"""More starts than any directory saw: whatever it counts is behind, and it starts in limbo."""
+"""More starts than any directory saw: whatever it counts lags, and it starts in limbo."""
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:

@@ -71,7 +71,7 @@ class Auditor:
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
     def _forget_all(self) -> None:
-        """As a new auditor begins: whoever is absent has the whole grace."""
+        """As a new auditor begins: each absent bookie has the whole grace."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None

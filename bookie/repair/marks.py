@@ -130,7 +130,7 @@ Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
 
 
 async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
-    """The mark afterwards. Somebody else's change in between: it is asked again with what stands then."""
+    """The mark afterwards. Another process's change in between: it is asked again with what stands then."""
     path = paths.under_replicated(ledger_id)
     while True:
         found = await mark_of(store, ledger_id)
@@ -158,7 +158,8 @@ async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
 
 
 async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """Makes the ephemeral node one's own; False: somebody else has it. An unknown outcome is read again, by its token.
+    """Makes the ephemeral node one's own; False: another process has it. An unknown outcome is read again, by its
+    token.
 
     A process has one token for all its life: a node of its own that it did not know of is its own.
     """
@@ -176,7 +177,7 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """One that cannot be read is somebody else's."""
+    """One that cannot be read is another process's."""
     found = await readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 

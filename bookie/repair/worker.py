@@ -126,7 +126,7 @@ class Worker:
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
-        """A lock that was given back tells nobody: whoever waited for it looks again."""
+        """A lock that was given back wakes no waiter: each waiter looks again."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:

@@ -9,7 +9,7 @@ first request of a ledger waits here until its record was read; the next ones fi
 | is there, with another key | UNAUTHORIZED |
 | is missing | UNAUTHORIZED: the id was not given out, or the ledger was deleted |
 | is missing, and the tree has no counter of ids at all | it is done: no ledger was ever made through this metadata |
-| cannot be read | BUSY, nothing was done: whoever asked asks again |
+| cannot be read | BUSY, nothing was done: the client asks again |
 
 So a stranger takes no id before its owner does, and makes no descriptor that is nobody's. Nothing is remembered of a
 refusal: an id that was asked for too early is refused then, and not later.

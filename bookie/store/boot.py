@@ -22,7 +22,7 @@ store serves:
 | index of a log gone, damaged, or not up to the log's end | rebuilt from the log | loss: only what is not in it |
 | a log gone, its index here | the entries that it held are quarantined | no loss: they are known |
 | the same, and all its ledgers are buried | drained: it made room on a full disk | no damage |
-| a log shorter than its index says | the entries behind its end are quarantined | no loss: they are known |
+| a log shorter than its index says | the entries after its end are quarantined | no loss: they are known |
 | a log gone, and its index | | loss |
 | journal gone, short, with bad blocks in durable data | everything else of it | loss |
 | the journal ends before a position that was synced once | | loss: the directory was rolled back |

@@ -1,11 +1,11 @@
 """The checkpoint: moves what the memtable holds into the entry log, so that journals can go (ledger protocol §2.4).
 
-The order is `STEPS`, the only place where it stands. What a crash after each leaves behind:
+The order is `STEPS`, the only place where it stands. What a crash after each leaves:
 
     capture_mark       nothing. Position of the last synced block, taken BEFORE the swap: everything up to it is in the
                        tables already, because inserts precede enqueueing
     swap               nothing; new adds go to the other table
-    write_entries      bytes behind the log's marked end: cut at the next start
+    write_entries      bytes after the log's marked end: cut at the next start
     write_index        the same for the index file; synced after its log
     write_ledgers      the same for keys, fences, LACs and facts; also when there are no entries (#4843)
     write_mark         the commit point: temporary file, sync, rename, directory sync; refuses to go backwards (#4740)

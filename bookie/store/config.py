@@ -25,7 +25,7 @@ class StoreConfig:
     index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
     read_cache_bytes: int = 32 << 20  # of entries read ahead, half for single reads and half for ranges
     read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for
-    read_chunk_bytes: int = 2 << 20  # behind a range that was asked for; smaller with more readers than have room
+    read_chunk_bytes: int = 2 << 20  # after a range that was asked for; smaller with more readers than have room
     read_bytes_max: int = 4 << 20  # of one answer
 
     def __post_init__(self) -> None:

@@ -94,7 +94,7 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """A sync on which nothing rests: what is written now need not be written by the next sync that somebody waits for.
+    """A sync on which nothing rests: what is written now need not be written by the next sync that a caller waits for.
 
     The crash-point enumeration never counts it as durable (tests/crashes).
     """

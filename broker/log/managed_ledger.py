@@ -166,7 +166,7 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
+        """Closes the ledger, or learns how another process closed it; its true last entry, and its length in bytes."""
         patience = LogThrottle()
         while True:
             try:

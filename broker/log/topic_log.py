@@ -158,7 +158,7 @@ class TopicLog:
         self.state = TopicLogState.TERMINATED if self.record.terminated else TopicLogState.SERVING
 
     def _now_ms(self) -> int:
-        """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
+        """Never before the time of an entry: ages are told by it, and it does not go back with the clock."""
         return max(self._world.clock.wall_ms(), self._timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
@@ -322,7 +322,7 @@ class TopicLog:
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, if any, or learns how somebody else closed it; its true last entry."""
+        """Closes the ledger that is written, if any, or learns how another process closed it; its true last entry."""
         writer = self._writer
         if writer is None:
             return -1
@@ -382,9 +382,9 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """Nobody took the topic over since: whoever does changes its list. The metadata's errors: no answer."""
+        """No broker took the topic over since: one that does changes its list. The metadata's errors: no answer."""
         if self._changing.locked():
-            return True  # whoever changes the list now finds out
+            return True  # a broker that changes the list now finds out
         async with self._changing:
             return await self._chain.is_ours()
 

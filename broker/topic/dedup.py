@@ -5,7 +5,7 @@ PR9; invariants 32, 33, 34)
 - A snapshot is one write: its position and the numbers are stored together or not at all
   (broker/topic/format/dedup.py).
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
-  the headers of all entries behind its position taken from the log. A former owner can neither write its snapshot
+  the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
 - The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.

@@ -122,7 +122,7 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
 @click.option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E.")
 @connected
 def backlog_size(session: Session, topic: str, position: str) -> None:
-    """About how many bytes of a topic (of each partition) lie behind a message.
+    """About how many bytes of a topic (of each partition) are after a message.
 
     Example: magnetar topics get-backlog-size orders -m 17:3
     """

@@ -121,10 +121,10 @@ def update(session: Session, namespace: str, **given: Any) -> None:
 
 @click.command()
 @click.argument("namespace", default="public/default")
-@click.option("-ap", "--applied", is_flag=True, help="With what the broker lays down.")
+@click.option("-ap", "--applied", is_flag=True, help="With what the broker sets.")
 @connected
 def policies(session: Session, namespace: str, applied: bool) -> None:
-    """How a namespace makes topics, and the policies that it lays down.
+    """How a namespace makes topics, and the policies that it sets.
 
     Example: magnetar namespaces policies public/default
     """

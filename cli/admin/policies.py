@@ -1,6 +1,6 @@
 """`magnetar namespaces|topics set-X|get-X|remove-X`: every policy by one table, with pulsar-admin's names and options.
 
-A row of `VERBS` makes three commands for namespaces and three for topics: `set-` lays down what is given and leaves the
+A row of `VERBS` makes three commands for namespaces and three for topics: `set-` sets what is given and leaves the
 rest, `get-` shows what is set there (`--applied`: with what is inherited, topic > namespace > broker), `remove-`
 inherits again. What a policy means and what it may be: proto/policies.py, which the broker checks. No command here is
 written by hand, and LazyGroup makes one only when it is run (attributes of this module, by `__getattr__`).
@@ -299,7 +299,7 @@ def read(session: Session, level: str, target: str, *, applied: bool = False) ->
 
 
 def change(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Lays down what is given; what is laid down there then."""
+    """Sets what is given; shows what is set there then."""
     import msgspec
 
     from ...proto.policies import Policies

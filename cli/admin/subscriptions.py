@@ -96,7 +96,7 @@ def properties(session: Session, topic: str, subscription: str) -> None:
 @click.option("-c", "--clear", is_flag=True, help="None at all.")
 @connected
 def set_properties(session: Session, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
-    """Give a subscription these properties and no others. Some lay down its own dead-letter policy:
+    """Give a subscription these properties and no others. Some set its own dead-letter policy:
     dead-letter.max-redeliver-count, dead-letter.topic, dead-letter.backoff-s.
 
     Example: magnetar topics update-subscription-properties orders -s billing -p dead-letter.max-redeliver-count=5
@@ -190,7 +190,7 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
 @SUBSCRIPTION
 @click.option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds.")
 @click.option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E.")
-@click.option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin behind that message.")
+@click.option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin after that message.")
 @connected
 def reset(
     session: Session, topic: str, subscription: str, moment: str | None, position: str | None, exclude: bool

@@ -36,7 +36,7 @@ topics = LazyGroup(
         "examine-messages": Lazy(".admin.backlog", "examine", "Show the n-th message from the oldest or the newest."),
         "get-message-by-id": Lazy(".admin.backlog", "get_message", "Show the messages of an entry."),
         "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
-        "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes behind a message."),
+        "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
         "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
         "analyze-backlog": Lazy(".admin.backlog", "analyze", "What a subscription has left, exactly."),
         "truncate": Lazy(".admin.backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
@@ -223,7 +223,7 @@ def offsets(session: Session, topic: str) -> None:
 @click.argument("topic")
 @connected
 def unload(session: Session, topic: str) -> None:
-    """Let the owner close a topic; whoever uses it next makes a broker open it.
+    """Let the owner close a topic; its next user makes a broker open it.
 
     Example: magnetar topics unload orders
     """

@@ -184,7 +184,7 @@ def ready(url: str, **facts: object) -> None:
 
 
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
-    """Serves metrics when somebody asked for them; what the ready line says of it. Busy: the port is taken."""
+    """Serves metrics when they were asked for; what the ready line says of it. Busy: the port is taken."""
     if where is None:
         return {}
     from ...runtime.monitoring.metrics_server import MetricsServer

@@ -56,7 +56,7 @@ def bookie(
 ) -> int:
     """Run a bookie: it keeps entries of ledgers, synced before each acknowledgement.
 
-    With a command behind it, it runs that instead.
+    With a command after it, it runs that instead.
 
     Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
     """

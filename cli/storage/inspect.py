@@ -30,7 +30,7 @@ inspect = LazyGroup(
     },
     help="""Look into a bookie's data directory: read-only, offline or beside the running bookie.
 
-    Exit code 1: something is damaged; it is shown with its file and offset, and what lies behind it as well.
+    Exit code 1: something is damaged; it is shown with its file and offset, and what is after it as well.
 
     Example: magnetar bookie inspect log magnetar-data/bookie-1
     """,
@@ -54,7 +54,7 @@ def cookie(look: Look) -> None:
 @click.command()
 @inspecting
 def mark(look: Look) -> None:
-    """How far the last checkpoint came: what is behind it in the journal, and which ends of files count.
+    """How far the last checkpoint came: what is after it in the journal, and which ends of files count.
 
     Example: magnetar bookie inspect mark magnetar-data/bookie-1
     """
@@ -96,14 +96,14 @@ def journal(
 
 
 def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: int) -> Row:
-    """One file in short; `end` is behind its last whole block."""
+    """One file in short; `end` is after its last whole block."""
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import Damage, Gone
     from ...bookie.store.journal.segments import journal_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
-    state = "before the mark" if number < position[0] else "behind the mark"
+    state = "before the mark" if number < position[0] else "after the mark"
     row: dict[str, object] = {"journal": number, "file": journal_name(number)}
     row |= {"state": f"mark at {position[1]}" if number == position[0] else state, "blocks": 0, "records": 0}
     blocks = records = damaged = 0

@@ -38,7 +38,7 @@ def repair(
 ) -> int:  # fmt: skip
     """Make missing copies of ledgers again: run a worker alone, beside the bookies, each of which is one by itself.
 
-    With a command behind it, it runs that instead. Its settings are those of `repair` in the file's [bookie] section.
+    With a command after it, it runs that instead. Its settings are those of `repair` in the file's [bookie] section.
 
     \b
     Examples:

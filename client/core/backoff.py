@@ -1,7 +1,7 @@
 """Back-off between attempts: from `first_s` to `last_s`, each a quarter longer, less up to a tenth by chance.
 
-The limits are Pulsar's for reconnecting (100 ms → 60 s). It doubles there, so that whoever comes back after t seconds
-is found after up to 2 t; here after about 1.25 t, for 29 attempts on the way to 60 s instead of 10. `reset`
+The limits are Pulsar's for reconnecting (100 ms → 60 s). It doubles there, so that a client that comes back after t
+seconds is found after up to 2 t; here after about 1.25 t, for 29 attempts on the way to 60 s instead of 10. `reset`
 after a success.
 """
 

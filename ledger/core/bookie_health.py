@@ -3,10 +3,10 @@
 What counts, and how much: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the entry) 1,
 `SLOW` (another replica had to be asked meanwhile) ½. A bookie's weight is the sum, at most WEIGHT_MAX; it halves every
 `half_life_s`, and below FORGET the bookie is as good as any. So one time-out is remembered for two half-lives, a bookie
-that hangs all the time for four. The order is all that follows from it: whoever gives trouble is asked last and not
-left out, for it may be the only one that has the entry. New ensembles are chosen by other rules (bookies.py: only what
-failed counts, not what was slow). `counts` are for ever: by bookie and kind.
-Guards: tests/ledger/core/test_bookie_health.py.
+that hangs all the time for four. The order is all that follows from it: a bookie that gives trouble is asked last and
+not left out, for it may be the only one that has the entry. New ensembles are chosen by other rules (bookies.py: only
+what failed counts, not what was slow). `counts` are for ever: by bookie and kind. Guards:
+tests/ledger/core/test_bookie_health.py.
 """
 
 from __future__ import annotations

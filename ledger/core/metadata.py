@@ -11,7 +11,7 @@ Each transition looks at the record *as it is stored now* and answers `RecordWri
 the version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
 They judge by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads again and asks
 again, and a write of its own that did arrive is `Settled`. CLOSED is final: nothing here leaves it (§1.2, no forced
-re-recovery), so at most one end of a ledger is ever stored, and whoever comes later adopts it. Guards:
+re-recovery), so at most one end of a ledger is ever stored, and a later recovery adopts it. Guards:
 tests/ledger/core/test_metadata.py.
 """
 
@@ -85,7 +85,8 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 
 
 def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """none → OPEN. None: the id is taken by somebody else; one's own create, retried, is known by its token (§1.1)."""
+    """none → OPEN. None: the id is taken by another process; one's own create, retried, is known by its token
+    (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return Settled(current) if current.token == mine.token else None

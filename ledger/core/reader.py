@@ -128,7 +128,7 @@ class RangeRead:
 
     @property
     def speculates(self) -> bool:
-        """Whether somebody is left to be asked while the others are silent."""
+        """Whether a bookie is left to be asked while the others are silent."""
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:

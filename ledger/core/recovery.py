@@ -26,7 +26,7 @@ An entry is read with FENCE from its *whole* write set in the snapshot, `batch` 
    to replace it the write-back goes on without, while Qa copies are possible.
 
 6. *The LAC never tells of an attempt*: what is written back carries LAC0. Another attempt may end the ledger before
-   it, and then a reader would have read what is not in the ledger; or a third one would begin behind entries that are
+   it, and then a reader would have read what is not in the ledger; or a third one would begin after entries that are
    only on bookies which no metadata names.
 
 Entries are decided in order: after the first absent one nothing counts, even when a later one is found.

@@ -1,4 +1,4 @@
-"""The stored entry: sealed by whoever writes it, opened and verified by whoever reads it (ledger/format/peer.py).
+"""The stored entry: sealed by its writer, opened and verified by its reader (ledger/format/peer.py).
 
     stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
 

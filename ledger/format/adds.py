@@ -111,7 +111,7 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
             frame = frames[following]
             at, end, following = 0, len(frame), following + 1
         if at + size > end:
-            raise ValueError(f"payload {index} reaches {at + size - end} bytes behind its frame")
+            raise ValueError(f"payload {index} reaches {at + size - end} bytes beyond its frame")
         header = table[row_at : row_at + 36]
         row_at += 40
         payload = frame[at : at + size]

@@ -16,7 +16,7 @@ from ..store import Changed, Reset
 from .rules import below
 
 CHANGES_MAX = 10_000
-"""About 2 MB; a watcher that is 10,000 changes behind is quicker with a new list."""
+"""About 2 MB; a watcher that is 10,000 changes late is quicker with a new list."""
 
 
 class History:
@@ -46,7 +46,7 @@ class History:
         if not self.floor <= after_revision <= self.revision:
             return Reset(self.revision)
         news: list[Changed] = []
-        for change in reversed(self._changes):  # from the new end: a watch is usually one or two revisions behind
+        for change in reversed(self._changes):  # from the new end: a watch is usually one or two revisions late
             if change.revision <= after_revision:
                 break
             if below(prefix, change.path):

@@ -4,7 +4,7 @@ Kazoo keeps the connection and the session: it finds a server, takes the session
 the protocol. What it has not, or does through threads that would lose the order, is added here:
 
 - *One order.* Answers, watch events and changes of state come from kazoo's connection thread straight to the event
-  loop, in the order in which they came over the connection. So whoever reads and watches knows which came first.
+  loop, in the order in which they came over the connection. So a client that reads and watches knows which came first.
   Kazoo's own callback threads are not started.
 - *Requests that kazoo has not*: metadata/zookeeper/requests.py.
 - *No second session.* When ZooKeeper says that the session has expired, kazoo would open another; here it stops.
@@ -241,7 +241,7 @@ class ZooKeeperConnection:
         def fail(error: Exception) -> None:
             if settle() and not future.done():
                 future.set_exception(_translated(error, request))
-                future.exception()  # somebody may have stopped to wait for it
+                future.exception()  # its waiter may have gone
 
         self.client._call(request, _Reply(self, succeed, fail))
         return future

@@ -9,13 +9,13 @@ The states of its session are metadata/session.py's: SUSPENDED is connecting aga
   on what the connected server has; a refusal only on a read after a sync. A transaction that ZooKeeper refuses did
   nothing and is planned again. It is sent once: a connection that breaks then is ConnectionLost, *unknown*.
 - *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So nobody takes
-  ownership, and whoever owns goes on: fencing keeps data safe (ledger protocol §3.2).
+  ownership, and the owner goes on: fencing keeps data safe (ledger protocol §3.2).
 - *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
   life; a handshake is one, too. When the deadline has passed, or ZooKeeper says so, all ephemerals are gone or will be:
   every call says SessionExpired, `wait_session_lost` returns, the line is closed.
 - *Watches*: `revision` is the zxid. ZooKeeper keeps no history: zookeeper_watch.py says what that means. Servers before
   3.9 do not tell an event's zxid; a change then carries the last one heard of, which is not above its own, and
-  whoever resumes after it hears Reset.
+  a watch that resumes after it receives Reset.
 - *Size*: what exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), for ZooKeeper's
   answer would be a broken connection, again and again.
 Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
@@ -223,7 +223,7 @@ class ZookeeperStore(SessionStore):
         """A sync, and the read on the same connection, where it waits for the sync at the server.
 
         Kazoo's thread may drop the connection between the two: the read then goes over the next one, to a server that
-        may be behind. So the answer counts only when the sync was answered, and the connection is the same as before.
+        may lag. So the answer counts only when the sync was answered, and the connection is the same as before.
         """
         connection, synced = self._line.connection, self._line.sync(self._address.root)
         answer: T | Missing

@@ -223,7 +223,7 @@ class GrpcStream:
     async def written(self, timeout_s: float) -> None:
         """After `fail` or `break_off`: what gRPC is sending at the moment is sent, or the time is over.
 
-        gRPC takes no status while a first item is on its way: whoever reads would never hear of the end.
+        gRPC takes no status while a first item is on its way: the reader would never learn of the end.
         """
         if self._flusher is not None and not self._flusher.done():
             await asyncio.wait((self._flusher,), timeout=timeout_s)

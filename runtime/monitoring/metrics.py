@@ -1,4 +1,4 @@
-"""Metrics: plain numbers while the process works, one `Page` of Prometheus text when somebody asks.
+"""Metrics: plain numbers while the process works, one `Page` of Prometheus text when it is asked for.
 
     self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
@@ -158,7 +158,7 @@ class Series:
 class Page:
     """What all metrics are at one moment: prometheus-client's Collector interface, and the `series` of very many.
 
-    `shown` has every number and histogram that was put on it, by name and labels, for whoever shows it again.
+    `shown` has every number and histogram that was put on it, by name and labels, for a caller that shows it again.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
 """The bytes of a peer envelope: what ZeroMQ peers send each other, many requests or replies in one multipart message.
 
-All integers big-endian. Part 0 is the header, the parts behind it are the large payload frames, in order:
+All integers big-endian. Part 0 is the header, the parts after it are the large payload frames, in order:
 
     header = magic 4 ("MGTP") | version u8 (1) | kind u8 | identity 16 | count u32 | item × count
     item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | frames of at most INLINE_BYTES
 
 A frame of more than INLINE_BYTES travels as a part of its own (sent and received without a copy when it is large), a
-smaller one lies in the header behind its item's head: a ZeroMQ part costs a few microseconds, whatever it holds.
+smaller one lies in the header after its item's head: a ZeroMQ part costs a few microseconds, whatever it holds.
 `identity`: in requests, the server that is meant; in replies, the server that speaks.
 
 | kind | from | meaning |
@@ -78,9 +78,9 @@ class Envelope:
     identity: bytes
     items: list[Item]
     parts: list[tuple[Item, int, int]] = field(default_factory=list)
-    """(item, index of the frame, size) of each part behind the header, in order."""
+    """(item, index of the frame, size) of each part after the header, in order."""
     size: int = 0
-    """Bytes of the header and of the parts behind it."""
+    """Bytes of the header and of the parts after it."""
 
 
 def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
@@ -140,10 +140,10 @@ def _decode(header: Buffer) -> Envelope:
                 item.frames.append(header[at : at + size])
                 at += size
         if at > end:
-            raise Malformed(f"an item reaches {at - end} bytes behind the end of its envelope")
+            raise Malformed(f"an item reaches {at - end} bytes beyond the end of its envelope")
         envelope.items.append(item)
     if at != end:
-        raise Malformed(f"{end - at} bytes behind the last item")
+        raise Malformed(f"{end - at} bytes after the last item")
     envelope.size = end + sum(size for _, _, size in envelope.parts)
     return envelope
 

@@ -209,7 +209,7 @@ class ZmqPeerServer:
         self._flush()
 
     def _writable(self) -> None:
-        """A ROUTER is nearly always writable for somebody: what was refused is tried again by the timer."""
+        """A ROUTER is nearly always writable for some peer: what was refused is tried again by the timer."""
 
     def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
         import zmq

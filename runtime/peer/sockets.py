@@ -6,7 +6,7 @@ send the socket's EVENTS are read again, and what they say is done at once or in
 calls `Wire.recheck` afterwards.
 
 `Wire.receive` gives one envelope with its large frames; what does not add up is dropped to its last part and counted.
-One context (one I/O thread) serves all sockets of a world; it ends with the last of them, so nothing is left behind
+One context (one I/O thread) serves all sockets of a world; it ends with the last of them, so nothing is left
 and nothing needs to be closed at the end of the process.
 Never `zmq.asyncio`: it costs four to five times the CPU at 1 KB (measured).
 """

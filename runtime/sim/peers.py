@@ -259,7 +259,7 @@ class SimPeerServer:
         envelopes = self._came.pop(connection)
         envelope = envelopes.popleft()
         if envelopes:
-            self._came[connection] = envelopes  # behind the others
+            self._came[connection] = envelopes  # after the others
         if not self._closed:
             self._serve(connection, envelope)
         self._arm()

@@ -137,7 +137,7 @@ class SimProcess:
         for future in waiting:
             if not future.done():
                 future.set_exception(NodeCrashed(f"{self.node}: {reason}"))
-                future.exception()  # whoever does not wait need not know
+                future.exception()  # a caller that does not wait need not know
 
     def bury(self) -> None:
         """After the run: ends what was left hanging. Its `finally` blocks run now, when nothing can see it."""

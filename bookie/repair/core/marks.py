@@ -130,8 +130,8 @@ def waits_s(
 ) -> float:  # fmt: skip
     """For how long nobody tries the ledger yet; `seen_s`: for how long the reader has known this mark.
 
-    `retry_ms` is of the clock of whoever failed, which may be a day off. So it counts for no more than the back-off
-    that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
+    `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
+    back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
     """
     bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
     return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))

@@ -1,10 +1,10 @@
 """Compaction: what lives in sparse logs is moved together, and the logs go (ledger protocol §2.6).
 
-A move takes a group of closed logs (store/compaction_plan.py) through `STEPS`. What a crash after each leaves behind:
+A move takes a group of closed logs (store/compaction_plan.py) through `STEPS`. What a crash after each leaves:
 
     list_living        nothing. The extents of ledgers without a tombstone, of all sources (store/mover.py)
     begin_cold_log     perhaps an empty cold log, which the next move takes, or a start removes
-    copy               bytes behind the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
+    copy               bytes after the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
                        `bytes_per_s` allows
     write_index        the same for its index, synced
     commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `Drained` for each

@@ -5,7 +5,7 @@
 
 Extents are taken in the order of their ledgers, of all sources together, so that each ledger's entries lie together
 afterwards. Records are copied as they are, after a look at length, checksum, ledger and entry of each. They are found
-one behind the other, without the table of the extent; where a record is damaged, the table says where the next one
+one after the other, without the table of the extent; where a record is damaged, the table says where the next one
 begins. An entry that stands in several of the sources is copied once, from a copy that is good.
 
 Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
@@ -229,7 +229,7 @@ def _overlap(extents: list[Extent]) -> bool:
 
 
 class _Extents:
-    """The extents and tables of what is written: runs of one ledger in ascending order, one behind the other."""
+    """The extents and tables of what is written: runs of one ledger in ascending order, one after the other."""
 
     def __init__(self) -> None:
         self._extents: list[Extent] = []

@@ -94,7 +94,7 @@ class Logs:
                 log_files.remove(self._files, self._directory, number)
 
     def _cut(self, path: str, end: int) -> None:
-        """What lies behind `end` belongs to a checkpoint that did not end.
+        """What is after `end` belongs to a checkpoint that did not end.
 
         Synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the
         next mark will not say any more where it ends. A tail of a log that comes back would look like entries that the
@@ -138,9 +138,9 @@ class Logs:
         )
 
     def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[Group]:
-        """The index made anew; the log must have its length, else what lay behind its end is lost with the index.
+        """The index made anew; the log must have its length, else what was after its end is lost with the index.
 
-        `whole_to`: the index is whole, up to there; a log's end without a record behind it is no loss.
+        `whole_to`: the index is whole, up to there; a log's end without a record after it is no loss.
         """
         _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)

@@ -155,7 +155,7 @@ def _remove(files: Files, path: str) -> None:
 class EntriesRead(NamedTuple):
     table: index.Table | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
-    damaged: bool  # the table, or the record behind these entries
+    damaged: bool  # the table, or the record after these entries
 
 
 class EntryLogReader:

@@ -1,7 +1,7 @@
 """Making the index of an entry log anew from the log itself, whose records say what they are (format/entry_log.py).
 
 The log is read from 4096 to its end, record by record. A bad record is skipped by its length when a valid one lies
-behind it; when that is damaged too, the reader looks for the next place where one begins (within the bad record that
+after it; when that is damaged too, the reader looks for the next place where one begins (within the bad record that
 might be bytes that a client wrote to look like one: so lengths come first). What lies between is *lost*, and whose
 entries it held is unknown. Zeros up to the end of the file are no loss, unless it is known to end `exact`ly: a log is
 allocated ahead, and may get that room back when the power is lost.
@@ -78,7 +78,7 @@ class Scan:
         length = int.from_bytes(self._data[at : at + 4], "big")
         end = offset + entry_log.RECORD_HEADER_BYTES + length
         if not 0 < length <= RECORD_BYTES_MAX or end > self._size:
-            return None  # `_window` gives nothing behind the end of the file
+            return None  # `_window` gives nothing after the end of the file
         at = self._window(offset, end - offset)
         stored = entry_log.decode_record(self._data, at, at + end - offset)
         ids = None if stored is None else entry_log.entry_ids(stored)
@@ -90,12 +90,12 @@ class Scan:
         )
 
     def _behind(self, offset: int) -> Found | None:
-        """The record behind the bad one at `offset`, if its length is right."""
+        """The record after the bad one at `offset`, if its length is right."""
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         return self._record(offset + entry_log.RECORD_HEADER_BYTES + int.from_bytes(self._data[at : at + 4], "big"))
 
     def _search(self, offset: int) -> Found | None:
-        """The first valid record behind `offset`."""
+        """The first valid record after `offset`."""
         offset += 1
         while offset < self._size:
             at = self._window(offset, min(_WINDOW_BYTES, self._size - offset))

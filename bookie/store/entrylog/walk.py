@@ -1,4 +1,4 @@
-"""Walking over the records of one extent, one behind the other, without its table: for the scrubber. In a worker.
+"""Walking over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 
 `step` reads about SLICE_BYTES and compares every record in it: checksum, ledger, entry (ascending), and the entry's own
 checksum. It gives the bytes read, 0 at the end; then `whole` says whether the extent is what its head in the index

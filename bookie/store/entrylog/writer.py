@@ -69,7 +69,7 @@ class _Open:
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
 
     def rewind(self) -> None:
-        """The next append goes behind what is committed."""
+        """The next append goes after what is committed."""
         self.end, self.tail = self.log_end, self.log_tail
 
 
@@ -168,7 +168,7 @@ class LogWriter:
         return file
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Writes and syncs records behind the last ones."""
+        """Writes and syncs records after the last ones."""
         current = self._open
         assert current is not None
         if current.log.direct:
@@ -206,7 +206,7 @@ class LogWriter:
         return self._written
 
     def committed(self) -> None:
-        """The mark names the ends of what was written: the next goes behind them."""
+        """The mark names the ends of what was written: the next goes after them."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open

@@ -6,12 +6,12 @@ not whole is judged by what is known to have been synced before the crash:
     in a journal with a successor   everything up to the end that the successor's header names: a bad block before it
                                     is *damage*
     in the newest journal           everything before the `synced_upto` of a later valid block: a bad block with such a
-                                    block behind it is *damage*
+                                    block after it is *damage*
     anything else                   was never acknowledged: a *torn tail*. Replay ends before it, a whole block after
                                     it counts for nothing too (both were in flight), `torn_bytes` counts the bytes.
                                     Nothing is truncated: the file is recycled after the next checkpoint
 
-Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
+Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: after a
 block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
 the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
 is missing, ends before the mark, or has lost both copies of its header is damage too; where the one before it ended is
@@ -19,10 +19,10 @@ then not known, and what looks like a bad block there is damage. What follows fr
 business of store/boot.py: a mark must not move past a damage before that is durable. A file of another bookie and a
 newer format raise: `ForeignFile`, `NewerFormat`.
 
-`end` is behind the last block that counts, in the newest journal that exists: the next journal begins after it.
+`end` is after the last block that counts, in the newest journal that exists: the next journal begins after it.
 Journals are read *direct*, past the page cache, where the file system does that: 0.3 instead of 2.4 s of processor for
 1 GiB, as the cache has not met the pages and does not need them again.
-`JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position behind it.
+`JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position after it.
 Guarded by tests/bookie/store/journal/test_replay.py.
 """
 
@@ -52,7 +52,7 @@ WINDOW_BYTES = 4 << 20
 
 class Replayed(NamedTuple):
     records: Records
-    end: JournalPosition  # behind the block
+    end: JournalPosition  # after the block
 
 
 class Damage(NamedTuple):
@@ -165,7 +165,7 @@ class JournalReader:
 
     # ------------------------------------------------------------------------------------ blocks
     def _read_block(self) -> Records | None:
-        """The records of the block at `end`, which moves behind it; None when there is none, `end` has moved on."""
+        """The records of the block at `end`, which moves after it; None when there is none, `end` has moved on."""
         blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
         assert blocks is not None
         if durable_end is not None and offset >= durable_end:
@@ -180,7 +180,7 @@ class JournalReader:
         return None
 
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
-        """The block at `bad` is not whole: damage in durable data, behind which the reader goes on, or the end."""
+        """The block at `bad` is not whole: damage in durable data, after which the reader goes on, or the end."""
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
@@ -233,7 +233,7 @@ class _Blocks:
         return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
-        """Where the first valid block header is, at or behind `offset` and before `limit`; None also when none there
+        """Where the first valid block header is, at or after `offset` and before `limit`; None also when none there
         was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None

@@ -1,8 +1,8 @@
-"""Reading on behind a range that was asked for, so that the disk works while the last answer is on its way.
+"""Reading on after a range that was asked for, so that the disk works while the last answer is on its way.
 
-Who got fewer entries than it asked for comes again for those behind them. For it a *stream* is kept under (ledger, next
-entry): entries that were read, and the reads of `CHUNKS_MAX` chunks that are under way behind them. The next read takes
-the stream and what it needs of it, and the read behind that begins. Chunks go to the `LANES` in turn, so that the disk
+Who got fewer entries than it asked for comes again for those after them. For it a *stream* is kept under (ledger, next
+entry): entries that were read, and the reads of `CHUNKS_MAX` chunks that are under way after them. The next read takes
+the stream and what it needs of it, and the read after that begins. Chunks go to the `LANES` in turn, so that the disk
 reads one while entries are cut out of another; and single reads, which have a worker of their own, wait for none. When
 an extent is begun, the table of the next one is loaded. Several readers of a ledger have a stream each.
 
@@ -121,7 +121,7 @@ class ReadAhead:
         return stream
 
     def follow(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
-        """Keeps the stream (None: begins one) for whoever comes for `entry`, and reads on behind it."""
+        """Keeps the stream (None: begins one) for the next read of `entry`, and reads on after it."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
@@ -154,7 +154,7 @@ class ReadAhead:
             self._load_table(ledger, place.extent.last + 1)
 
     def _load_table(self, ledger: int, entry: int) -> None:
-        """Of the extent that holds the entry: without it, nothing behind its first chunk can be asked for."""
+        """Of the extent that holds the entry: without it, nothing after its first chunk can be asked for."""
         places = self._index.candidates(ledger, entry)
         if places and self._index.table(places[0]) is None:
             lane = self._next_lane()

@@ -129,7 +129,7 @@ class Reads:
 
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
-        """From what is ready of a claimed stream, which goes on behind it. None: nothing is, and it goes back."""
+        """From what is ready of a claimed stream, which goes on after it. None: nothing is, and it goes back."""
         entries = stream.take(count, bytes_max)
         if entries or stream.chunks:
             self._ahead.follow(ledger, entry + len(entries), stream)

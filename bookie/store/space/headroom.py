@@ -126,7 +126,7 @@ def at_start(files: Files, directory: str, uuid: bytes) -> bool:
 
 
 def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
-    """The journals that an earlier try of this start replayed and flushed: the mark is behind them."""
+    """The journals that an earlier try of this start replayed and flushed: the mark is after them."""
     path = join(directory, MARK)
     if not files.exists(path):
         return []

@@ -51,7 +51,7 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """How far a producer has come: all ids up to `number`; of a message begun behind it the chunks up to `chunk`."""
+    """How far a producer has come: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -136,7 +136,7 @@ class Dedup:
             del self._pushed[name]
 
     def replayed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """An entry stands in the log behind all that are known."""
+        """An entry stands in the log after all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
