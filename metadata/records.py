@@ -189,7 +189,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
     epoch: int = 0  # grows with each producer that takes the topic for itself
     compacted: Compacted | None = None
-    doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: no reader opens them
+    pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: no reader opens them
     claim: str = ""  # random, of the owner that changes the record: another one in its place: it was taken over
 
 

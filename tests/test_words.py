@@ -120,9 +120,6 @@ LEFT: dict[str, dict[str, int]] = {
     "heeds?|heeded": {
         "docs": 1,
     },
-    "doomed": {
-        "broker": 4,
-    },
     "laid down|lays down|lay down|laid out": {
         "docs": 1,
     },

@@ -5,16 +5,16 @@
     survey    reads what the last compaction left, then the log up to the horizon (the last entry confirmed at the
               start), once for each round: which messages survive
     create    a ledger
-    name      into the topic's record as `doomed`, by compare-and-set: the next owner of the topic deletes it
+    name      into the topic's record as `pending_deletion`, by compare-and-set: the next owner of the topic deletes it
     copy      survivors, under their original ids, in order; then the table
     close     the ledger: it has its end for ever
-    publish   the record names ledger and horizon, and the old one in `doomed`, by one compare-and-set
+    publish   the record names ledger and horizon, and the old one in `pending_deletion`, by one compare-and-set
     delete    the old one
 
-A crash before `publish` leaves the topic as it was and a ledger in `doomed`, after it the compacted topic and one in
-`doomed`: nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash between `create` and
-`name`). When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log
-itself is not changed; trimming it is another matter.
+A crash before `publish` leaves the topic as it was and a ledger in `pending_deletion`, after it the compacted topic and
+one in `pending_deletion`: nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash
+between `create` and `name`). When the outcome of `publish` is unknown nothing is deleted: the next change of the record
+decides. The log itself is not changed; trimming it is another matter.
 
 **What it holds**: like a cursor at the horizon it keeps the log after it from being trimmed, from the first compaction
 on, or from the start where the policy `compaction_threshold_bytes` is set. What is trimmed before the horizon, and
@@ -274,8 +274,9 @@ class CompactionRun:
     async def name(self) -> None:
         record, writer = self._log.record, self._writer
         assert writer is not None, "a ledger was created"
-        before = [each for each in record.doomed if record.compacted is None or each != record.compacted.ledger_id]
-        await self._log.note(doomed=(*before, writer.ledger_id))
+        current = record.compacted.ledger_id if record.compacted is not None else -1
+        before = [each for each in record.pending_deletion if each != current]
+        await self._log.note(pending_deletion=(*before, writer.ledger_id))
         await self._of.ledgers.delete(*before)
 
     async def copy(self) -> None:
@@ -309,7 +310,7 @@ class CompactionRun:
         )  # fmt: skip
         old = [self._old.record.ledger_id] if self._old is not None else []
         opening = await CompactedLog.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
-        await log.note(compacted=self._compacted, doomed=tuple(old))
+        await log.note(compacted=self._compacted, pending_deletion=tuple(old))
         self._of.published(opening)
 
     async def delete(self) -> None:

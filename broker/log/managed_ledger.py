@@ -91,8 +91,8 @@ class ManagedLedger:
     async def claim(self, closed: list[TopicLedger]) -> None:
         """Commits the list as it was recovered, as this owner's. TopicFenced: another broker was faster."""
         kept = _without_empty(closed) or closed[-1:]
-        gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.doomed]
-        await self._list.change(kept, claim=self._world.rng.randbytes(16).hex(), doomed=())
+        gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.pending_deletion]
+        await self._list.change(kept, claim=self._world.rng.randbytes(16).hex(), pending_deletion=())
         for each in kept:
             self.shape.add(Span(
                 each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,

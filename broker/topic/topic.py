@@ -408,4 +408,4 @@ class Topic:
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record
         of_parts = [ledger_id for part in self.parts for ledger_id in part.own_ledgers()]
-        return [*(each.ledger_id for each in record.ledgers), *of_parts, *record.doomed]
+        return [*(each.ledger_id for each in record.ledgers), *of_parts, *record.pending_deletion]

@@ -148,19 +148,19 @@ class PendingAdds(Generic[P]):
         self.failed.add(slot)
         return True
 
-    def is_doomed(self, entry: int) -> bool:
+    def is_unconfirmable(self, entry: int) -> bool:
         """Whether a pending entry cannot reach Qa acks: too many slots of its write set failed without an ack."""
         add = self._adds[entry]
         possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.write_set(entry))
         return possible < self._ack_quorum
 
     @property
-    def head_is_doomed(self) -> bool:
-        return bool(self._adds) and self.is_doomed(self.lac + 1)
+    def head_is_unconfirmable(self) -> bool:
+        return bool(self._adds) and self.is_unconfirmable(self.lac + 1)
 
     @property
-    def any_is_doomed(self) -> bool:
-        return bool(self.failed) and any(self.is_doomed(entry) for entry in self._adds)
+    def any_is_unconfirmable(self) -> bool:
+        return bool(self.failed) and any(self.is_unconfirmable(entry) for entry in self._adds)
 
     @property
     def can_confirm(self) -> bool:

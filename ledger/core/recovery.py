@@ -306,7 +306,7 @@ class Recovery:
                 effects += self._write_back(votes.found)
             del self._votes[entry]
             self._next_decided += 1
-        if self._adds.any_is_doomed:
+        if self._adds.any_is_unconfirmable:
             return self._abort(Abort.NOT_STORED)
         effects += self._read_more()
         if self.end is not None and not len(self._adds):

@@ -282,7 +282,7 @@ class Writer(Generic[P]):
 
     def _drained(self) -> Sequence[Effect[P]]:
         """DRAINING → CLOSING once no further entry can be confirmed in order."""
-        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_doomed):
+        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
             return self._closing()
         return ()
 

@@ -77,13 +77,13 @@ class Bench:
             self.latest[key] = (index, value)
 
     async def owner(self) -> tuple[Session, Compaction]:
-        """Takes the topic over, as LedgerChain does: doomed ledgers go after the record was written."""
+        """Takes the topic over, as LedgerChain does: pending_deletion ledgers go after the record was written."""
         session = self.storage.session()
         log = FakeLog(session, self.entries)
         await log.list.read()
-        doomed = log.record.doomed
-        await log.list.change(log.record.ledgers, doomed=())
-        for ledger_id in doomed:
+        pending_deletion = log.record.pending_deletion
+        await log.list.change(log.record.ledgers, pending_deletion=())
+        for ledger_id in pending_deletion:
             await session.delete(ledger_id)
 
         async def one_copy() -> Replication:
@@ -257,7 +257,7 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
         assert not compaction.running
         assert compaction.view.compacted is not None
         assert [len(row.survivors) for row in compaction.view.compacted.rows] == [4]
-        assert len(bench.record().doomed) <= 1
+        assert len(bench.record().pending_deletion) <= 1
     assert await bench.shown() == bench.expected(len(bench.entries))
 
 

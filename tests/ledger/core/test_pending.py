@@ -82,11 +82,11 @@ def test_a_failed_slot_that_is_not_replaced_is_left_out_and_may_doom_an_entry() 
     adds = pending("x")
     assert adds.fail(0, "a")
     assert not adds.fail(0, "z"), "who does not stand there cannot fail there"
-    assert not adds.head_is_doomed
+    assert not adds.head_is_unconfirmable
     assert [send.slot for send in adds.push("y", 1)] == [1, 2]
     assert adds.fail(1, "b")
-    assert adds.head_is_doomed
-    assert adds.any_is_doomed
+    assert adds.head_is_unconfirmable
+    assert adds.any_is_unconfirmable
 
 
 def test_an_ack_before_the_failure_still_counts() -> None:
@@ -94,7 +94,7 @@ def test_an_ack_before_the_failure_still_counts() -> None:
     acked(adds, 0, 0)
     adds.fail(0, "a")
     adds.fail(1, "b")
-    assert not adds.head_is_doomed
+    assert not adds.head_is_unconfirmable
     assert acked(adds, 0, 2) == [0]
 
 
