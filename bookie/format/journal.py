@@ -27,8 +27,8 @@ block can be told from stale bytes, so the header stands there twice, in differe
 Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that those
 bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
 end. Otherwise it is damage in durable data: the reader reports it and goes on after it. A later block says so with a
-`synced_upto` after the bad one's offset. The decision is `store/replay.py: JournalReader`; this module knows single
-blocks only.
+`synced_upto` after the bad one's offset. The decision is `bookie/store/journal/replay.py: JournalReader`; this module
+knows single blocks only.
 
 Example: FENCE of ledger 5 is the record
 `<crc32c> 02 0000000000000005 ffffffffffffffff 00000000`, 25 bytes.

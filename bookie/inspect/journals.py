@@ -1,6 +1,6 @@
 """The journal's files, block by block and record by record (format/journal.py), past damage too.
 
-The rule is that of store/replay.py `JournalReader`. A block that is not whole is one of these:
+The rule is that of store/journal/replay.py `JournalReader`. A block that is not whole is one of these:
 
     the end     nothing of this use of the file is after it: zeros, or what an earlier use left
     torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it

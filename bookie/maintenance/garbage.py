@@ -19,7 +19,7 @@ A ledger is *dead* when, in this order,
     named most ledgers (`Memory.was_whole`);
  7. its tombstone is durable in the journal.
 Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
-together (store/compaction.py). Any error ends the pass and deletes nothing.
+together (store/compaction/compaction.py). Any error ends the pass and deletes nothing.
 
     collector.plan()                                   what would be done with each log, and why; changes nothing
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time

@@ -8,14 +8,16 @@ The order is `STEPS`, the only place where it stands. What a crash after each le
     write_entries      bytes after the log's marked end: cut at the next start
     write_index        the same for the index file; synced after its log
     write_ledgers      the same for keys, fences, LACs and facts; also when there are no entries (#4843)
-    write_mark         the commit point: temporary file, sync, rename, directory sync; refuses to go backwards (#4740)
-    publish            one synchronous step: the extents enter the index and the flushed table leaves the memtable
-    release_journals   journals before the mark are recycled
+    write_mark         the commit point: the new mark counts, and the next start replays from it. Temporary file, sync,
+                       rename, directory sync; refuses to go backwards (#4740)
+    publish            nothing, it is memory: in one synchronous step the extents enter the index and the flushed table
+                       leaves the memtable
+    release_journals   journals before the mark that are not recycled yet; a later checkpoint recycles them
 
 A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
 Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.py.
 
-The mark has a second author: `commit` makes part of the store what compaction moved (store/compaction.py), or the
+The mark has a second author: `commit` makes part of the store what compaction moved (compaction/compaction.py), or the
 removal of logs, with the steps that it shares. It runs under the same lock, leaves the journal's position alone, and
 writes its own facts only: they must not become durable with any other mark. Logs are begun and closed under that lock
 too (`exclusive`), since every mark names both open logs and the last number.

@@ -1,4 +1,5 @@
-"""Moving what lives in closed logs to the cold log, in a worker, a slice at a time: the middle of store/compaction.py.
+"""Moving what lives in closed logs to the cold log, in a worker, a slice at a time: the middle of
+store/compaction/compaction.py.
 
     mover = Mover(…) ; while mover.list_some() ; begin the cold log for mover.live_bytes
     while mover.step() ; mover.finish()          → Written, and mover.bad: entries whose copies here are all damaged

@@ -6,7 +6,7 @@ a log that is gone is drained, so that it is missed once only. All of it in a wo
 
 A log that is gone is damage only if something lived in it. That is known after the replay, which may bury its ledgers
 yet: until then it is in `gone`, and `complain` tells the others. A full disk makes compaction remove the data of dead
-logs first (store/compaction.py). Their indexes stay here until a start finds them drained.
+logs first (store/compaction/compaction.py). Their indexes stay here until a start finds them drained.
 Guarded by tests/bookie/node/test_boot.py.
 """
 
