@@ -5,8 +5,8 @@
     3  logs above the last committed number and drained ones are removed, the two open ones are truncated to their
        marked ends: checkpoints and moves that did not end. No log is open after that: the next mark names none
     4  the index files of all logs, heads only
-    5  the journal from the mark on (store/journal/replay.py), into the memtable and descriptors; flushed when it gets
-    too big
+    5  the journal from the mark on (store/journal/replay.py), into the memtable and descriptors; flushed when
+       it gets too big
     6  a new journal file, whose header says where the old one ended
     7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
 
