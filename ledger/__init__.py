@@ -1,8 +1,9 @@
 """The ledger library: how brokers write, read and recover ledgers on bookies (docs/ledgers.md, docs/protocol.md).
 
-Decisions are in `core/` (pure): `striping` who holds what, `pending` which adds count, `writer`, `reader`,
-`recovery`, `metadata` which transitions of the record are allowed. Drivers beside it carry them out: `handle` the
-writer, `reader`, `recovery`, `bookies` who is there and how to reach it, `client` the door to all of it.
+Decisions are in `core/` (pure): `striping` which bookies store an entry, `pending` which adds count, `writer`,
+`reader`, `recovery`, `metadata` which transitions of the record are allowed. The drivers beside it carry them out:
+`handle` the writer, `reader`, `recovery`, `bookies` which bookies are registered and how to reach them, `client` the
+entry point to all of it.
 """
 
 from .client import LedgerClient

@@ -1,13 +1,14 @@
-"""The bookies as a ledger client sees them: who is there, how to reach each, and whom to choose for an ensemble.
+"""The bookies as a ledger client sees them: which are registered, how to reach each, which to choose for an ensemble.
 
 One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
 it may still be readable. One peer connection per bookie and endpoint: a bookie that registers elsewhere gets a new
 one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it (BookKeeper protocol
 §1.5, #4812).
 
-**Choice**: core/placement.py; this module says who is there. A bookie's rack is the one it registered with, or what
-`/bookies/racks` says, which the same watch follows; that of a bookie that left is remembered, for what it shares an
-ensemble with. Where the minimum of racks cannot be kept and need not be, it says so once, until it can be again.
+**Choice**: core/placement.py decides; this module supplies the candidates. A bookie's rack is the one in
+`/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
+remembered, because the ensembles that name it still count it. When the minimum of racks cannot be kept and is not
+enforced, one warning is logged, and the next one only after it could be kept again.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_bookies.py.
 """
 
@@ -36,6 +37,11 @@ _LOG = logging.getLogger("magnetar.ledger")
 
 
 class Bookies:
+    """The table of bookies of one `LedgerClient`: registrations, connections, quarantine, racks and damage reports.
+
+    A bookie is named by its uuid as text. Call from one event loop; `close` ends the watch and every connection.
+    """
+
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
         self._world = world
         self._metadata = metadata
@@ -47,8 +53,8 @@ class Bookies:
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
         self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
         self._racks_short = False
-        self._racks: dict[str, str] = {}  # what the metadata says, above what a bookie says
-        self._last_racks: dict[str, str] = {}  # of all that were ever here, as they registered
+        self._racks: dict[str, str] = {}  # from the metadata; overrides what a bookie registered
+        self._last_racks: dict[str, str] = {}  # of every bookie ever registered, as it registered
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -58,7 +64,7 @@ class Bookies:
         self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
 
     async def ready(self) -> None:
-        """After the first listing. Raises what ended the table's upkeep: SessionExpired, or Unavailable once closed."""
+        """Returns after the first listing. Raises what ended the watch: SessionExpired, or Unavailable once closed."""
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
@@ -83,9 +89,9 @@ class Bookies:
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """The answer; None when none comes in time, or what comes is not one: no news, whatever the question.
+        """The answer; None when none arrives within `timeout_s` or it cannot be decoded: the outcome is unknown.
 
-        A busy bookie did nothing and is asked again as long as there is time.
+        A bookie that answers BUSY did nothing; it is asked again until the time is over.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
@@ -105,22 +111,22 @@ class Bookies:
             await asyncio.sleep(self._config.retry_s)
 
     def failed(self, bookie: str) -> None:
-        """The bookie failed just now: it is chosen, and asked, last for a while."""
+        """The bookie failed just now: for a while it is chosen last, and asked last."""
         self._quarantine.failed(bookie, self._world.clock.monotonic())
         self.note(bookie, TroubleKind.FAILED)
 
     def note(self, bookie: str, kind: TroubleKind) -> None:
-        """It gave trouble to a reader: it is asked last for a while (core/trouble.py)."""
+        """A read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """Bytes that are not the entry: it is asked last for a while, and the metadata is told (damage.py)."""
+        """The bookie sent bytes that are not the entry: it is asked last for a while, and reported (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.note(bookie, TroubleKind.DAMAGED)
         self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
-        """By bookie how much trouble it gave lately."""
+        """Bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -131,7 +137,7 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:
-        """Writable bookies that did not fail lately; looks at the metadata again before it says fewer than wanted."""
+        """Number of writable bookies that did not fail lately; lists them again before it returns < `wanted`."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -143,7 +149,7 @@ class Bookies:
         return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """`choose`; when that is not enough, after a look at the metadata, for the watch may lag."""
+        """`choose`; with too few bookies it lists them again first, because the watch may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -153,17 +159,18 @@ class Bookies:
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
         """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`.
 
-        With `write_quorum` for a new ledger: the minimum of racks holds. Without, copies come to stand beside those in
-        `exclude` that are there: on other racks where there are any.
+        With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the copies join those of the
+        registered bookies in `exclude`, and other racks are preferred.
         """
         there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
         beside = {count + slot: self.rack(bookie) for slot, bookie in enumerate(there)}
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """By slot who takes the place of those in `slots`; fewer, the first ones, when not enough are there.
+        """Slot → its replacement, for `slots`; only the first slots when there are too few bookies.
 
-        Nobody who failed lately: the one that stands there is no worse. The rest of the ensemble keeps its racks apart.
+        A bookie that failed lately is never taken: it is no better than the one it would replace. The racks of the
+        other slots are taken into account.
         """
         failed = [each for each in self.quarantined() if self._failed_lately(each)]
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
@@ -171,9 +178,9 @@ class Bookies:
     def replace_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """`replace` where those in `slots` will not come back, or are to leave: copies of settled entries.
+        """`replace` for copies of final entries, where the bookies in `slots` are lost or departing.
 
-        Who failed lately comes last and is better than nobody. Nobody of `gone`, nor who lost data itself (`unfit`).
+        A bookie that failed lately is taken last, but it is taken. Never one of `gone` or of `unfit`.
         """
         return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.unfit])
 
@@ -203,14 +210,14 @@ class Bookies:
         )  # fmt: skip
         if found is NotPlaced.BOOKIES:
             raise NotEnoughBookies(
-                f"{count} writable bookies are needed, {len(candidates)} are there",
+                f"{count} writable bookies are needed, {len(candidates)} are registered",
                 wanted=count, available=len(candidates),
             )  # fmt: skip
         if found is NotPlaced.RACKS:
             racks = sorted({*existing.values(), *(each.rack for each in candidates)} - {UNKNOWN_RACK})
             raise NotEnoughBookies(
                 f"every write set must cover {rule.racks_min} racks (min_racks_per_write_quorum), and the writable "
-                f"bookies stand on too few racks: {', '.join(racks)}; start bookies on another rack, or turn "
+                f"bookies are on too few racks: {', '.join(racks)}; start bookies on another rack, or turn "
                 "enforce_min_racks off",
                 wanted=count, available=len(candidates), racks=len(racks),
             )  # fmt: skip
@@ -222,23 +229,23 @@ class Bookies:
     def _note_racks(self, short: bool) -> None:
         if short and not self._racks_short:
             _LOG.warning(
-                "copies of an entry lie on fewer than %d racks: the writable bookies stand on too few "
+                "copies of an entry are on fewer than %d racks: the writable bookies are on too few "
                 "(min_racks_per_write_quorum)", self._rule.racks_min,
             )  # fmt: skip
         self._racks_short = short
 
     def rack(self, bookie: str) -> str:
-        """Where it stands, or stood when it was last here."""
+        """The bookie's rack, or its last one if it is not registered; UNKNOWN_RACK if it never was."""
         return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
 
     @property
     def unfit(self) -> frozenset[str]:
-        """Those that get no copy of an older ledger: they lost data and look for it themselves (BookieRecord)."""
+        """Bookies that get no copy of an older ledger: they lost data and are restoring it (BookieRecord.limbo)."""
         return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
 
     @property
     def fenced_upto(self) -> int:
-        """Some bookie refuses adds to ledgers up to this id: it lost data once (BookieRecord)."""
+        """Largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1: none."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table
@@ -262,10 +269,10 @@ class Bookies:
                 await asyncio.sleep(self._config.retry_s)
 
     async def look_again(self) -> None:
-        """Lists the bookies now, for the watch may lag; many who ask at once share one listing."""
+        """Lists the bookies now, because the watch may lag; concurrent callers share one listing."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._list())
-            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if no caller waits
         await asyncio.shield(self._looking)
 
     async def _list(self) -> None:
@@ -282,18 +289,18 @@ class Bookies:
             try:
                 self._racks = {} if node is None else decode(node.value, RacksRecord, paths.RACKS).racks
             except ValueError as error:
-                _LOG.error("the racks in the metadata are not used, their record is wrong: %s", error)
+                _LOG.error("the racks in the metadata are not used, their record is invalid: %s", error)
 
     async def _refresh(self, bookie: str) -> None:
         path = paths.bookie(bookie)
-        async with self._refreshing:  # what was read first is taken over first
+        async with self._refreshing:  # records are applied in the order in which they were read
             node = await self._metadata.get(path)
             self._available.pop(bookie, None)
             if node is not None:
                 try:
                     self._learn(bookie, decode(node.value, BookieRecord, path))
                 except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
-                    _LOG.error("bookie %s is not used, its registration is wrong: %s", bookie, error)
+                    _LOG.error("bookie %s is not used, its registration is invalid: %s", bookie, error)
 
     def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
@@ -310,7 +317,7 @@ class Bookies:
         self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By bookie: those of the connection to it, and its trouble (`reads_slow`, …: core/trouble.py)."""
+        """Bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self._peers.items()

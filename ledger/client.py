@@ -1,13 +1,14 @@
-"""LedgerClient: the door to ledgers. One per process; shares the bookie table and the connections among its handles.
+"""LedgerClient: creates, opens, recovers and deletes ledgers. One per process; its handles share the bookie table
+and the connections.
 
-    create   none → OPEN, on a fresh ensemble; the only writer is the handle that comes back
-    open     reads what is certainly stored, never fences: the writer goes on
-    recover  fences the writer, gives the ledger its end, CLOSED for ever (ledger protocol §1.8)
+    create   none → OPEN, on a new ensemble; the only writer is the handle that is returned
+    open     reads what is certainly stored; never fences, so the writer continues
+    recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
     delete   removes the record; bookies free the space later. Nothing may reference the ledger durably any more (§1.11)
 
-Ledger ids come in blocks from a counter in the metadata, larger ones while many ledgers are made, and are never used
-twice; a retried create whose first outcome was unknown recognises its own record by a random token (§1.1). The key
-(20 random bytes) lets nobody else write or fence.
+Ledger ids are taken in blocks from a counter in the metadata, in larger blocks while many ledgers are created, and
+are never used twice. A retried create whose first outcome was unknown recognises its own record by a random token
+(§1.1). The key (20 random bytes) prevents any other client from writing or fencing.
 Guards: tests/ledger/test_ledger.py.
 """
 
@@ -36,36 +37,41 @@ from .reader import LedgerReader
 _LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
-"""Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: who makes hundreds of ledgers a second
-would else wait for the counter half of the time. What is left of a block at a stop is lost, of 2^63."""
+"""Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: a client that creates hundreds of ledgers
+a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of 2^63."""
 WRITERS_MIN = 16
-"""So many that ended are remembered without a look: one at each create would be a look at all that are open."""
+"""Number of ended writers that may be kept before they are dropped: dropping them walks over every open writer."""
 
 __all__ = ["LedgerClient", "LedgerEnd"]
 
 
 class LedgerClient:
+    """Creates, opens, recovers and deletes ledgers (see the module's docstring).
+
+    `world` has the clock, randomness and network; `metadata` stays the caller's. `close` ends what the client opened.
+    """
+
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
         self._world = world
         self._metadata = metadata
         self._config = config if config is not None else LedgerConfig()
         self._bookies = Bookies(world, metadata, self._config)
         self._ids: deque[int] = deque()
-        self._block = 0  # ids that were taken last, and when
+        self._block = 0  # size of the last block of ids, and when it was taken
         self._taken_at = 0.0
         self._taking = asyncio.Lock()
         self._writers: dict[int, LedgerWriter] = {}  # that are open, and at most as many that ended
-        self._looked_at = 0  # how many were open when those that ended were left out last
+        self._looked_at = 0  # how many were open when the ended ones were dropped last
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
     ) -> LedgerWriter:  # fmt: skip
-        """A new ledger on bookies that are there, with an id above that one (which was taken from the same counter).
-        InvalidConfiguration, NotEnoughBookies, or the metadata's errors.
+        """Creates a ledger on writable bookies; its id is larger than `above`, an id from the same counter.
 
-        `shrink`: what it may have less of where fewer bookies are well than the ensemble needs; never less than the ack
-        quorum, so what is confirmed has as many synced copies as ever (core/placement.py `fit`). Its record shows it.
+        Raises InvalidConfiguration, NotEnoughBookies, or the metadata's errors. `shrink`: what to reduce when fewer
+        bookies are healthy than the ensemble needs (core/placement.py `fit`). The ack quorum is never reduced, so
+        a confirmed entry always has as many synced copies. The record shows the shape that was chosen.
         """
         config = self._config
         striping = Striping(
@@ -102,13 +108,16 @@ class LedgerClient:
         fitting = fit(wanted, well, shrink)
         if fitting is not wanted:
             _LOG.warning(
-                "%d of %d bookies are well: a ledger is made over those, with %d of %d copies",
+                "%d of %d bookies are healthy: the ledger is created on those, with %d of %d copies",
                 well, wanted.ensemble_size, fitting.write_quorum, wanted.write_quorum,
             )  # fmt: skip
         return fitting
 
     async def open(self, ledger_id: int) -> LedgerReader:
-        """CLOSED: to its end; else up to the largest LAC that a bookie reports. LedgerNotFound, Unavailable."""
+        """A reader up to the end of a CLOSED ledger, else up to the largest LAC that a bookie reports.
+
+        Raises LedgerNotFound, Unavailable.
+        """
         await self._bookies.ready()
         reader = LedgerReader(await self.record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
@@ -119,11 +128,11 @@ class LedgerClient:
         return self._bookies
 
     def reader(self, record: LedgerRecord) -> LedgerReader:
-        """Reads what the record says is settled; asks nobody to find out."""
+        """A reader of what the record alone proves to be stored; sends no request."""
         return LedgerReader(record, self._bookies, self._metadata, self._config)
 
     def reader_of(self, writer: LedgerWriter) -> LedgerReader:
-        """Reads beside the writer in this process, up to its LAC at any time; asks nobody to find out."""
+        """A reader beside a writer of this process, always up to the writer's LAC; sends no request to learn it."""
         reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
@@ -131,9 +140,10 @@ class LedgerClient:
         return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
-        """Fences the writer, wherever it is, and closes the ledger; every confirmed entry is in it.
+        """Fences the writer, wherever it runs, and closes the ledger with every confirmed entry in it.
 
-        LedgerNotFound; Unavailable, NotEnoughBookies: too few bookies answer, the ledger stays IN_RECOVERY, try again.
+        Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answer: the ledger stays
+        IN_RECOVERY, try again.
         """
         await self._bookies.ready()
         record = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
@@ -143,22 +153,22 @@ class LedgerClient:
         return await records.read(self._metadata, ledger_id)
 
     async def delete(self, ledger_id: int) -> None:
-        """Idempotent. A metadata error means unknown: delete again."""
+        """Removes the record; idempotent. After an error of the metadata the outcome is unknown: delete again."""
         await self._metadata.delete(paths.ledger(ledger_id))
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By bookie: those of the connection to it."""
+        """Bookie → counters (`Bookies.statistics`)."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
-        """Abandons writers that were not closed (their ledgers stay open for a recoverer) and ends the connections."""
+        """Abandons writers that are not closed (their ledgers stay OPEN for a recoverer) and ends the connections."""
         for writer in self._writers.values():
             await writer.abandon()
         await self._bookies.close()
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self, above: int) -> int:
-        """Above what any bookie fences for ever: an id of a block that was taken before might be refused."""
+        """Larger than every id that some bookie fences for ever: an id from an older block might be refused."""
         while True:
             while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
                 self._ids.popleft()
@@ -169,7 +179,7 @@ class LedgerClient:
                     self._ids.extend(await self._take_ids())
 
     async def _take_ids(self) -> range:
-        """Twice as many as last time, while that many last for less than IDS_LAST_S."""
+        """Doubles the block while a block lasts for less than IDS_LAST_S."""
         now, least = self._world.clock.monotonic(), self._config.ids_block
         soon = now - self._taken_at < IDS_LAST_S
         self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now

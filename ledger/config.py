@@ -10,12 +10,13 @@ from .core.striping import Striping
 
 @dataclass(frozen=True, slots=True)
 class LedgerConfig:
+    """Settings of one `LedgerClient`. Raises InvalidConfiguration for values that cannot work together."""
     # ---- behaviour
-    ensemble_size: int = 3  # bookies over which a ledger is striped, when `create` does not say
+    ensemble_size: int = 3  # bookies over which a ledger is striped, unless `create` gives another
     write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network
     ack_quorum: int = 2  # synced copies before an append is confirmed; one slow bookie of three then costs nothing
 
-    min_racks_per_write_quorum: int = 1  # racks over which the copies of an entry lie, at most write_quorum; 1: any
+    min_racks_per_write_quorum: int = 1  # racks on which the copies of an entry are, at most write_quorum; 1: any
     enforce_min_racks: bool = False  # with too few racks no new ledger is made; or made anyway, with a warning
 
     ensemble_changes_max: int = 100  # of one ledger; then it ends with the next failure: bookies flap. Each ~150 bytes
@@ -29,10 +30,10 @@ class LedgerConfig:
     close_timeout_s: float = 30.0  # bound of tries to write an ensemble, or the end, while the metadata does not answer
     retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
-    speculative_read_s: float = 0.25  # nobody answered: the next replica is asked as well; costs a read, not a time-out
+    speculative_read_s: float = 0.25  # no answer: the next replica is asked as well; costs a read, not a time-out
     fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice
     recovery_batch: int = 32  # entries read at once during recovery; each is up to 5 MiB in memory
-    read_bytes_max: int = 1 << 20  # of one range read that does not say
+    read_bytes_max: int = 1 << 20  # of one range read, unless it gives another bound
     quarantine_s: float = 10.0  # a bookie that failed gets no new ledger for so long; readers' trouble halves in it
     quarantine_max_s: float = 300.0  # … twice as long each time it fails again soon after, up to this; then forgiven
     ids_block: int = 16  # ledger ids taken at once: one metadata write per block; the rest of a block is lost at a stop

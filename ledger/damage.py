@@ -1,17 +1,16 @@
-"""Reports of damaged copies: `/damaged/<ledger>/<bookie>` says which entries of a ledger want another copy there.
+"""Reports of damaged copies: `/damaged/<ledger>/<bookie>` lists the entries that need another copy at that bookie.
 
-Two write the same record, so each changes its own part of it by compare-and-set (`report`), and removes the record when
-nothing is left:
+Two kinds of process write the same record. Each changes only its own part, by compare-and-set (`report`), and removes
+the record when nothing is left:
 
     a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
-    the bookie itself (bookie/maintenance/scrub.py `Reports`)                  adds what it has quarantined, takes back
-    what is
-                                                                   whole again; what a reader added it quarantines too,
-                                                                   so that its mender looks at it, and mends it
+    the bookie itself (bookie/maintenance/scrub.py `Reports`)      adds what it has quarantined, removes what is whole
+                                                                   again; it quarantines what a reader added too, so
+                                                                   that its repairer checks it and restores it
 
-Never in the way of a read: `note` only queues, one task writes. At most WAITING_MAX wait and KNOWN_MAX are remembered
-as told; beyond, they are counted as dropped: a reader of the entry reports it again. A report that the metadata
-did not take is forgotten likewise. Guards: tests/ledger/test_damage.py.
+A report never delays a read: `note` only queues, one task writes. At most WAITING_MAX entries wait and KNOWN_MAX are
+remembered as reported; any more are counted in `dropped`, and the next reader of the entry reports it again. A report
+that the metadata did not accept is forgotten likewise. Guards: tests/ledger/test_damage.py.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ KNOWN_MAX = 10_000
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    """What of `ranges` is in none of `others`; one walk along both, however many they are."""
+    """The entries of `ranges` that are in none of `others`; one pass over both."""
     gaps = together(others, ())
     left: list[tuple[int, int]] = []
     at = 0
@@ -56,7 +55,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def together(ranges: Ranges, others: Ranges) -> Ranges:
-    """Ascending, and none touches the next one."""
+    """The union: ascending, and no range touches the next one."""
     both: list[tuple[int, int]] = []
     for first, last in sorted((*ranges, *others)):
         if both and first <= both[-1][1] + 1:
@@ -67,7 +66,7 @@ def together(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Makes the record say `now` where it said `before`, and leaves what others said. What it says then."""
+    """Replaces the caller's part `before` of the record by `now` and keeps the others'. Returns the stored ranges."""
     path = paths.damaged(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
@@ -82,12 +81,12 @@ async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges,
             else:
                 await metadata.delete(path, version)
         except BadVersion:
-            continue  # another process was faster: that one got through
+            continue  # another process wrote first: read again
         return ranges
 
 
 class DamageReports:
-    """What the readers and recoverers of one client found."""
+    """Writes the damage that the readers and recoverers of one client find. `dropped`: entries that were not queued."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -98,7 +97,7 @@ class DamageReports:
         self.dropped = 0
 
     def note(self, ledger: int, bookie: str, entry: int) -> None:
-        """The bookie gave bytes that are not this entry."""
+        """Queues a report: the bookie sent bytes that are not this entry."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return
         if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
@@ -115,13 +114,13 @@ class DamageReports:
             del self._waiting[ledger, bookie]
             try:
                 await report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
-            except (MagnetarError, ValueError) as error:  # ValueError: a damaged record stands there
+            except (MagnetarError, ValueError) as error:  # ValueError: the stored record is damaged
                 _LOG.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
                 for entry in entries:
                     self._told.pop((ledger, bookie, entry), None)
 
     async def flushed(self) -> None:
-        """Returns when what was noted so far is written, or given up."""
+        """Returns when every report queued so far is written or given up."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 

@@ -1,26 +1,26 @@
 """LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
 
-`append` never waits: at the end of the turn all that was appended in it goes to each replica at once (sender.py). The
-caller never changes the frames again: when the future is done, the slowest replica may still be on its way. The
-future resolves to the entry id, strictly in entry order, or fails with
+`append` never waits: at the end of the loop's turn, everything appended in it is sent to each replica in one request
+(sender.py). The caller must never change the frames: when the future is done, the slowest replica may still be on its
+way. The future resolves to the entry id, strictly in entry order, or fails with
 
 | error | the entry is | then |
 |---|---|---|
 | LedgerClosed | certainly not stored | append it to a new ledger: no duplicate |
 | LedgerFenced | unknown; another client has the ledger | stop; the owner reads its end |
-| OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; its end tells |
+| OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; the end decides |
 | BackPressure | not taken: too much is pending | `await ready()`, append it again |
 
-An append to a handle that takes no more fails at once with LedgerClosed (nothing was sent). A bookie whose connection
-breaks has failed at once, one that does not answer within `add_timeout_s` then; it is quarantined, and another one
-takes its place from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
-attempt, so that one whose outcome is unknown can only ever write what the next one writes too. Without a replacement
-the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
-poisons the handle. A handle that finds itself idle (it looks every quarter of that time) tells its bookies the LAC: an
-entry carries only that of the entry before, and a reader in another process could not read the last one (§1.10).
+An append to a handle that is not `writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when its
+connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes its
+slot from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each attempt, so
+that an attempt of unknown outcome can only write what the next one writes too. Without a replacement the handle closes
+itself, and its owner continues in a new ledger. An entry that is undecided after `quorum_timeout_s` poisons the handle.
+An idle handle (checked every quarter of that time) sends its LAC to its bookies: an entry carries only the LAC before
+it, and a reader in another process could not read the last entry (§1.10).
 
-**Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way; and
-at most `unanswered_bytes_max` to bookies that have not answered, entries included that the others confirmed.
+**Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
+At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -75,21 +75,21 @@ from .sender import AddSender, Append
 _LOG = logging.getLogger("magnetar.ledger")
 
 ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
-"""The largest message (5 MiB) and what client and broker put in front; a bookie takes a little more."""
+"""The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
 
 _WATCH_TICKS = 4
-"""The watchdog looks so many times per quorum time-out, so an append waits at most a quarter longer than it says."""
+"""Checks of the watchdog per quorum time-out: an append waits at most a quarter longer than that time."""
 
 
 class LedgerEnd(NamedTuple):
-    """How a closed ledger ends: `last_entry` -1 is an empty one; `length` in payload bytes."""
+    """How a closed ledger ends: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
 
     last_entry: int
     length: int
 
 
 class LedgerWriter:
-    """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call from the event loop that made it."""
+    """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call it from the event loop that made it."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -113,7 +113,7 @@ class LedgerWriter:
         self._end_task: asyncio.Task[None] | None = None
         self._end_error: MagnetarError | None = None
         self._watchdog: asyncio.TimerHandle | None = None
-        self._watched = (-1, 0)  # first pending entry at the last look, and how many looks it has been so
+        self._watched = (-1, 0)  # first pending entry at the last check, and for how many checks
 
     @property
     def ledger_id(self) -> int:
@@ -121,7 +121,7 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """With the ensembles as committed; the end is not in it."""
+        """The record with the committed ensembles; it does not have the end."""
         return self._record
 
     @property
@@ -157,7 +157,7 @@ class LedgerWriter:
 
     @property
     def short_of_bookies(self) -> bool:
-        """Whether a bookie of the ensemble failed and was not replaced: new entries get fewer copies."""
+        """Whether a failed bookie of the ensemble was not replaced: new entries then get fewer copies."""
         return bool(self._core.adds.failed)
 
     @property
@@ -165,6 +165,7 @@ class LedgerWriter:
         return self._core.state
 
     def append(self, *frames: Buffer) -> asyncio.Future[int]:
+        """Sends the frames as one entry; resolves to its id. Errors only through the future (module docstring)."""
         future: asyncio.Future[int] = self._loop.create_future()
         size = sum(map(len, frames))
         if size > ENTRY_BYTES_MAX:
@@ -184,21 +185,21 @@ class LedgerWriter:
         return future
 
     async def ready(self) -> None:
-        """Returns when there is room for an append, or the handle takes none any more (which the append then says)."""
+        """Returns when an append is within the bounds, or when the handle is not writable (the append then fails)."""
         while self.writable and not self.has_room:
             if self._room is None:
                 self._room = asyncio.Event()
             await self._room.wait()
 
     def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """`tell` is called with the record each time the ensemble has changed, before an entry is confirmed by it."""
+        """`tell` gets the new record after each ensemble change, before any entry is confirmed by that ensemble."""
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
-        """Ends the ledger after what is pending; idempotent. Waits some `add_timeout_s` and `close_timeout_s` at most.
+        """Ends the ledger after the pending entries; idempotent. At most about `add_timeout_s` + `close_timeout_s`.
 
-        Raises LedgerFenced while another client recovers the ledger or when it was deleted (ask again later),
-        OutcomeUnknown when the metadata did not answer. When another closed it, the end is the stored one.
+        Raises LedgerFenced while another client recovers the ledger or when it was deleted (call it again later),
+        OutcomeUnknown when the metadata did not answer. If another client closed the ledger, returns the stored end.
         """
         self._run(self._core.close())
         await self._finished.wait()
@@ -208,7 +209,7 @@ class LedgerWriter:
         return LedgerEnd(self._core.end.last_entry, self._core.end.length)
 
     async def abandon(self) -> None:
-        """Lets go at once: what is pending fails with OutcomeUnknown, and the ledger stays open for a recoverer."""
+        """Stops at once: pending entries fail with OutcomeUnknown, and the ledger stays OPEN for a recoverer."""
         running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
         for task in running:
             task.cancel()
@@ -217,7 +218,7 @@ class LedgerWriter:
         self._stop_watching()
 
     async def wait_finished(self) -> None:
-        """Returns when the ledger has ended or the handle is poisoned, by whatever cause: then call `close`."""
+        """Returns when the ledger has ended or the handle is poisoned, for any cause: then call `close`."""
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
@@ -238,7 +239,7 @@ class LedgerWriter:
             self._sender.close()
             self._stop_watching()
             if self._change_task is not None and self._change_task is not asyncio.current_task():
-                self._change_task.cancel()  # nobody wants its outcome any more; it may be written or not
+                self._change_task.cancel()  # its outcome is not needed any more; it may be written or not
             self._finished.set()
         if self._room is not None and (self.has_room or not self.writable):
             self._room.set()
@@ -247,7 +248,7 @@ class LedgerWriter:
     def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
         self._bytes -= add.payload.size
         future = add.payload.future
-        if future.done():  # its owner gave up waiting for it: nobody looks at the outcome
+        if future.done():  # its owner cancelled it: the outcome is not read
             future = self._loop.create_future()
             future.add_done_callback(asyncio.Future.exception)
         return future
@@ -264,14 +265,14 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the ensemble
     async def _change(self, change: ChangeEnsemble) -> None:
-        """Replaces who failed in the metadata; the result is the next fact."""
+        """Replaces the failed bookies in the metadata; the result is the next fact."""
         fact: ChangeFact = EnsembleUnknown()
         try:
             others = await self._others(change)
             fact = await self._commit(change, others) if others else NoReplacement()
         except MagnetarError as error:
             _LOG.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
-        except Exception:  # a fault of ours, or a damaged record: the handle must not stay frozen for ever
+        except Exception:  # a bug, or a damaged record: the handle must not stay frozen for ever
             _LOG.exception("ledger %d: its ensemble cannot be changed", self.ledger_id)
         self._learn(fact)
 
@@ -290,7 +291,7 @@ class LedgerWriter:
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
-        """By slot who replaces; fewer, or none, when not enough are there that did not fail lately."""
+        """Slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:
@@ -300,7 +301,7 @@ class LedgerWriter:
                 _LOG.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
             others = self._choose(change)
         if not others:
-            _LOG.warning("ledger %d ends: no bookie is there to replace one that failed", self.ledger_id)
+            _LOG.warning("ledger %d ends: no other bookie can replace the one that failed", self.ledger_id)
         return others
 
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
@@ -309,7 +310,7 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ the end
     async def _end(self, close: CloseLedger) -> None:
-        """Writes the end, or learns it; the result is the next fact."""
+        """Stores the end, or reads the stored one; the result is the next fact."""
         fact: Fact = EndUnknown()
         try:
             outcome = await apply(
@@ -320,7 +321,7 @@ class LedgerWriter:
         except MagnetarError as error:
             _LOG.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
             self._end_error = error
-        except Exception as error:  # a fault of ours, or a damaged record: nobody else would wake who waits for the end
+        except Exception as error:  # a bug, or a damaged record: `close` must still return
             _LOG.exception("ledger %d: its end cannot be stored", self.ledger_id)
             self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
@@ -335,7 +336,7 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
-        """One timer for all pending entries: the first of them may not stay first for longer than the time-out."""
+        """One timer for all pending entries: none may stay the first of them for longer than the time-out."""
         self._watchdog = None
         if not len(self._core.adds):
             self._watched = (-1, 0)
@@ -349,18 +350,18 @@ class LedgerWriter:
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
 
     def _stop_watching(self) -> None:
-        """A timer would keep the handle in memory until it is due."""
+        """A pending timer would keep the handle in memory until it is due."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
     def _tell_lac(self) -> None:
-        """Idle: bookies know the LAC of the last entry but one; with WRITE_LAC readers elsewhere can read the last."""
+        """The bookies know the LAC before the last entry; WRITE_LAC lets other processes read the last one."""
         if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
             for bookie in self._core.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
-                told.add_done_callback(asyncio.Future.exception)  # a lower bound: who missed it learns it later
+                told.add_done_callback(asyncio.Future.exception)  # a lower bound: a bookie that misses it gets it later
 
     def _closed_error(self) -> MagnetarError:
         why = self._core.why

@@ -1,11 +1,11 @@
 """LedgerReader: reads entries of one ledger up to what is certainly stored (core/reader.py).
 
-An open ledger's bound is a *lower* bound: entries up to it will never go away, more may be there, and -1 does not
-mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other, the next one also when nobody
-has answered for `speculative_read_s`; the first good answer wins and the rest is cancelled. Bytes that are damaged or
-another entry's count as no answer, and are reported (damage.py). When all fail, the record is read again once
-(re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
-that the entry is not there (an alarm, never skipped); Unavailable else.
+The bound of an open ledger is a *lower* bound: entries up to it are stored for ever, more may exist, and -1 does not
+mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other; the next one also when none has
+answered for `speculative_read_s`. The first good answer wins and the other requests are cancelled. Damaged bytes, or
+those of another entry, count as no answer and are reported (damage.py). When every replica fails, the record is read
+again once (re-replication may have moved the fragment). If they fail again: DataLost when the ledger is closed and
+every replica is certain that it does not have the entry (an alarm, never skipped), else Unavailable.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -45,12 +45,14 @@ _LOG = logging.getLogger("magnetar.ledger")
 
 
 class LedgerEntry(NamedTuple):
+    """One entry as it was appended: its id in the ledger, and its frames joined."""
+
     entry_id: int
     payload: Buffer
 
 
 class LedgerReader:
-    """Made by `LedgerClient.open` or `recover`. Holds no connection: nothing to close."""
+    """Reads one ledger; made by `LedgerClient.open` or `recover`. It owns no connection and needs no close."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
@@ -60,10 +62,10 @@ class LedgerReader:
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
-        self._confirmed = confirmed  # LAC of the writer in this process, which never lags
+        self._confirmed = confirmed  # LAC of the writer in this process; it never lags
         self._bound = Bound(record)
-        self.speculations = 0  # times that another replica was asked because the others were silent
-        self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
+        self.speculations = 0  # times another replica was asked because none answered
+        self.damaged_replies = 0  # answers that were not the entry: a disk or a bug
 
     @property
     def ledger_id(self) -> int:
@@ -85,15 +87,15 @@ class LedgerReader:
         return self._bound.last_entry
 
     async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """Entries from `first`, at least one, in order, up to `last` or about `bytes_max`; fewer where a stripe ends.
+        """Entries in order from `first`, at least one, up to `last` or about `bytes_max`; fewer where a stripe ends.
 
-        InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
+        Raises InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
         """
         entries = await self.read_stored(first, last, bytes_max)
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """`read` with what is stored beside the payload: for a worker that writes entries again."""
+        """`read` with the stored header of each entry: for a worker that writes entries again."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -111,9 +113,9 @@ class LedgerReader:
         return answer.entries
 
     async def refresh(self) -> int:
-        """Learns more: the end when the ledger was closed meanwhile, else the largest LAC among the bookies' answers.
+        """Reads the record and, unless it is CLOSED, the largest LAC that a bookie reports; returns `last_entry`.
 
-        Unavailable when it is not closed and no bookie of the last fragment answered. Fences nothing.
+        Raises Unavailable when the ledger is not closed and no bookie of the last fragment answers. Never fences.
         """
         if not self.closed:
             await self._learn_record()
@@ -173,7 +175,7 @@ class LedgerReader:
         return ReadFailed(ask.bookie)
 
     async def _ask_lac(self, bookie: str) -> int | None:
-        """The bookie's LAC; -1 when it knows nothing of the ledger; None when it did not answer."""
+        """The bookie's LAC; -1 when it does not know the ledger; None when it did not answer."""
         found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
         if found is None:
             return None
@@ -191,7 +193,7 @@ class LedgerReader:
         self.learn(await records.read(self._metadata, self.ledger_id))
 
     def learn(self, record: LedgerRecord) -> None:
-        """The record has changed: another ensemble, or the end."""
+        """Applies a newer record: another ensemble, or the end."""
         assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
         self._record = record
         self._bound.learn_record(record)
@@ -205,7 +207,7 @@ class LedgerReader:
 
 
 async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
-    """Nobody wants these answers any more."""
+    """The answers are not needed any more."""
     if asked:
         for task in asked:
             task.cancel()

@@ -1,7 +1,8 @@
 """Ledger records in the metadata tree: one transition at a time, decided by content (core/metadata.py).
 
-`apply` reads, asks the pure transition, and writes by compare-and-set until it is settled or refused; what is unknown
-is read again and recognised (metadata/update.py, which also bounds and paces the tries).
+`apply` reads the record, asks the pure transition, and writes by compare-and-set until the answer is `Settled` or
+`Refused`. After a write of unknown outcome it reads again, and the transition recognises its own write
+(metadata/update.py, which also bounds and paces the attempts).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Decide = Callable[[LedgerRecord | None], Transition]
 
 
 async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
-    """The record as it is now; LedgerNotFound."""
+    """The record as it is stored now. Raises LedgerNotFound."""
     found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
     if found is None:
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
@@ -27,7 +28,7 @@ async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 
 
 async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
-    """The outcome as stored. Raises the metadata's errors: then the transition may have happened or not."""
+    """The stored outcome. Raises the metadata's errors; the transition may then have happened or not."""
     path = paths.ledger(ledger_id)
     refused: Refused | None = None
 

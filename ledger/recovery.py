@@ -1,9 +1,9 @@
-"""The driver of one recovery (core/recovery.py states the guarantee): mark IN_RECOVERY, then carry out the core's
+"""The driver of one recovery (core/recovery.py states the guarantee): marks IN_RECOVERY, then carries out the core's
 effects.
 
-Order: the record becomes IN_RECOVERY and is read, *then* the last fragment is fenced, read, written back, and the
-record closed. Stopping anywhere leaves the ledger IN_RECOVERY: its writer is dead, readers have what was confirmed,
-anybody may finish. Bytes that are not the entry are reported (damage.py).
+Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is fenced, read and written back, and the
+record is closed. A stop at any point leaves the ledger IN_RECOVERY: its writer cannot confirm any more, readers have
+what was confirmed, and any client may finish. Bytes that are not the entry are reported (damage.py).
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -49,9 +49,10 @@ _ENTRY_BYTES_MAX = (1 << 32) - 1
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
 ) -> LedgerRecord:
-    """The CLOSED record of the ledger, whoever closed it.
+    """The CLOSED record of the ledger, also when another client closed it.
 
-    LedgerNotFound; Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided, try again.
+    Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided,
+    try again.
     """
     outcome = await apply(
         metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
@@ -122,7 +123,7 @@ class _Attempt:
             if error is not None:
                 raise error
             self._run(self._core.receive(task.result()))
-        except Exception as fault:  # of a task, or of ours: nobody else would tell the caller
+        except Exception as fault:  # of a task or of the core: only the result reports it
             self._result.set_exception(fault)
 
     # ------------------------------------------------------------------------------ effects, each to its fact
@@ -141,7 +142,7 @@ class _Attempt:
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:
-        """Only OK with undamaged bytes is a yes, only a definite miss is a no (M05, M06)."""
+        """Only OK with undamaged bytes is a positive vote, only a definite miss is a negative one (M05, M06)."""
         head = self._head(Op.READ, effect.entry)
         found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
         if found is not None and found[0].status is Status.OK and found[1]:
@@ -174,7 +175,7 @@ class _Attempt:
             )
         except MagnetarError as error:
             raise OutcomeUnknown(
-                f"ledger {self._record.ledger_id}: no word from the metadata whether its end was stored; try again",
+                f"ledger {self._record.ledger_id}: the metadata did not answer whether its end was stored; try again",
                 ledger=self._record.ledger_id,
             ) from error
         return CloseRefused() if isinstance(outcome, transitions.Refused) else RecordClosed(outcome.record)

@@ -1,15 +1,15 @@
-"""The adds of one ledger on their way to its bookies: all that wait for a bookie in one turn travel in one request.
+"""Sends the adds of one ledger: all entries queued for a bookie in one turn of the loop travel in one request.
 
-    push(send)     queues what the core wants sent; the entry is sealed at once, with the LAC of that moment, and once
+    push(sends)    queues the core's `SendAdd` effects. An entry is sealed at once, with the LAC of that moment, once
                    for all replicas. At the end of the turn each bookie gets one ADD_MANY of up to REQUEST_BYTES_MAX
                    (a single entry: an ADD); replicas that get the same entries share the same frames.
-    receive(fact)  the answer, entry by entry, as facts for the core: `AddsAcked`, `AddRefused`, `AddFailed`
+    receive(fact)  gets the answer, entry by entry, as facts for the core: `AddsAcked`, `AddRefused`, `AddFailed`
 
-One answer speaks for each entry apart. No answer (time-out, broken connection) or one that is none is AddFailed for all
-of them: unknown. A bookie that is BUSY with an entry did nothing with it and is asked again every `retry_s`, for about
-`add_timeout_s` in all; so is one whose queue on our side is full. Nobody is asked again who was replaced meanwhile.
-`unanswered_bytes` are those of requests without an answer, each copy counted: what a bookie that hangs keeps in memory
-though the others confirmed it long ago. The handle bounds them.
+An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
+AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
+asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. A
+bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer, each
+copy: what a bookie that hangs keeps in memory after the others confirmed it. The handle bounds it.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 
@@ -32,11 +32,11 @@ from .format.adds import ADDS_MAX, decode_statuses, encode_adds
 from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many
 
 REQUEST_BYTES_MAX = 1 << 20
-"""Payload of one request, of which the last entry may lie beyond: a bookie's journal block is as large."""
+"""Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
 
 
 class Append:
-    """What the driver keeps of a pending entry: the payload's frames, and who waits for it."""
+    """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future and its header."""
 
     __slots__ = ("frames", "future", "header", "size")
 
@@ -54,11 +54,13 @@ _Place = tuple[int, str]
 
 
 class AddSender:
+    """Sends the adds of one ledger and passes the answers to `receive` (see the module's docstring)."""
+
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig, receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """`failed(bookie, why)` is called before the AddFailed of a bookie that did not answer or refused."""
+        """`failed(bookie, why)` is called before the AddFailed of a bookie that did not answer, or refused."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -85,7 +87,7 @@ class AddSender:
                 waiting[place] = [add]
 
     def close(self) -> None:
-        """Nothing is asked again any more."""
+        """No request is repeated any more."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -119,7 +121,7 @@ class AddSender:
     def _answered(
         self, place: _Place, adds: list[Add], size: int, tries: int, answer: asyncio.Future[Reply]
     ) -> None:
-        """The border where a bookie's answer becomes facts."""
+        """Turns a bookie's answer, or its absence, into facts."""
         self.unanswered_bytes -= size
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
         if isinstance(error, BackPressure):
@@ -135,7 +137,7 @@ class AddSender:
                 self._tell(place, adds, tries, statuses)
 
     def _tell(self, place: _Place, adds: list[Add], tries: int, statuses: list[Status] | None) -> None:
-        """What was stored first, then what ends the ledger, then what is asked again."""
+        """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
         slot, bookie = place
         if statuses is None:
             self._receive(AddsAcked([add.entry for add in adds], slot, bookie))
@@ -180,7 +182,7 @@ _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHOR
 
 
 def _statuses(reply: Reply, count: int) -> list[Status] | None:
-    """Of each of the adds; None: all are stored. ValueError when the reply is no answer to them."""
+    """The status of each add; None: all are stored. ValueError when the reply is not an answer to them."""
     answer = decode_answer(reply.head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
@@ -189,7 +191,7 @@ def _statuses(reply: Reply, count: int) -> list[Status] | None:
 
 
 def _parts(adds: list[Add]) -> list[list[Add]]:
-    """Split at REQUEST_BYTES_MAX and ADDS_MAX."""
+    """`adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
     parts: list[list[Add]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

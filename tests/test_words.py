@@ -98,7 +98,6 @@ LEFT: dict[str, dict[str, int]] = {
         "proto": 4,
         "runtime": 9,
         "metadata": 8,
-        "ledger": 29,
         "bookie": 19,
         "broker": 5,
         "client": 1,
@@ -109,7 +108,6 @@ LEFT: dict[str, dict[str, int]] = {
     "whoever": {
         "runtime": 1,
         "metadata": 1,
-        "ledger": 3,
         "bookie": 3,
         "docs": 1,
     },
@@ -126,7 +124,6 @@ LEFT: dict[str, dict[str, int]] = {
     "hears?|heard|overheard": {
         "runtime": 2,
         "metadata": 15,
-        "ledger": 2,
         "bookie": 9,
         "broker": 1,
         "docs": 1,
@@ -134,7 +131,6 @@ LEFT: dict[str, dict[str, int]] = {
     "is not there|are not there": {
         "proto": 1,
         "metadata": 1,
-        "ledger": 1,
         "bookie": 4,
         "client": 6,
         "spark_connector": 2,
@@ -155,7 +151,6 @@ LEFT: dict[str, dict[str, int]] = {
     },
     "door|doors": {
         "runtime": 1,
-        "ledger": 3,
         "bookie": 1,
         "spark_connector": 2,
     },
@@ -165,7 +160,6 @@ LEFT: dict[str, dict[str, int]] = {
     "(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": {
         "runtime": 1,
         "metadata": 3,
-        "ledger": 2,
         "bookie": 6,
         "spark_connector": 1,
         "cli": 1,
@@ -174,8 +168,7 @@ LEFT: dict[str, dict[str, int]] = {
         "proto": 2,
         "runtime": 6,
         "metadata": 6,
-        "ledger": 20,
-        "bookie": 13,
+        "bookie": 10,
         "broker": 1,
         "client": 2,
         "spark_connector": 1,

@@ -1,10 +1,10 @@
-"""The cookie's bytes: who owns a data directory. The same facts stand in the metadata (CookieRecord).
+"""The cookie's bytes: which bookie owns a data directory. The metadata has the same facts (CookieRecord).
 
     cookie = note (format/note.py) with magic "MGN-COOK"
     body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count}
 
 `starts` counts the starts that were completed; a cookie without it counts 0. Written anew at each start. A reader
-refuses any damage: it never guesses who owns a directory (ledger protocol §2.7).
+refuses any damage: it never guesses the owner of a directory (ledger protocol §2.7).
 Example: `MGN-COOK 0001 0000003f {"bookie":"b","instance":"i","directories":["h:/d"],"starts":2} <crc32c>`.
 """
 
@@ -18,6 +18,9 @@ MAGIC = b"MGN-COOK"
 
 
 class Cookie(msgspec.Struct, frozen=True):
+    """The owner of a data directory: the bookie's uuid as text, the cluster's instance, its directories, completed
+    starts."""
+
     bookie: str
     instance: str
     directories: tuple[str, ...]

@@ -3,7 +3,7 @@
     file   = file header (format/framing.py: magic "MGN-ELOG", number = log id), zeros up to 4096 | record* | zeros
     record = length u32 | crc32c u32 (of length, then the stored entry) | stored entry (`length` bytes)
 
-Big-endian. The stored entry (format/peer.py) begins with ledger i64, entry i64, so that a record says what it is; a
+Big-endian. The stored entry (format/peer.py) begins with ledger i64, entry i64, so a record identifies its entry; a
 reader compares both with what it asked for. Where records begin is in the index (format/index.py); because a record
 carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros after the last
 record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
@@ -37,6 +37,8 @@ _RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER.size
 
 
 class EntryIds(NamedTuple):
+    """The ids in a stored entry."""
+
     ledger: int
     entry: int
 
@@ -44,8 +46,8 @@ class EntryIds(NamedTuple):
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
     """The sizes of the records of some stored entries, each in one or more pieces, and what to write for each.
 
-    Column by column (a flush meets a million entries, and a call of its own for each costs four times this). The
-    checksums are taken when what is to be written is asked for.
+    Works column by column: a flush has a million entries, and a call for each costs four times as much. The checksums
+    are computed when the iterator is read.
     """
     columns = list(zip_longest(*stored, fillvalue=b""))
     lengths = list(map(len, columns[0]))
@@ -99,14 +101,14 @@ def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int
 
 
 def record_size(data: bytes, start: int) -> int:
-    """What the record at `start` says that it is long, with its header; 0 when its header is not whole."""
+    """Bytes of the record at `start` by its length field, header included; 0 when the header is not whole."""
     if len(data) - start < RECORD_HEADER_BYTES:
         return 0
     return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
 
 
 def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """(end, ledger, entry) of the record that begins at `start`; None when none that is whole and good does."""
+    """(end, ledger, entry) of the record that begins at `start`; None when there is no whole, undamaged one."""
     if len(data) - start < _RECORD_BYTES_MIN:
         return None
     length, crc = _HEAD.unpack_from(data, start)
@@ -120,7 +122,7 @@ def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:
-    """Which entry a stored entry says that it is; None when it is too short to say."""
+    """The ids in a stored entry; None when it is too short."""
     if len(stored) < ENTRY_HEADER.size:
         return None
     return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])

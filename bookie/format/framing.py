@@ -1,11 +1,11 @@
-"""What all file formats of the bookie share: the checksum, the file header, and how damage is reported.
+"""Shared by all file formats of the bookie: the checksum, the file header, and how damage is reported.
 
 Every file begins with one header of 64 bytes, all integers big-endian:
 
     file header = magic 8 bytes | version u16 | reserved u16 (0) | bookie uuid 16 bytes | number u64 | a u64 | b u64
                   | crc32c u32 (of the 52 bytes before) | 8 zero bytes
 
-`number` is what the file's name says (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
+`number` is the one in the file's name (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
 file under a wrong name or with a broken checksum is `Damaged`, a whole one of another bookie `ForeignFile`, a newer
 version `NewerFormat`.
 
@@ -42,11 +42,15 @@ class Damaged(Exception):
 
 
 class ForeignFile(Damaged):
-    """The file is whole and belongs to another bookie: an operator mixed up directories, which nothing here can
-    mend."""
+    """The file is whole and belongs to another bookie: an operator mixed up directories. It cannot be repaired here."""
 
 
 class FileHeader(NamedTuple):
+    """The 64-byte header of a file: its format's magic, the bookie's uuid (16 bytes), and its number.
+
+    `a` and `b` belong to the format.
+    """
+
     magic: bytes
     uuid: bytes
     number: int
@@ -63,7 +67,7 @@ def crc32c(*buffers: Buffer) -> int:
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:
-    """The CRC32C of what `crc` is of, and `data` after it."""
+    """The CRC32C of the bytes that have the CRC32C `crc`, followed by `data`."""
     return int(google_crc32c.extend(crc, data))
 
 

@@ -6,15 +6,15 @@
     head   = ledger i64 | first entry i64 | last entry i64 | entries u32 | length u32 | start u64 | table crc32c u32
     table  = entries × (entry - first entry) u32 | (entries + 1) × (offset - start) u32
 
-Big-endian; a table is as long as `entries` says, tables stand in the order of the heads. An extent is a run of records
-of one ledger in ascending entry order at log[start : start+length]; record i of it is
-log[start + offset[i] : start + offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th).
-A group's heads ascend by ledger, so that the extents of a ledger lie together: a reader finds them by
-the first ledger of each page of `PAGE_HEADS` heads, which is all that stays in memory (store/index.py). Heads can be
-read without the tables, which are loaded when needed; the table of an extent with one entry follows from its head.
+Big-endian; a table is as long as `entries` says, tables are in the order of the heads. An extent is a run of records of
+one ledger in ascending entry order at log[start : start+length]; record i of it is log[start + offset[i] : start +
+offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th). A group's heads ascend by
+ledger, so that the extents of a ledger are adjacent: a reader finds them by the first ledger of each page of
+`PAGE_HEADS` heads, which is all that stays in memory (bookie/store/index/index.py). Heads can be read without the
+tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
-Damage: a reader of heads is told where the file must end (format/mark.py); anything wrong before that is damage in
-durable data (file and offset), anything after it is left from an unfinished checkpoint and cut. A table that does not
+Damage: the mark says where the file must end (format/mark.py). Anything invalid before that end is damage in durable
+data (file and offset); anything after it is left from an unfinished checkpoint and is cut. A table that does not
 match its checksum makes the entries of that extent UNKNOWN.
 
 Example: entries 0 and 1 of ledger 3 with records of 8+36 bytes at 4096: heads `3, 0, 1, 2, 88, 4096, crc`, table
@@ -48,6 +48,11 @@ _HEAD_WORDS = HEAD_BYTES // 4
 
 
 class Extent(NamedTuple):
+    """A run of records of one ledger at log[start : start + length], in ascending entry order.
+
+    `first` and `last` are entry ids; `entries` counts the records; `table_crc` is the checksum of its table.
+    """
+
     ledger: int
     first: int
     last: int
@@ -69,6 +74,8 @@ class Table(NamedTuple):
 
 
 class GroupHeader(NamedTuple):
+    """The header of a group: its number of extents, the bytes of all their tables, the checksum of header and heads."""
+
     extents: int
     tables_bytes: int
     crc: int
@@ -123,7 +130,7 @@ def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
 
 
 def extents_of(heads: Buffer) -> Iterator[Extent]:
-    """Of heads whose checksum was compared."""
+    """The extents of heads whose checksum was compared."""
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
@@ -159,7 +166,7 @@ def decode_table(extent: Extent, data: bytes) -> Table | None:
 
 
 def single_table(extent: Extent) -> Table:
-    """That of an extent with one entry."""
+    """The table of an extent with one entry."""
     assert extent.entries == 1
     return Table(array("I", (0,)), array("I", (0, extent.length)))
 

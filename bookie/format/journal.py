@@ -17,8 +17,8 @@
 | 5 TOMBSTONE | last ledger of the interval that begins at `ledger` | – |
 
 One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were synced when
-the block was made; the block in front of it may still have been on its way, so it is the block's own offset or less. A
-block that stands elsewhere than at the offset in its checksum does not parse. `block seq` counts from 0 in each file. A
+the block was made. The block before it may still have been on its way, so it is the block's own offset or less. A block
+at another offset than the one in its checksum does not parse. `block seq` counts from 0 in each file. A
 recycled file keeps stale blocks: they carry another journal id and another salt (random per use of the file, so that no
 payload can pose as a block), and do not parse.
 `records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there. Without the salt no
@@ -63,6 +63,8 @@ RECORD_BYTES_MAX = 8 << 20
 
 
 class RecordType(enum.IntEnum):
+    """The type of a journal record; the table above has the fields of each."""
+
     ADD = 1
     FENCE = 2
     KEY = 3
@@ -71,6 +73,8 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
+    """One record; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
+
     type: RecordType
     ledger: int
     entry: int
@@ -78,7 +82,7 @@ class JournalRecord(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The records of a block, field by field: a replay meets a million, and a row for each costs more than its CRC."""
+    """The records of a block, field by field: a replay reads a million, and a row for each costs more than its CRC."""
 
     types: tuple[int, ...]
     ledgers: tuple[int, ...]
@@ -90,6 +94,11 @@ class Records(NamedTuple):
 
 
 class BlockHeader(NamedTuple):
+    """The header of a block: its journal's id, its number in the file, the bytes that were synced when it was made.
+
+    `records` and `length` are the number and bytes of its records, `records_crc` the CRC32C of their CRCs.
+    """
+
     journal: int
     sequence: int
     synced_upto: int
@@ -168,8 +177,8 @@ def encode_first_block(header: bytes) -> bytes:
 
 
 def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
-    """The block header at the start of `data`, which stands at `offset` of the file; None when no valid one of this
-    use of this journal file belongs there."""
+    """The block header at the start of `data`, which is at `offset` of the file; None unless it is a valid one of
+    this use of this journal file."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)

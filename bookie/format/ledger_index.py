@@ -1,4 +1,4 @@
-"""The ledger index's bytes: what a bookie knows of each ledger besides its entries, and what it knows of itself.
+"""The ledger index's bytes: what a bookie knows of each ledger besides its entries, and its own state.
 
     file     = file header (format/framing.py: magic "MGN-LIDX", number = generation) | record*
     record   = crc32c u32 (of the 46 bytes after it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
@@ -15,7 +15,7 @@
 | 6 DRAINED | a log's number | 0 | zeros | 0 | 0: all that lives of this log was copied, the log may go |
 
 Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval, also from quarantine.
-Limbo that was entered, also when it was left since, fences all ledgers up to its id for ever. Appended at every
+Limbo fences all ledgers up to its id for ever, also after it was left. Appended at every
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
 and offset), what is after belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
@@ -49,6 +49,8 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 class FactKind(enum.IntEnum):
+    """The type of a record; the table above has the fields of each."""
+
     LEDGER = 1
     TOMBSTONE = 2
     QUARANTINED = 3
@@ -58,6 +60,8 @@ class FactKind(enum.IntEnum):
 
 
 class LedgerState(NamedTuple):
+    """A descriptor: fence, master key (20 bytes), largest LAC and largest entry stored (-1: none)."""
+
     ledger: int
     fenced: bool
     key: bytes
@@ -65,11 +69,13 @@ class LedgerState(NamedTuple):
     last: int
 
     def __repr__(self) -> str:
-        """Without the key: what is printed ends in logs."""
+        """Without the key, because a repr may reach a log."""
         return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
 
 
 class Tombstone(NamedTuple):
+    """The ledgers `first … last` were deleted: nothing of them is readable, and their space is free."""
+
     first: int
     last: int
 
@@ -91,7 +97,7 @@ class Mended(NamedTuple):
 
 
 class LimboRow(NamedTuple):
-    """Data of ledgers up to `upto` may be lost (entered), or was found again (left)."""
+    """Data of ledgers up to `upto` may be lost (`entered`), or was restored (left)."""
 
     upto: int
     entered: bool

@@ -43,6 +43,11 @@ class OpenLog(NamedTuple):
 
 
 class Mark(NamedTuple):
+    """The commit point: how much of the journal, the logs, their indexes and the ledger index counts, in bytes.
+
+    `log` and its ends are the hot log's; log number 0: none is open.
+    """
+
     journal: int
     offset: int
     log: int
@@ -75,7 +80,7 @@ class Mark(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """In the journal; what must not go backwards."""
+        """(journal, offset), which never decreases."""
         return self.journal, self.offset
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a small file that holds one record: the cookie, what a start found missing, the scrubber's place.
+"""The bytes of a small file that holds one record: the cookie, the losses that a start found, the scrubber's position.
 
     note = magic 8 bytes | version u16 (1) | length u32 | body (JSON, `length` bytes) | crc32c u32 (of all before)
 

@@ -1,12 +1,12 @@
-"""Trouble: which bookies gave trouble lately, so that reads ask them last. Pure; one for all readers of a client.
+"""Which bookies failed, were slow or sent damage lately, so that reads ask them last. Pure; one for all readers of a
+client.
 
-What counts, and how much: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the entry) 1,
-`SLOW` (another replica had to be asked meanwhile) ½. A bookie's weight is the sum, at most WEIGHT_MAX; it halves every
-`half_life_s`, and below FORGET the bookie is as good as any. So one time-out is remembered for two half-lives, a bookie
-that hangs all the time for four. The order is all that follows from it: a bookie that gives trouble is asked last and
-not left out, for it may be the only one that has the entry. New ensembles are chosen by other rules (bookies.py: only
-what failed counts, not what was slow). `counts` are for ever: by bookie and kind. Guards:
-tests/ledger/core/test_bookie_health.py.
+Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
+entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most WEIGHT_MAX and halves every
+`half_life_s`; below FORGET it is dropped. So one time-out is remembered for two half-lives, a bookie that always hangs
+for four. The weight decides only the order: a bookie in trouble is asked last and never left out, because it may be the
+only one that has the entry. New ensembles follow other rules (bookies.py: failures count, slowness does not). `counts`
+never fall: bookie → kind → events. Guards: tests/ledger/core/test_bookie_health.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ FORGET = 0.25
 
 
 class TroubleKind(enum.Enum):
+    """What went wrong with a bookie; WEIGHTS says how much each counts."""
+
     FAILED = "failed"
     SLOW = "slow"
     DAMAGED = "damaged"
@@ -27,6 +29,8 @@ WEIGHTS = {TroubleKind.FAILED: 1.0, TroubleKind.SLOW: 0.5, TroubleKind.DAMAGED: 
 
 
 class BookieHealth:
+    """Weights of recent trouble by bookie. `now` is in seconds of any clock that does not go back."""
+
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
@@ -38,11 +42,11 @@ class BookieHealth:
         counts[kind] += 1
 
     def forgive(self, bookie: str) -> None:
-        """It has started anew."""
+        """The bookie has restarted: its weight is dropped, its `counts` stay."""
         self._weights.pop(bookie, None)
 
     def weights(self, now: float) -> dict[str, float]:
-        """Of those that gave trouble and are not forgotten yet; the more, the later it is asked."""
+        """Bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

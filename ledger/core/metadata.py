@@ -7,12 +7,12 @@
 
     any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/repair)
 
-Each transition looks at the record *as it is stored now* and answers `RecordWrite` (store this, by compare-and-set on
-the version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
-They judge by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads again and asks
-again, and a write of its own that did arrive is `Settled`. CLOSED is final: nothing here leaves it (§1.2, no forced
-re-recovery), so at most one end of a ledger is ever stored, and a later recovery adopts it. Guards:
-tests/ledger/core/test_metadata.py.
+Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
+version just read), `Settled` (nothing to do: the stored record is the outcome) or `Refused` (give up, and why). It
+decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks again, and
+its own write, if it did arrive, is `Settled`. CLOSED is final: no transition leaves it (§1.2, no forced re-recovery).
+So at most one end of a ledger is ever stored, and a later recovery adopts it.
+Guards: tests/ledger/core/test_metadata.py.
 """
 
 from __future__ import annotations
@@ -37,21 +37,27 @@ class TransitionRefusal(enum.Enum):
     DELETED = "the ledger does not exist any more"
     FRAGMENTS_CHANGED = "the ledger's last fragment is not the one that recovery read"
     NOT_FINAL = "the fragment is the last of a ledger that is not closed: its writer may still add to it"
-    MOVED_ON = "the bookie that was to be replaced does not stand in the fragment any more"
+    MOVED_ON = "the bookie that was to be replaced is not in the fragment any more"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordWrite:
+    """Store `record`, by compare-and-set on the version that was read."""
+
     record: LedgerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
+    """Nothing to write: the stored `record` is already the outcome."""
+
     record: LedgerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """The transition is not allowed; the caller gives up."""
+
     reason: TransitionRefusal
 
 
@@ -77,7 +83,7 @@ def striping_of(record: LedgerRecord) -> Striping:
 
 
 def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """The fragment that holds `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    """The fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -85,8 +91,7 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 
 
 def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """none → OPEN. None: the id is taken by another process; one's own create, retried, is known by its token
-    (§1.1)."""
+    """none → OPEN. None: another process has the id. A retried create recognises its record by its token (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return Settled(current) if current.token == mine.token else None
@@ -95,7 +100,7 @@ def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | Non
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
     """OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
 
-    `Settled` with another end: a recoverer closed it; its end counts. `Refused(FENCED)`: one is still at work.
+    `Settled` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is running.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
@@ -107,11 +112,11 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
 def change_ensemble(
     current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
 ) -> Transition:
-    """OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]` instead of who failed.
+    """OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]` replaces the failed bookie.
 
-    A slot is changed while the bookie that failed still stands there. So a write of its own, of an earlier attempt, is
-    `Settled`; whatever ensemble is stored is the one to use. `others` is the same in every attempt: an attempt that is
-    still on its way can never write anything else. The new fragment replaces one that begins at the same entry.
+    A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `Settled`, and the
+    stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still on its
+    way cannot write anything else. The new fragment replaces one that begins at the same entry.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
@@ -132,7 +137,7 @@ def change_ensemble(
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
-    """OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (join in) or CLOSED (nothing to recover)."""
+    """OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (the caller joins) or CLOSED (nothing to recover)."""
     if current is None:
         return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -147,7 +152,7 @@ def close_recovered(
     """IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery changed in memory (M03).
 
     `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). CLOSED by a
-    concurrent recoverer is Settled: its end is adopted and one's own discarded.
+    concurrent recoverer is Settled: its end is adopted, the caller's is discarded.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)
@@ -165,10 +170,10 @@ def close_recovered(
 
 
 def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
-    """Any → the same state with `new` in the place of `old` in one *final* fragment; its copies are there already.
+    """Any → the same state with `new` instead of `old` in one *final* fragment; `new` already has all the copies.
 
-    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` stands there and `old` does
-    not: one's own earlier write, or another worker's that did the same.
+    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` is in the fragment and `old`
+    is not: an earlier write of the caller, or another worker's that did the same.
     """
     if current is None:
         return Refused(TransitionRefusal.DELETED)

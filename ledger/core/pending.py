@@ -1,18 +1,19 @@
-"""Pending adds: the entries on their way to an ensemble, and the only place that decides that one is stored.
+"""Pending adds: the entries on their way to an ensemble, and the only code that decides that one is stored.
 
 Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
 
 The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
-entry before it is confirmed. So confirmations leave in entry order, each once, and LAC is the last of them.
-- `drain` is the only way an entry leaves as confirmed. While `frozen` it gives nothing: the end of the ledger is
-  being decided elsewhere (a close or an ensemble change is on its way to the metadata), and what is confirmed now
-  could lie beyond it (M10, #4651). Acks are still recorded.
-- `replace` puts another ensemble in place in one step: for *every* pending entry it compares, per slot, to whom the
-  entry was sent with who stands there now (not old with new ensemble, #4459), takes the ack back and says what to
-  send again. Nothing is drained before the last entry has been looked at (M11, #3005, #4097).
-- An ack or failure of a bookie that does not stand at that slot (any more) is ignored.
+entry before it is confirmed. So entries are confirmed in order, each once, and LAC is the last of them.
+- `drain` is the only way to confirm an entry. While `frozen` it returns nothing: the end of the ledger is being
+  decided elsewhere (a close or an ensemble change is on its way to the metadata), and an entry confirmed now could
+  be beyond it (M10, #4651). Acks are still recorded.
+- `replace` installs another ensemble in one step: for *every* pending entry and slot it compares the bookie to which
+  the entry was sent with the bookie of the new ensemble (not the old with the new ensemble, #4459), drops the ack if
+  they differ, and returns what to send again. Nothing is drained before the last entry was compared (M11, #3005,
+  #4097).
+- An ack or failure from a bookie that is not (or no longer) in that slot is ignored.
 
-Entries are dense: `lac + 1 … lap` are the pending ones. Guards: tests/ledger/core/test_pending.py.
+Pending entries are dense: `lac + 1 … lap`. Guards: tests/ledger/core/test_pending.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ P = TypeVar("P")
 
 
 class PendingAdd(Generic[P]):
-    """One entry on its way. `payload` is the driver's; `length` are the ledger's bytes up to and with this entry."""
+    """One pending entry. `payload` is the driver's; `length` is the ledger's payload bytes up to and with this entry.
+
+    `acks` are the slots that have synced it; `sent` is slot → bookie to which it was sent.
+    """
 
     __slots__ = ("acks", "entry", "length", "payload", "sent")
 
@@ -39,7 +43,7 @@ class PendingAdd(Generic[P]):
 
 
 class SendAdd(NamedTuple, Generic[P]):
-    """Effect: send the entry to `bookie`, which stands at `slot`, with this LAC piggybacked."""
+    """Effect: send the entry to `bookie`, the one of `slot`, with this LAC in its header."""
 
     add: PendingAdd[P]
     slot: int
@@ -64,7 +68,7 @@ class AddsAcked(NamedTuple):
 
 
 class AddFailed(NamedTuple):
-    """Fact: the bookie did not answer in time, cut the connection, is another one, or answered with an error."""
+    """Fact: the bookie did not answer in time, closed the connection, has another uuid, or answered with an error."""
 
     entry: int
     slot: int
@@ -72,6 +76,12 @@ class AddFailed(NamedTuple):
 
 
 class PendingAdds(Generic[P]):
+    """The entries of one ledger that are sent and not confirmed, in order; `payload` is the driver's.
+
+    `lac` and `lap` are entry ids, -1: none. `length` is in payload bytes up to LAP, `length_confirmed` up to LAC.
+    `failed` has the slots whose bookie failed and was not replaced; new entries are not sent to them.
+    """
+
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
         self.striping = striping
         self.ensemble = tuple(ensemble)
@@ -86,7 +96,7 @@ class PendingAdds(Generic[P]):
         return len(self._adds)
 
     def push(self, payload: P, size: int) -> list[SendAdd[P]]:
-        """The next entry; sent to every slot of its write set, failed ones left out."""
+        """Adds the next entry of `size` payload bytes; returns its sends, one per live slot of the write set."""
         self.lap += 1
         self.length += size
         add = PendingAdd(self.lap, self.length, payload)
@@ -100,11 +110,11 @@ class PendingAdds(Generic[P]):
         return sends
 
     def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:
-        """Counts the ack; the entries that it confirms, in order."""
+        """Counts the ack; returns the entries that it confirms, in order."""
         return self.ack_many(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
     def ack_many(self, fact: AddsAcked) -> list[PendingAdd[P]]:
-        """`ack` for each: all are counted, then what they confirm together leaves, in entry order."""
+        """Counts all the acks, then returns the entries that they confirm together, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
             return []
@@ -116,6 +126,7 @@ class PendingAdds(Generic[P]):
         return self.drain()
 
     def drain(self) -> list[PendingAdd[P]]:
+        """Removes and returns, in order, the entries at the head that have Qa acks; none while `frozen`."""
         confirmed: list[PendingAdd[P]] = []
         if self.frozen:
             return confirmed
@@ -127,7 +138,7 @@ class PendingAdds(Generic[P]):
         return confirmed
 
     def replace(self, ensemble: Sequence[str]) -> list[SendAdd[P]]:
-        """Another ensemble stands: un-acks every pending entry per slot, then says what to send. Drain afterwards."""
+        """Installs another ensemble: drops acks per slot, returns what to send again. The caller drains afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble = tuple(ensemble)
@@ -142,7 +153,7 @@ class PendingAdds(Generic[P]):
         return sends
 
     def fail(self, slot: int, bookie: str) -> bool:
-        """Notes that the bookie at `slot` failed; False when it does not stand there (any more)."""
+        """Notes that the bookie of `slot` failed; False when another bookie is in that slot."""
         if self.ensemble[slot] != bookie:
             return False
         self.failed.add(slot)
@@ -168,7 +179,7 @@ class PendingAdds(Generic[P]):
         return not self.failed or self.striping.is_writable(self.failed)
 
     def take_all(self) -> list[PendingAdd[P]]:
-        """Every pending entry, in order; none is pending afterwards. What they end as is the caller's decision."""
+        """Removes and returns every pending entry, in order. The caller decides how they end."""
         adds = list(self._adds.values())
         self._adds.clear()
         return adds
@@ -178,16 +189,16 @@ class PendingAdds(Generic[P]):
         assert self.length_confirmed <= self.length, "the confirmed length is part of the length"
         entries = list(self._adds)
         assert entries == sorted(entries), "pending entries are in entry order"
-        assert all(self.lac < entry <= self.lap for entry in entries), "pending entries lie in LAC+1 … LAP"
+        assert all(self.lac < entry <= self.lap for entry in entries), "pending entries are in LAC+1 … LAP"
         for add in self._adds.values():
             write_set = self.striping.write_set(add.entry)
             assert add.acks <= set(write_set), "only slots of the write set acknowledge an entry"
             assert all(add.sent.get(slot) == self.ensemble[slot] for slot in add.acks), (
-                "an ack counts only from the bookie that stands at its slot"
+                "an ack counts only from the bookie of its slot"
             )
             assert self.frozen or all(
                 add.sent.get(slot) == self.ensemble[slot] for slot in write_set if slot not in self.failed
-            ), "whoever stands at a slot that did not fail was sent the entry"
+            ), "the bookie of a slot that did not fail was sent the entry"
         if entries and not self.frozen:
             assert entries[0] == self.lac + 1, "no entry is missing between LAC and the pending ones"
             assert len(self._adds[entries[0]].acks) < self._ack_quorum, "a stored head entry is confirmed at once"

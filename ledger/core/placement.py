@@ -1,29 +1,32 @@
-"""Placement: which bookies get the copies. Pure: who is there comes in, chance comes in, bookies in order come out.
+"""Placement: which bookies get the copies. Pure: candidates and a random source in, bookies in slot order out.
 
 `choose` fills the open slots of an ensemble; a new ledger has only open slots, an ensemble change has the others as
 `existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; ledger protocol §1.2):
 
-    1. never the same bookie twice, never one that stands in the ensemble
-    2. a bookie in quarantine only when the others are too few, or (with `enforce`) their racks are
+    1. never the same bookie twice, never one that is already in the ensemble
+    2. a bookie in quarantine only when there are too few others, or (with `enforce`) they are on too few racks
     3. **minimum of racks**: every write set, all E rotations, covers `racks_min` racks, or Qw where Qw is less
-    4. a rack that the write sets of the slot do not have yet, then one that the ensemble has least
-    5. chance, weighted by free disk
+    4. a rack that the write sets of the slot do not have yet, then the one that the ensemble has least
+    5. at random, weighted by free disk
 
-When rule 3 cannot be kept: `enforce` and nobody is chosen (`NotPlaced.RACKS`), else rule 4 alone decides and the
-choice says so (`racks_short`). Rule 3 is searched for with a bound of `STEPS_MAX` tries, exact for every ensemble of
-up to six; above, an arrangement may be missed where racks are nearly too few, and is then treated as missing.
+When rule 3 cannot be kept: with `enforce` no bookie is chosen (`NotPlaced.RACKS`); else rule 4 alone decides and the
+result says so (`racks_short`). The search for rule 3 takes at most `STEPS_MAX` steps. It is exact for every ensemble of
+up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts as not
+kept.
 
-**Weight**: the free bytes, at most `WEIGHT_RATIO_MAX` times the median of those there (BookKeeper's maxMultiple), so
-that a new, empty bookie is not hammered; a bookie that does not say how much counts as the least of those that do.
-Sampling is without replacement: one weighted order of all bookies, of which the rules above take the first that fits.
+**Weight**: the free bytes, at most `WEIGHT_RATIO_MAX` times the median of the candidates (BookKeeper's maxMultiple), so
+that a new, empty bookie does not get every ledger. A bookie that does not report its free bytes gets the least weight
+of those that do. Sampling is without replacement: the bookies are drawn in one weighted order, and the rules above take
+the first that fits.
 
-**Quarantine**: a bookie that failed is in quarantine for `base_s`; one that fails again after that, within `max_s`,
-for twice as long as before, at most `max_s`. Failures during a quarantine begin it anew and count once, for one hanging
-bookie fails every append on its way. Who does not fail for `max_s` after the quarantine begins again at `base_s`.
+**Quarantine**: a bookie that failed is in quarantine for `base_s`. One that fails again later, within `max_s`, is in
+quarantine for twice as long as before, at most `max_s`. Failures during a quarantine restart it and count once, because
+one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
+`base_s`.
 
-**Shape** (`fit`): bookies that are missing may shrink E, down to Qw: each entry has all its copies. They shrink Qw only
-where that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa, and Qa never: what is
-confirmed lies synced on Qa bookies, always.
+**Shape** (`fit`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw only where
+that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a confirmed
+entry is always synced on Qa bookies.
 Guards: tests/ledger/core/test_placement.py (brute force over small sets), test_bookies.py.
 """
 
@@ -42,12 +45,14 @@ from .striping import Striping
 WEIGHT_RATIO_MAX = 3.0
 """BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
 STEPS_MAX = 5_000
-"""Of the search for racks: a few milliseconds at worst. All arrangements of six bookies are 1,956 steps."""
+"""Bound of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
 UNKNOWN_RACK = ""
-"""Of a bookie of the ensemble that nobody knows any more: it counts as no rack."""
+"""The rack of a bookie that is not known any more: it counts as no rack."""
 
 
 class Chance(Protocol):
+    """The random source of `choose`; `random.Random` is one."""
+
     def random(self) -> float:
         """0 ≤ x < 1"""
         ...
@@ -59,26 +64,28 @@ class Candidate:
 
     bookie: str
     rack: str
-    free_bytes: int = 0  # 0: it does not say
+    free_bytes: int = 0  # 0: not reported
     quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RackRule:
-    """How many racks every write set has to cover, and whether nobody is chosen where they are too few."""
+    """How many racks every write set must cover; `enforce`: choose no bookie when they are too few."""
 
     racks_min: int = 1
     enforce: bool = False
 
 
 class NotPlaced(enum.Enum):
-    BOOKIES = "too few writable bookies are there"
-    RACKS = "the bookies that are there stand on too few racks"
+    """Why `choose` chose no bookie."""
+
+    BOOKIES = "there are too few writable bookies"
+    RACKS = "the writable bookies are on too few racks"
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """By open slot, in its order, who gets it; `racks_short`: some write set covers fewer racks than wanted."""
+    """`bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks than wanted."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
@@ -112,7 +119,7 @@ def choose(
 
 
 def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candidate]:
-    """All of them, as drawn one after the other with chances by weight (Efraimidis and Spirakis)."""
+    """All candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
     weights = weights_of(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
     drawn.sort(key=lambda each: each[:2])
@@ -120,7 +127,7 @@ def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candida
 
 
 def weights_of(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Above 0; the largest at most WEIGHT_RATIO_MAX times the median."""
+    """Bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -147,13 +154,13 @@ class _Puzzle:
         self._steps = 0
 
     def solve(self, pool: Sequence[Candidate]) -> tuple[str, ...] | None:
-        """With the minimum of racks in every write set; None: there is no such choice (within STEPS_MAX)."""
+        """Bookies with the minimum of racks in every write set; None: no such choice was found within STEPS_MAX."""
         self._steps = STEPS_MAX
         chosen: list[Candidate] = []
         return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
 
     def spread(self, pool: Sequence[Candidate]) -> tuple[str, ...]:
-        """As many racks as come by taking the best for each slot."""
+        """Takes the best bookie for each slot, one after the other: as many racks as that gives."""
         racks, left, chosen = self._racks, list(pool), []
         self._racks = dict(racks)
         for slot in self._open:
@@ -186,7 +193,7 @@ class _Puzzle:
         return False
 
     def _possible(self) -> bool:
-        """Whether each write set has its racks, if every open slot brought a new one."""
+        """Whether each write set could have its racks if every open slot added a new one."""
         if self._racks_min <= 1:
             return True
         for each in self._sets:
@@ -199,7 +206,7 @@ class _Puzzle:
     def _ranked(self, slot: int, left: Sequence[Candidate]) -> list[Candidate]:
         near = Counter(self._racks[other] for other in self._near[slot] if other in self._racks)
         everywhere = Counter(self._racks.values())
-        return sorted(left, key=lambda each: (near[each.rack], everywhere[each.rack]))  # stable: keeps chance's order
+        return sorted(left, key=lambda each: (near[each.rack], everywhere[each.rack]))  # stable: keeps the random order
 
 
 # ------------------------------------------------------------------------------------------ quarantine
@@ -210,7 +217,7 @@ class _Trouble:
 
 
 class Quarantine:
-    """Who failed lately, and how often. `now` is any clock that does not go back."""
+    """Which bookies failed lately, and how often. `now` is in seconds of any clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -227,7 +234,7 @@ class Quarantine:
         trouble.failed_at = now
 
     def started(self, bookie: str, now: float) -> None:
-        """The bookie has started anew: its quarantine ends, what it did before is not forgotten."""
+        """The bookie has restarted: its quarantine ends, its earlier failures still count."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
@@ -237,7 +244,7 @@ class Quarantine:
         return trouble is not None and now < trouble.failed_at + trouble.length_s
 
     def failed_lately(self, bookie: str, now: float) -> bool:
-        """Within `base_s`, however long its quarantine is: it is taken for away, and copies may be given up for it."""
+        """Whether it failed within `base_s`, however long its quarantine is: it counts as down, and may be replaced."""
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
@@ -255,7 +262,7 @@ class Shrink(enum.Enum):
 
 
 def fit(wanted: Striping, well: int, shrink: Shrink) -> Striping:
-    """The shape that `well` bookies allow; the one wanted when they are too few for any that is allowed."""
+    """The shape that `well` healthy bookies allow; `wanted` when they are too few for any allowed shape."""
     least = {
         Shrink.NOTHING: wanted.ensemble_size, Shrink.BOOKIES: wanted.write_quorum, Shrink.COPIES: wanted.ack_quorum
     }[shrink]  # fmt: skip

@@ -1,15 +1,14 @@
-"""Reading a range of entries: whom to ask for what, whom next, and when to give up. Pure.
+"""Reading a range of entries: which replica to ask for what, which one next, and when to give up. Pure.
 
-A reader that does not own the ledger reads up to `bound` only: last_entry of a CLOSED ledger, else the largest LAC it
-knows (ledger protocol §1.10). The bound is the caller's to keep (`Bound` below); entries up to it are stored for
-ever.
+A reader that does not own the ledger reads up to a bound only: `last_entry` of a CLOSED ledger, else the largest LAC it
+knows (ledger protocol §1.10). The caller keeps the bound (`Bound` below); entries up to it are stored for ever.
 
-`RangeRead`: `Ask` one bookie for a run of entries; an answer counts as far as its entries are the right ones and
-undamaged, in order from the first. When not even the first is, the next replica of the write set is asked.
-**Speculation**: when those that were asked say nothing for a while (`Waited`), the next replica is asked as well, and
-so on; several questions are open then, the first good answer wins, and nobody is asked twice. A range costs at most Qw
-questions, and a bookie that hangs costs the wait and not the time-out. Replicas that gave trouble lately
-(core/trouble.py) are asked last. When all have answered:
+`RangeRead` asks one bookie (`Ask`) for a run of entries. Of the answer the entries count, in order from the first, that
+are the right ones and undamaged. When not even the first is, the next replica of the write set is asked.
+**Speculation**: when no bookie that was asked answers for a while (`Waited`), the next replica is asked as well, and so
+on. Several requests are then open, the first good answer wins, and no bookie is asked twice. A range costs at most Qw
+requests, and a bookie that hangs costs the wait and not the time-out. Replicas with recent trouble
+(core/bookie_health.py) are asked last. When all have answered:
 - `LOST`: the ledger is closed, and *every* replica is certain that it does not have the entry. An alarm.
 - `UNAVAILABLE`: at least one did not answer, or could not say.
 Guards: tests/ledger/core/test_reader_core.py.
@@ -29,6 +28,8 @@ from .stored import StoredCopy, unseal
 
 
 class ReadFailure(enum.Enum):
+    """Why a read gave up; LOST is an alarm (see the module's docstring)."""
+
     LOST = "every replica is certain that it does not have the entry"
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
 
@@ -56,13 +57,13 @@ class EntryMissing(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Fact: no answer, or one that says nothing."""
+    """Fact: no answer, or one that is no vote."""
 
     bookie: str
 
 
 class Waited(NamedTuple):
-    """Fact: nobody has answered for the time after which another replica is asked as well."""
+    """Fact: no bookie has answered for the time after which another replica is asked as well."""
 
 
 class Done(NamedTuple):
@@ -72,7 +73,7 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Effect: not even the first entry can be had."""
+    """Effect: no replica gave the first entry; `asked` are the bookies in the order of asking."""
 
     why: ReadFailure
     asked: tuple[str, ...]
@@ -86,13 +87,13 @@ _NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
 
 
 class RangeRead:
-    """Reads [first … last], at least one entry, until about `bytes_max`. `last` must not pass the bound of reading."""
+    """Reads [first … last], at least one entry, up to about `bytes_max`. `last` must not exceed the reader's bound."""
 
     def __init__(
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
         prefer: int = 0,
     ) -> None:  # fmt: skip
-        """`trouble`: by bookie; the larger, the later it is asked."""
+        """`trouble`: bookie → weight; the larger, the later it is asked."""
         assert 0 <= first <= last, "a range has at least one entry"
         fragment, fragment_end = fragment_of(record, first)
         striping = striping_of(record)
@@ -100,7 +101,7 @@ class RangeRead:
         self.first = first
         self.last = last if fragment_end < 0 else min(last, fragment_end)
         self.bytes_max = bytes_max
-        self.damaged: list[tuple[str, int]] = []  # (bookie, entry): it gave bytes which are not the entry
+        self.damaged: list[tuple[str, int]] = []  # (bookie, entry): the bookie sent bytes that are not the entry
         self.slow: list[str] = []  # bookies that had not answered when another one had to be asked
         self._closed = record.state == CLOSED
         # Longest runs first, then one fixed order per ledger, so that reads in sequence find the same read-ahead.
@@ -128,11 +129,11 @@ class RangeRead:
 
     @property
     def speculates(self) -> bool:
-        """Whether a bookie is left to be asked while the others are silent."""
+        """Whether there is another bookie to ask while the others do not answer."""
         return bool(self._to_ask)
 
     def receive(self, fact: Fact) -> Effect | None:
-        """None: wait for those that are asked."""
+        """The next effect; None: wait for the open requests."""
         assert not self._finished, "a read that is finished gets no more answers"
         if isinstance(fact, Waited):
             if not self._to_ask:
@@ -175,11 +176,11 @@ class RangeRead:
     def check(self) -> None:
         assert self._missing <= set(self._asked), "only a bookie that was asked votes"
         assert len(self._asked) == len(set(self._asked)), "each replica is asked once"
-        assert not self._missing & self._open.keys(), "who has answered is not waited for"
+        assert not self._missing & self._open.keys(), "a bookie that has answered is not waited for"
 
 
 class Bound:
-    """Up to where a reader may read: never falls, and is the *end* only of a CLOSED ledger (M22).
+    """Up to which entry a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
 
     Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
     "nothing known yet", never "empty".

@@ -1,10 +1,9 @@
-"""Recovery: how a ledger whose writer is gone, or must go, gets its end. Pure (ledger protocol §1.7, §1.8).
+"""Recovery: how a ledger whose writer is gone, or must stop, gets its end. Pure (ledger protocol §1.7, §1.8).
 
 The caller has made the record IN_RECOVERY (core/metadata.py `start_recovery`) and read it *after* that; its last
-fragment is the snapshot. Several recoverers may work at once: both write back, one close wins, the other adopts its
-end.
+fragment is the snapshot. Several recoverers may run at once: all write back, one close wins, the others adopt its end.
 
-| state | does | goes on when |
+| state | action | next |
 |---|---|---|
 | FENCING | fences every bookie of the last fragment, asks its LAC | all write sets covered → READING; not → ABORTED |
 | READING | reads entries from LAC0+1, writes back what it finds | one absent, rest stored → CLOSING; unsure → ABORTED |
@@ -16,26 +15,25 @@ An entry is read with FENCE from its *whole* write set in the snapshot, `batch` 
 1. *LAC0 is a lower bound*: the largest LAC reported, at least the entry before the last fragment (M02, #2615):
    entries up to it are stored.
 2. *Generous on positive*: one undamaged copy is enough; it is written back until Qa bookies have synced it.
-3. *Strict on negative*: only Qw-Qa+1 bookies that are *certain* not to have it prove that nobody confirmed it, and
-   nobody will: each of them was fenced before it answered (M01, M05). Errors, damage, silence are no votes (M06);
-   when neither is proven, recovery gives up, the ledger stays IN_RECOVERY, and anybody may try again.
-4. *Reads go to the snapshot*, never to a bookie that recovery itself put in: that one lacks the old entries, and its
-   "no" would count (M04).
-5. *A bookie that fails during write-back is replaced in memory only*; the change reaches the metadata with the CLOSED
-   record and not before, or another recoverer would read from bookies that never saw the entries (M03). With nobody
-   to replace it the write-back goes on without, while Qa copies are possible.
-
-6. *The LAC never tells of an attempt*: what is written back carries LAC0. Another attempt may end the ledger before
-   it, and then a reader would have read what is not in the ledger; or a third one would begin after entries that are
-   only on bookies which no metadata names.
+3. *Strict on negative*: only Qw-Qa+1 bookies that are *certain* not to have it prove that it was never confirmed, and
+   never will be: each of them was fenced before it answered (M01, M05). Errors, damage and silence are no votes (M06).
+   When neither is proven, recovery gives up, the ledger stays IN_RECOVERY, and any client may try again.
+4. *Reads go to the snapshot*, never to a bookie that recovery itself added: that one lacks the old entries, and its
+   negative vote would count (M04).
+5. *A bookie that fails during write-back is replaced in memory only*. The change reaches the metadata with the CLOSED
+   record and not before, or another recoverer would read from bookies that never got the entries (M03). Without a
+   replacement the write-back continues with the other slots while Qa copies are possible.
+6. *The LAC never shows an attempt*: every entry that is written back carries LAC0. Otherwise, if another attempt ended
+   the ledger before that entry, a reader would have read an entry that is not in the ledger; or a third attempt would
+   begin after entries that are only on bookies which no record names.
 
 Entries are decided in order: after the first absent one nothing counts, even when a later one is found.
 
 The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it. LAC0
-may be in an earlier fragment, on bookies that are gone, and decides nothing about the end: when nobody gives it,
-recovery goes on, and gives up only if it needs the length of LAC0 in the end. When its whole write set is *certain* not
-to have LAC0, no retry finds it: the ledger still ends with it, for it was confirmed, and readers are told that it is
-lost. The length is then what an entry 1, 2, 4, … before it tells, and 0 if none does: only statistics go by it.
+may be in an earlier fragment, on bookies that are gone, and does not affect the end: when no bookie gives it, recovery
+continues, and gives up only if it needs the length of LAC0 in the end. When its whole write set is *certain* not to
+have LAC0, no retry can find it. The ledger still ends with LAC0, because it was confirmed, and readers get DataLost.
+The length is then that of an entry 1, 2, 4, … before LAC0, and 0 if none is found: only statistics use it.
 Guards: tests/ledger/core/test_recovery_core.py, tests/ledger/test_sabotage.py.
 """
 
@@ -55,6 +53,8 @@ Choose = Callable[[Sequence[str]], str | None]
 
 
 class RecoveryState(enum.Enum):
+    """The states of the table above; NEW is before `start`."""
+
     NEW = enum.auto()
     FENCING = enum.auto()
     READING = enum.auto()
@@ -99,26 +99,28 @@ class CloseRecovered(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Effect: tell the caller; `entry` is the one that could not be decided, -1 when none."""
+    """Effect: report `why` to the caller; `entry` is the one that could not be decided, -1: none."""
 
     why: Abort
     entry: int
 
 
 class Finish(NamedTuple):
-    """Effect: the ledger is CLOSED as in `record`, which may be another recoverer's."""
+    """Effect: the ledger is CLOSED as in `record`, which another recoverer may have written."""
 
     record: LedgerRecord
 
 
 class Fenced(NamedTuple):
-    """Fact: the bookie has fenced the ledger, durably; `lac` -1 when it knows none, or nothing of the ledger."""
+    """Fact: the bookie has fenced the ledger, durably; `lac` -1 when it knows no LAC, or not the ledger."""
 
     slot: int
     lac: int
 
 
 class FenceFailed(NamedTuple):
+    """Fact: no answer to the fence, or an error: the slot stays unknown."""
+
     slot: int
 
 
@@ -145,11 +147,13 @@ class ReadFailed(NamedTuple):
 
 
 class RecordClosed(NamedTuple):
+    """Fact: the record is CLOSED, by this attempt or by another."""
+
     record: LedgerRecord
 
 
 class CloseRefused(NamedTuple):
-    pass
+    """Fact: the record does not allow the close: another last fragment, or it was deleted."""
 
 
 Fact = (
@@ -159,6 +163,8 @@ Effect = SendFence | SendRead | SendAdd[StoredCopy] | CloseRecovered | GiveUp | 
 
 
 class EntryVerdict(enum.Enum):
+    """What the votes on an entry prove; UNKNOWN: every slot has voted, and they prove nothing."""
+
     WAITING = enum.auto()
     POSITIVE = enum.auto()
     NEGATIVE = enum.auto()
@@ -166,7 +172,7 @@ class EntryVerdict(enum.Enum):
 
 
 class Votes:
-    """What the write set said about one entry."""
+    """The votes of the write set `of` (slots) on one entry."""
 
     __slots__ = ("answered", "found", "missing", "of")
 
@@ -185,10 +191,10 @@ class Votes:
 
 
 class Recovery:
-    """One attempt. `choose` finds replacements; `batch` bounds the entries that are read or written back at once."""
+    """One attempt. `choose` finds replacements; at most `batch` entries are read or written back at once."""
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
-        assert record.state == IN_RECOVERY, "recovery begins after the record says so"
+        assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
         self.state = RecoveryState.NEW
         self.snapshot = record
         self.striping = striping_of(record)
@@ -207,10 +213,10 @@ class Recovery:
         self._adds: PendingAdds[StoredCopy] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
-        self._is_lac0_lost = False  # all who should have it are certain that they do not
-        self._before_lac0 = 1  # as far back is the next entry that is read for a length
+        self._is_lac0_lost = False  # its whole write set is certain not to have it
+        self._before_lac0 = 1  # the next entry read for a length is this far before LAC0
 
-    # ------------------------------------------------------------------------------ doors
+    # ------------------------------------------------------------------------------ facts
     def start(self) -> Sequence[Effect]:
         assert self.state is RecoveryState.NEW, "an attempt starts once"
         self.state = RecoveryState.FENCING
@@ -248,19 +254,19 @@ class Recovery:
         self.state = RecoveryState.READING
         self.lac0 = self._lower_bound()
         self._adds.lac = self._adds.lap = self.lac0
-        # Entry LAC0 itself is read for the ledger's length; it is stored, so a "no" proves nothing about it.
+        # Entry LAC0 itself is read for the ledger's length; it is stored, so a negative vote proves nothing about it.
         self._next_read = self._next_decided = max(self.lac0, 0)
         if self.lac0 < 0:
             self._length = 0
         return self._read_more()
 
     def _lower_bound(self) -> int:
-        """Entries up to here are stored: what bookies report, and at least all earlier fragments (M02, #2615)."""
+        """Entries up to it are stored: the largest LAC reported, and at least all earlier fragments (M02, #2615)."""
         return max([*self._lacs, self._last.first_entry - 1])
 
     # ------------------------------------------------------------------------------ reading
     def _replica(self, entry: int, slot: int) -> str:
-        """Whom to ask: the snapshot's bookie, never one that recovery put in (M04)."""
+        """The bookie to ask: that of the snapshot, never one that recovery added (M04)."""
         return fragment_of(self.snapshot, entry)[0].bookies[slot]
 
     def _read_more(self) -> list[Effect]:
@@ -284,7 +290,7 @@ class Recovery:
         return self._go_on()
 
     def _go_on(self) -> Sequence[Effect]:
-        """Decides in order what can be decided, reads ahead, and closes when the end is known and all is stored."""
+        """Decides entries in order, reads more, and closes when the end is known and every entry is stored."""
         effects: list[Effect] = []
         while self.end is None and (votes := self._votes.get(self._next_decided)) is not None:
             entry = self._next_decided
@@ -326,7 +332,7 @@ class Recovery:
         return [*self._replace_failed(), *self._sends(self._adds.push(stored, stored.length - self._adds.length))]
 
     def _sends(self, sends: Sequence[SendAdd[StoredCopy]]) -> list[Effect]:
-        """With LAC0 piggybacked: what this attempt stores counts when *it* closes the ledger, and not before."""
+        """With LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not before."""
         return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
@@ -339,7 +345,7 @@ class Recovery:
         return [*(self._replace_failed() if len(self._adds) else ()), *self._go_on()]
 
     def _replace_failed(self) -> list[Effect]:
-        """Puts other bookies, as far as there are any, where bookies failed; what is not stored yet is sent to them."""
+        """Replaces failed bookies as far as possible, and sends the new ones the entries that are not stored yet."""
         ensemble = list(self._adds.ensemble)
         for slot in sorted(self._adds.failed):
             ensemble[slot] = self._choose([*ensemble, *self._failed]) or ensemble[slot]
@@ -350,7 +356,7 @@ class Recovery:
         return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
-        """The ensemble holds from LAC+1, where the first entry lies that is not stored yet."""
+        """The ensemble applies from LAC + 1, the first entry that is not stored yet."""
         start = self._adds.lac + 1
         assert start >= self.fragments[-1].first_entry, "a change never begins before the last fragment"
         if start == self.fragments[-1].first_entry:
@@ -366,7 +372,7 @@ class Recovery:
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
-        """LAC0 is the end, and no bookie gave it: one entry before it after the other is read, until one is found."""
+        """LAC0 is the end and no bookie gave it: earlier entries are read, one at a time, until one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
             return self._abort(Abort.UNDECIDED, self.lac0)

@@ -2,8 +2,8 @@
 
     stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
 
-The checksum covers the four integers and the payload. A reader checks it *and* that ledger and entry are the ones
-asked for (ledger protocol §1.10): a bookie that answers with another entry must not be believed. The bytes of one
+The checksum covers the four integers and the payload. A reader checks it *and* that ledger and entry are the ones it
+asked for (ledger protocol §1.10): a bookie may answer with another entry. The bytes of one
 entry may differ between replicas (recovery writes it again with another LAC); the payload may not.
 Guards: tests/ledger/core/test_reader_core.py.
 """
@@ -26,6 +26,8 @@ _extend = google_crc32c.extend
 
 
 class StoredCopy(NamedTuple):
+    """A verified entry: id, the LAC in its header, `length` (the ledger's payload bytes up to and with it), payload."""
+
     entry: int
     lac: int
     length: int
@@ -33,7 +35,7 @@ class StoredCopy(NamedTuple):
 
 
 def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer]) -> bytes:
-    """The 36 bytes that go before the payload `frames`, which are not copied (unless they are not `bytes`)."""
+    """The 36-byte header of the payload `frames`, which are not copied if they are `bytes`."""
     facts = _FACTS.pack(ledger, entry, lac, length)
     crc = _value(facts)
     for frame in frames:

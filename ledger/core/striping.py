@@ -1,11 +1,11 @@
-"""Striping: which slots of an ensemble hold an entry, and when enough bookies have answered a fence.
+"""Striping: which slots of an ensemble store an entry, and when enough bookies have answered a fence.
 
-A fragment's ensemble has E slots. Entry e lies on its *write set*, the Qw slots e, e+1, …, e+Qw-1 (mod E), and counts
+A fragment's ensemble has E slots. Entry e is on its *write set*, the Qw slots e, e+1, …, e+Qw-1 (mod E), and counts
 as stored when Qa of them have synced it: E >= Qw >= Qa >= 1 (ledger protocol §1.1).
 
-**Coverage** (§1.7): a recoverer may believe that no add can be acknowledged any more when in *every* write set (all E
-rotations) fewer than Qa slots are unknown. Known is a bookie that answered the fence (OK, no such entry, no such
-ledger); unknown is everything else, silence included. Then every set of Qa slots that could acknowledge an entry
+**Coverage** (§1.7): no add can be acknowledged any more once in *every* write set (all E rotations) fewer than Qa slots
+are unknown. Known is a bookie that answered the fence (OK, no such entry, no such ledger); unknown is every other one,
+silence included. Then every set of Qa slots that could acknowledge an entry
 contains a fenced one. The simpler formula "E-Qa+1 answers" is stricter when E > Qw.
 Guards: tests/ledger/core/test_striping.py (brute force over every shape up to E = 6).
 """
@@ -53,11 +53,11 @@ class Striping:
 
     @property
     def misses_for_negative(self) -> int:
-        """So many definite misses prove that the entry was never acknowledged: the rest is fewer than Qa (§1.8)."""
+        """Definite misses that prove an entry was never acknowledged: the other slots are fewer than Qa (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """How many entries in a row from `entry` lie on `slot` (0: not even the first); E = Qw has no end: 1 << 62."""
+        """How many consecutive entries from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0

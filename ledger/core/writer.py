@@ -6,39 +6,39 @@
 | CHANGING | yes | **no: frozen** | the metadata holds another ensemble → OPEN; `close()` → SETTLING |
 | SETTLING | no | **no: frozen** | the metadata holds another ensemble → DRAINING |
 | DRAINING | no | yes | nothing is pending, or the first pending entry cannot reach Qa acks any more → CLOSING |
-| CLOSING | no | **no: frozen** | the metadata said how it ended → CLOSED; that it is being recovered → POISONED |
+| CLOSING | no | **no: frozen** | the metadata reports its end → CLOSED; that it is being recovered → POISONED |
 | POISONED | no | no | `close()` → CLOSING, to learn the end |
 | CLOSED | no | no | – |
 
-FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. Both states of a change go to
-DRAINING when nobody can replace, to CLOSING when the record is not OPEN any more, and to POISONED when it stays unknown
-whether the change was written.
+FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. Both states of a change lead to
+DRAINING when there is no replacement, to CLOSING when the record is not OPEN any more, and to POISONED when it stays
+unknown whether the change was written.
 
 **The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
 ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
 - LAC is chosen as the end and frozen in the same step (`CloseLedger`), so that nothing is confirmed beyond it while
   the compare-and-set is on its way (M10); the end is LAC, never LAP (M18).
 - **Ensemble change.** A bookie that fails, also on an entry confirmed already (Qa < Qw), freezes the acks in the
-  same step. `ChangeEnsemble` asks for a new fragment from LAC+1 on; LAC stands still until the outcome is *known*
-  (M10: what was confirmed meanwhile would lie on the old bookies, and the metadata name the new ones). Failures that
-  come meanwhile wait, and are handled in the same freeze by a further `ChangeEnsemble`. Only an ensemble that is in the
-  metadata is used (M12). Then one synchronous step: every pending entry loses, per slot, the ack of whoever does not
-  stand there any more and is sent to who does (`PendingAdds.replace`, M13), then the acks thaw, then what has its
-  quorum is confirmed (M11).
-- Who is replaced: as many as can be. None → the ledger ends at what the old ensemble can still confirm. Some → it goes
-  on without the others as long as every write set has Qa slots left. At most `changes_max` changes, then it ends.
+  same step. `ChangeEnsemble` asks for a new fragment from LAC+1 on; LAC does not move until the outcome is *known*
+  (M10: an entry confirmed meanwhile would be on the old bookies, while the metadata names the new ones). Failures in
+  between wait, and are handled in the same freeze by a further `ChangeEnsemble`. Only an ensemble that is in the
+  metadata is used (M12). Then, in one synchronous step: every pending entry loses, per slot, the ack of a bookie that
+  was replaced and is sent to the new one (`PendingAdds.replace`, M13); the acks thaw; every entry with its quorum is
+  confirmed (M11).
+- As many bookies are replaced as possible. None → the ledger ends at what the old ensemble can still confirm. Some → it
+  continues without the others as long as every write set has Qa slots left. After `changes_max` changes it ends.
 - FENCED never changes an ensemble. DRAINING does not either: what the others cannot confirm ends NOT_STORED.
 
 **How a pending entry ends**, besides confirmed:
-- `NOT_STORED`, definite: the ledger was closed at our own LAC, below the entry. Nobody will ever read it: writing it
-  again to a new ledger makes no duplicate.
+- `NOT_STORED`, definite: the ledger was closed at this writer's own LAC, below the entry. It will never be read, so
+  writing it again to a new ledger makes no duplicate.
 - `FENCED`, unknown: another client recovers or has closed the ledger, and may have kept the entry. When its end is
   known and reaches the entry, the entry is confirmed instead.
 - `UNAUTHORIZED`: a bookie refuses the key. The others may have the entry: unknown.
-- `UNKNOWN`: nobody said in time how it ended (`QuorumTimedOut`, `EnsembleUnknown`, `EndUnknown`).
+- `UNKNOWN`: it was not known in time how it ended (`QuorumTimedOut`, `EnsembleUnknown`, `EndUnknown`).
 
-A writer that is poisoned or abandoned while its change is on its way leaves a change that may be written or not: no
-entry was confirmed since it began, so either record is right. Its answer is ignored.
+When a writer is poisoned or abandoned during a change, the change may be written or not. No entry was confirmed since
+it began, so either record is right. Its answer is ignored.
 Guards: tests/ledger/test_ensemble_change.py, tests/ledger/core/test_writer_core.py, tests/ledger/test_sabotage.py.
 """
 
@@ -55,6 +55,8 @@ P = TypeVar("P")
 
 
 class WriterState(enum.Enum):
+    """The states of the table above."""
+
     OPEN = enum.auto()
     CHANGING = enum.auto()
     SETTLING = enum.auto()
@@ -70,16 +72,16 @@ _ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
 class Outcome(enum.Enum):
-    """How a pending entry ended that was not confirmed, and why a handle takes no more appends."""
+    """How an unconfirmed entry ended, and why a writer accepts no more appends."""
 
     NOT_STORED = "the ledger was closed before this entry"
     FENCED = "another client is recovering or has closed the ledger"
     UNAUTHORIZED = "a bookie refuses the ledger's key"
-    UNKNOWN = "nobody said in time whether it is stored"
+    UNKNOWN = "it was not known in time whether it is stored"
 
 
 class AddRefused(NamedTuple):
-    """Fact: a bookie said FENCED or UNAUTHORIZED. Never a reason for another ensemble."""
+    """Fact: a bookie answered FENCED or UNAUTHORIZED. Never a reason to change the ensemble."""
 
     why: Outcome
 
@@ -91,13 +93,13 @@ class QuorumTimedOut(NamedTuple):
 
 
 class EnsembleChanged(NamedTuple):
-    """Fact: the metadata holds a last fragment from the asked entry on, with these bookies."""
+    """Fact: the stored record has a last fragment from the requested entry on, with these bookies."""
 
     ensemble: tuple[str, ...]
 
 
 class NoReplacement(NamedTuple):
-    """Fact: there is no other bookie for any of them; nothing was written, for certain."""
+    """Fact: no failed bookie can be replaced; certainly nothing was written."""
 
 
 class EnsembleRefused(NamedTuple):
@@ -105,18 +107,18 @@ class EnsembleRefused(NamedTuple):
 
 
 class EnsembleUnknown(NamedTuple):
-    """Fact: the metadata did not say within its bound whether the new ensemble is written."""
+    """Fact: the metadata did not answer in time whether the new ensemble is written."""
 
 
 class LedgerEnded(NamedTuple):
-    """Fact: the metadata holds the ledger as CLOSED, by us or another."""
+    """Fact: the stored record is CLOSED, by this writer or another client."""
 
     last_entry: int
     length: int
 
 
 class EndRefused(NamedTuple):
-    """Fact: the metadata holds the ledger IN_RECOVERY, or not at all."""
+    """Fact: the stored record is IN_RECOVERY, or does not exist."""
 
 
 class EndUnknown(NamedTuple):
@@ -130,22 +132,22 @@ Fact = (
 
 
 class Confirm(NamedTuple, Generic[P]):
-    """Effect: tell the owner of the entry that it is stored. In entry order, each once."""
+    """Effect: report to the owner that the entry is stored. In entry order, each once."""
 
     add: PendingAdd[P]
 
 
 class Fail(NamedTuple, Generic[P]):
-    """Effect: tell the owner of the entry how it ended. In entry order, each once."""
+    """Effect: report to the owner how the entry ended. In entry order, each once."""
 
     add: PendingAdd[P]
     why: Outcome
 
 
 class ChangeEnsemble(NamedTuple):
-    """Effect: from `first_entry` on, others instead of these (slot, bookie), as many as there are; answer a ChangeFact.
+    """Effect: replace these (slot, bookie) from `first_entry` on, as many as possible; the answer is a ChangeFact.
 
-    One at a time. The bookies are chosen before anything is written, and stay the same however often it is tried.
+    One at a time. The replacements are chosen before anything is written, and stay the same in every attempt.
     """
 
     first_entry: int
@@ -153,7 +155,7 @@ class ChangeEnsemble(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Effect: OPEN → CLOSED with this end in the metadata; answer LedgerEnded, EndRefused or EndUnknown."""
+    """Effect: OPEN → CLOSED with this end; the answer is LedgerEnded, EndRefused or EndUnknown."""
 
     last_entry: int
     length: int
@@ -163,10 +165,16 @@ Effect = SendAdd[P] | Confirm[P] | Fail[P] | ChangeEnsemble | CloseLedger
 
 
 class Writer(Generic[P]):
+    """The core of one ledger's writer. Intents (`append`, `close`, `abandon`) and facts (`receive`) return effects.
+
+    `adds` are the pending entries, `why` the cause of being poisoned, `end` the stored end once CLOSED. At most
+    `changes_max` ensemble changes.
+    """
+
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
         self.state = WriterState.OPEN
         self.adds: PendingAdds[P] = PendingAdds(striping, ensemble)
-        self.why: Outcome | None = None  # of being poisoned
+        self.why: Outcome | None = None  # the cause of being poisoned
         self.end: LedgerEnded | None = None
         self.fragment_first = 0  # key of the last fragment that is known to be committed
         self.changes = 0  # ensembles that were committed after the first
@@ -176,7 +184,7 @@ class Writer(Generic[P]):
 
     # ------------------------------------------------------------------------------ intents
     def append(self, payload: P, size: int) -> list[SendAdd[P]]:
-        """Sends the next entry. Only while `takes_appends`: the caller asks first."""
+        """Sends the next entry, of `size` payload bytes. Only while `takes_appends`: the caller checks first."""
         assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
         return self.adds.push(payload, size)
 
@@ -185,7 +193,7 @@ class Writer(Generic[P]):
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[P]]:
-        """Ends the ledger at what can still be confirmed. Again after POISONED: asks again how it ended."""
+        """Ends the ledger after what can still be confirmed. After POISONED: asks again how it ended."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
         if self.state is WriterState.CHANGING:
@@ -193,7 +201,7 @@ class Writer(Generic[P]):
         return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[P]]:
-        """Lets go: pending entries end UNKNOWN and the ledger is left to a recoverer."""
+        """Stops: pending entries end UNKNOWN, and the ledger is left to a recoverer."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
@@ -249,7 +257,7 @@ class Writer(Generic[P]):
 
     def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[P]]:
         if isinstance(fact, EnsembleRefused):
-            return self._closing()  # it cannot be closed by us any more: this learns its end, or that there is none yet
+            return self._closing()  # cannot close it any more: this reads its end, or that there is none
         if isinstance(fact, EnsembleUnknown):
             return self._poison(Outcome.UNKNOWN)
         if isinstance(fact, EnsembleChanged):
@@ -264,7 +272,7 @@ class Writer(Generic[P]):
         return self._thaw()
 
     def _thaw(self) -> Sequence[Effect[P]]:
-        """The one step of §1.4: un-acks all, says what to send, and only then confirms."""
+        """The one step of §1.4: drops acks, returns what to send, and only then confirms."""
         effects: list[Effect[P]] = []
         if self._committed is not None:
             effects += self.adds.replace(self._committed)
@@ -305,11 +313,11 @@ class Writer(Generic[P]):
         return self._fail_all(why)
 
     def _end_failed(self, why: Outcome) -> Sequence[Effect[P]]:
-        assert self.state is WriterState.CLOSING, "only a closing writer hears about its end"
+        assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         return self._poison(why)
 
     def _ended(self, fact: LedgerEnded) -> Sequence[Effect[P]]:
-        assert self.state is WriterState.CLOSING, "only a closing writer hears about its end"
+        assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
         self.state = WriterState.CLOSED
         self.end = fact
@@ -336,7 +344,7 @@ class Writer(Generic[P]):
         if self.state is WriterState.OPEN:
             assert self.adds.can_confirm, "an open writer has Qa live slots in every write set"
         if self.state in _CHANGE_UNDER_WAY and self._committed is not None:
-            assert self.fragment_first == self.adds.lac + 1, "LAC stands still while an ensemble change is on its way"
+            assert self.fragment_first == self.adds.lac + 1, "LAC does not move while an ensemble change is on its way"
         assert (self.why is not None) or self.state is not WriterState.POISONED, "a poisoned writer says why"
         closed = self.state is WriterState.CLOSED
         assert (self.end is not None) == closed, "a closed writer knows its end, no other does"

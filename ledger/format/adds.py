@@ -1,20 +1,20 @@
 """The body of ADD_MANY: many stored entries of one ledger in one peer request (head: format/peer.py), and its answer.
 
-All integers big-endian. `count` of the head says how many entries there are, 1 to ADDS_MAX; `entry` is the first one's.
+All integers are big-endian. `count` of the head is the number of entries, 1 to ADDS_MAX; `entry` is the first one's id.
 
     frame 0    = table: row × count
     row        = size u32 (of the payload) | ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32
                  what follows `size` is the entry's header as it is stored (`ENTRY_HEADER`)
-    frame 1 …  = the payloads in the order of the table, none empty. A payload lies in one frame; a frame holds one or
-                 more whole payloads: small ones share frames, because each part of a message costs microseconds, and
+    frame 1 …  = the payloads in the order of the table, none empty. Each payload is in one frame; a frame contains one
+                 or more whole payloads. Small ones share a frame, because each part of a message costs microseconds;
                  large ones have their own, because joining copies them
 
     answer     = head with status OK, the `ledger`, `entry` and `count` of the request, and one frame: a status u8 for
-                 each entry, in the order of the table. Any other status in the head holds for every entry of it
+                 each entry, in the order of the table. Any other status in the head applies to every entry
 
-The entries are in any order, also with gaps (a striped ledger), and each stands for itself: it is verified, refused
-and answered as if it had come in an ADD of its own. A table or frames that do not add up exactly are ValueError, and
-nothing of the request is done. Guards: tests/bookie/requests/test_adds.py.
+The entries may be in any order and have gaps (a striped ledger). Each is verified, refused and answered as if it were
+in an ADD of its own. A table or frames that do not add up exactly are a ValueError, and nothing of the request is
+done. Guards: tests/bookie/requests/test_adds.py.
 
 Example: entries 3 ("ab") and 4 (empty) of ledger 1, LAC 2: a table of 80 bytes
 `00000002 0000000000000001 0000000000000003 0000000000000002 <length> <crc32c>
@@ -91,7 +91,7 @@ def encode_adds(sealed: Iterable[tuple[bytes, Sequence[Buffer], int]]) -> list[B
 
 
 def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened:
-    """Verifies every entry; ValueError when the request is not built as it says. A payload is copied at most once."""
+    """Verifies every entry; ValueError when frames and head do not match. A payload is copied at most once."""
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
@@ -133,12 +133,12 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
         if lac > largest:
             largest = lac
     if at != end or following != len(frames):
-        raise ValueError("frames are longer than the table says")
+        raise ValueError("the frames are longer than the table")
     return Opened(statuses, entries, total, largest)
 
 
 def open_add(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened | None:
-    """The one entry of an ADD, whose frames joined are the stored entry; None when anything of it is wrong."""
+    """The one entry of an ADD: its joined frames are the stored entry. None when anything in it is invalid."""
     size = sum(map(len, frames))
     if not ENTRY_HEADER.size <= size <= entry_bytes_max or head.ledger < 0:
         return None
@@ -162,7 +162,7 @@ def encode_statuses(head: RequestHead, statuses: bytes | bytearray) -> tuple[byt
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """What became of each of the `count` entries of a request; ValueError when the answer is not one to it."""
+    """The status of each of the `count` entries of a request; ValueError when this is not its answer."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

@@ -1,14 +1,14 @@
 """Which entries of a ledger a bookie holds: the body of the answer to HELD (head: format/peer.py).
 
-All integers big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most ENTRIES_MAX
-of them. The answer has status OK and one frame:
+All integers are big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most
+ENTRIES_MAX of them. The answer has status OK and one frame:
 
     frame = run × count of the answer's head
     run   = first i64 | last i64           ascending, neither empty nor touching, all within what was asked
 
-Held is what the bookie could give now as far as memory and index know: quarantined entries are not, and bytes on the
-disk are not looked at. What is not named is *not* said to be missing (limbo, damage): HELD is no vote to end a ledger.
-A run that breaks these rules is ValueError. Guards: tests/bookie/store/test_held.py.
+A bookie holds an entry that it could return now, by memory and index alone: quarantined entries are left out, and the
+bytes on the disk are not read. An entry that is not named is *not* certainly missing (limbo, damage), so HELD is no
+vote to end a ledger. A run that breaks these rules is a ValueError. Guards: tests/bookie/store/test_held.py.
 
 Example: entries 0 to 4 and 7 of eight: `0000000000000000 0000000000000004 0000000000000007 0000000000000007`.
 """
@@ -22,7 +22,7 @@ from ...runtime.files import Buffer
 from .peer import AnswerHead, Op, Status
 
 ENTRIES_MAX = 1 << 16
-"""Of one request: an answer of half a megabyte at the most."""
+"""Entries of one request: the answer is half a megabyte at most."""
 
 _RUN = struct.Struct(">qq")
 
@@ -32,7 +32,7 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """The runs within `first … last`; ValueError when this is no answer to that question."""
+    """The runs within `first … last`; ValueError when this is not the answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:

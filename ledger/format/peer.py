@@ -1,6 +1,6 @@
-"""What brokers and bookies say to each other: the `head` of a peer request and of its answer.
+"""The peer protocol of brokers and bookies: the `head` of a request and of its answer.
 
-All integers big-endian. The payload of ADD, and of READ answers, travels in the frames beside the head, as stored:
+All integers are big-endian. The payload of ADD, and of READ answers, travels in the frames beside the head, as stored:
 
     stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
                    the checksum covers the four integers and the payload; `length` is the ledger's bytes up to and
@@ -25,10 +25,10 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
-Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: SHA-1-sized,
-compared in constant time by every operation but PING and ADMIN, never logged; these carry zeros. UNAUTHORIZED: another
-key, or an id that the metadata does not know (bookie/requests/newcomers.py).
-A decoder gets the exact size or raises ValueError.
+Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: 20 bytes,
+compared in constant time by every operation except PING and ADMIN (whose key is zeros), never logged. UNAUTHORIZED:
+another key, or an id that the metadata does not know (bookie/requests/newcomers.py).
+A decoder raises ValueError unless the size is exact.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ _ANSWER = struct.Struct(">BBHqqqI")
 KEY_BYTES = 20
 NO_KEY = bytes(KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
-"""Of an ADMIN request; a verb and its few options take some hundred bytes."""
+"""Bytes of the JSON of an ADMIN request; a verb and its options take some hundred bytes."""
 
 
 class Op(enum.IntEnum):
+    """Operations of a peer request; the table above has their frames and answers."""
+
     ADD = 1
     READ = 2
     READ_LAC = 3
@@ -63,6 +65,8 @@ class Op(enum.IntEnum):
 
 
 class Flags(enum.IntFlag):
+    """Flags of a request head. FENCE: with READ and READ_LAC. RECOVERY: with ADD and ADD_MANY."""
+
     NONE = 0
     FENCE = 1
     RECOVERY = 2
@@ -74,6 +78,8 @@ _ADD_MANY = int(Op.ADD_MANY)
 
 
 class Status(enum.IntEnum):
+    """Result of a request. Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are votes that an entry does not exist."""
+
     OK = 0
     NO_SUCH_LEDGER = 1
     NO_SUCH_ENTRY = 2
@@ -86,6 +92,11 @@ class Status(enum.IntEnum):
 
 
 class RequestHead(NamedTuple):
+    """Head of a request. `count` is entries, `bytes_max` the payload bytes of an answer to READ, `key` 20 bytes.
+
+    Fields that an operation does not use are 0; `ledger` and `entry` are then -1.
+    """
+
     op: Op
     flags: Flags
     ledger: int
@@ -98,11 +109,13 @@ class RequestHead(NamedTuple):
         return _REQUEST.pack(VERSION, self.op, self.flags, *self[2:])
 
     def __repr__(self) -> str:
-        """Without the key: what is printed ends in logs."""
+        """Without the key, because a repr may reach a log."""
         return f"RequestHead({self.op!r}, {self.flags!r}, ledger={self.ledger}, entry={self.entry}, count={self.count})"
 
 
 class AnswerHead(NamedTuple):
+    """Head of an answer. `lac` is -1 when unknown; `count` is entries, or runs of HELD."""
+
     op: Op
     status: Status
     ledger: int

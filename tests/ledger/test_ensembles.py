@@ -264,7 +264,7 @@ async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_b
     assert await writer.append(b"x") == 0
     await writer.wait_finished()
     assert writer.state is WriterState.POISONED
-    with pytest.raises(LedgerClosed, match="nobody said"):
+    with pytest.raises(LedgerClosed, match="not known in time"):
         await writer.append(b"y")
     metadata.hang = False
     assert await writer.close() == LedgerEnd(0, 1)

@@ -102,7 +102,7 @@ def test_check_finds_an_ack_of_a_bookie_that_does_not_stand_there() -> None:
     adds = pending("x")
     acked(adds, 0, 0)
     adds.ensemble = ("d", "b", "c")
-    with pytest.raises(AssertionError, match="stands at its slot"):
+    with pytest.raises(AssertionError, match="from the bookie of its slot"):
         adds.check()
 
 

@@ -265,5 +265,5 @@ def test_no_more_than_a_batch_is_read_ahead_of_what_is_stored() -> None:
 
 
 def test_recovery_begins_only_on_a_record_in_recovery() -> None:
-    with pytest.raises(AssertionError, match="begins after the record says so"):
+    with pytest.raises(AssertionError, match="begins after the record is IN_RECOVERY"):
         Recovery(msgspec.structs.replace(record(), state="open"), lambda _: None)
