@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position
 from magnetar.runtime.process import real_world
 from tests.support.cluster import TestConsumer, TestProducer, client_part, cluster
+from tests.support.steps import Steps
 
 TOPIC = "persistent://public/default/t"
 KEY_SHARED = wire.Subscribe.KEY_SHARED
@@ -36,17 +37,10 @@ def batch(sequence_id: int, sizes: list[int], *, keys: int = 1, kind: int = 0) -
 
 
 @pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the thread of the event loop computed within one step, at most."""
-    honest, worst = asyncio.Handle._run, [0.0]
-
-    def run(handle: asyncio.Handle) -> None:
-        begun = time.thread_time()
-        honest(handle)
-        worst[0] = max(worst[0], time.thread_time() - begun)
-
-    monkeypatch.setattr(asyncio.Handle, "_run", run)
-    return worst
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    steps = Steps(monkeypatch)
+    yield steps
+    steps.close()
 
 
 LONG = [
@@ -58,7 +52,7 @@ LONG = [
 
 @pytest.mark.parametrize(("sizes", "keys", "kind"), [case[1:] for case in LONG], ids=[case[0] for case in LONG])
 async def test_an_entry_that_is_long_to_unfold_holds_up_nobody_and_keeps_its_place_among_its_keys(
-    tmp_path: Path, longest: list[float], sizes: list[int], keys: int, kind: int
+    tmp_path: Path, steps: Steps, sizes: list[int], keys: int, kind: int
 ) -> None:
     long = batch(1, sizes, keys=keys, kind=kind)
     async with cluster(tmp_path) as running:
@@ -69,7 +63,7 @@ async def test_an_entry_that_is_long_to_unfold_holds_up_nobody_and_keeps_its_pla
         ]
         producer = await TestProducer(world, broker, TOPIC).opened()
         parts = [client_part("p", 0, b"before", key="k0"), long, client_part("p", 300_000, b"after", key="k0")]
-        longest[0] = 0.0
+        steps.clear()
         for part in parts:
             producer.frame(publish=part)
         tasks = [asyncio.create_task(each.receive()) for each in consumers]
@@ -81,11 +75,11 @@ async def test_an_entry_that_is_long_to_unfold_holds_up_nobody_and_keeps_its_pla
             came.append(await taker.receive())
         other.cancel()
         assert [each.entry_id for each in came] == [0, 1, 2]
-        assert longest[0] < STEP_S
+        assert steps.longest < STEP_S, steps.where
 
 
 async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
-    tmp_path: Path, longest: list[float]
+    tmp_path: Path, steps: Steps
 ) -> None:
     async with cluster(tmp_path) as running:
         broker, world = running.brokers[0], running.world
@@ -94,13 +88,13 @@ async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
             producer.frame(publish=part)
             await producer.next("receipt")
         compaction = broker.topics[TOPIC].compaction
-        longest[0] = 0.0
+        steps.clear()
         assert compaction.start()
         await compaction.wait()
         assert compaction.progress.error == ""
         assert compaction.view.compacted is not None
         assert compaction.view.compacted.record.messages == 7  # k0 of the first entry comes again in the second
-        assert longest[0] < STEP_S
+        assert steps.longest < STEP_S, steps.where
 
 
 @pytest.mark.parametrize("kind", list(Compression))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
+from tests.support.steps import Steps
 
 TOPICS = 10_000
 STEP_S = 0.05
@@ -37,22 +37,6 @@ def topic(number: int) -> Any:
         subscriptions={"s": subscription})
 
 
-class Steps:
-    """The longest time that the thread computes in one step of the loop, and all of it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.longest = self.all = 0.0
-        honest = asyncio.Handle._run
-
-        def run(handle: asyncio.Handle) -> None:
-            begun = time.thread_time()
-            honest(handle)
-            took = time.thread_time() - begun
-            self.longest, self.all = max(self.longest, took), self.all + took
-
-        monkeypatch.setattr(asyncio.Handle, "_run", run)
-
-
 async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than_a_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,18 +46,13 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     )
     measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
     await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
-    gc.collect()
-    gc.disable()
-    try:
+    with contextlib.closing(Steps(monkeypatch)) as steps:
         await asyncio.sleep(0)
-        steps = Steps(monkeypatch)
-        await asyncio.sleep(0)
+        steps.clear()
         await measured(page)
         await asyncio.sleep(0)
         longest = steps.longest
         text = b"".join(page.series_chunks()).decode()
-    finally:
-        gc.enable()
     assert longest < STEP_S, f"{longest:.3f} s of {steps.all:.3f} s in one step"
     assert text.count("\n") == TOPICS * 11 + 22, "eight lines of a topic and three of a subscription, each with a head"
     whose = '{subscription="s",topic="persistent://public/default/topic-42"}'

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from magnetar.proto.names import LATEST
 from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.network import Endpoint, rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
+from tests.support.steps import Steps
 
 STEP_S = 0.05
 """Ten times the rule."""
@@ -166,20 +166,9 @@ class Bench:
         self.channel = grpc.aio.insecure_channel(
             str(endpoint), options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         )
-        self.longest, self.all, self.where = 0.0, 0.0, ""
         self.wrong: list[str] = []
         self.cases = 0
-        honest = asyncio.Handle._run
-
-        def run(handle: asyncio.Handle) -> None:
-            begun = time.thread_time()
-            honest(handle)
-            took = time.thread_time() - begun
-            self.all += took
-            if took > self.longest:
-                self.longest, self.where = took, repr(handle)[:200]
-
-        monkeypatch.setattr(asyncio.Handle, "_run", run)
+        self.steps = Steps(monkeypatch)
 
     async def beside(self) -> Bench:
         broker, topic = self.running.brokers[0], "persistent://public/default/beside"
@@ -201,9 +190,9 @@ class Bench:
         self.cases += 1
         if self.cases % CASES_A_COLLECTION == 0:
             gc.collect()
-        gc.disable()  # a collection is no work of the request
         await asyncio.sleep(0)
-        self.longest, self.all, problem = 0.0, 0.0, ""
+        self.steps.clear()
+        problem = ""
         try:
             async with asyncio.timeout(20):
                 await send()
@@ -212,10 +201,9 @@ class Bench:
                 problem = str(error)
         except Exception as error:
             problem = f"{type(error).__name__} {str(error)[:300]}"
-        finally:
-            gc.enable()
-        if self.longest > STEP_S or self.all > work_s:
-            problem = f"{self.longest:.3f} s in one step, {self.all:.3f} s in all, in {self.where}"
+        steps = self.steps
+        if steps.longest > STEP_S or steps.all > work_s:
+            problem = f"{steps.longest:.3f} s in one step, {steps.all:.3f} s in all, in {steps.where}"
         self.producer.publish(b"x")
         await self.producer.next("receipt")
         await self.consumer.receive_payloads(1)
@@ -264,6 +252,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     async with cluster(tmp_path) as running:
         bench = await Bench(running, running.brokers[0].endpoint, monkeypatch).beside()
         yield bench
+        bench.steps.close()
         await bench.channel.close(0)
 
 
