@@ -214,16 +214,19 @@ class ConsumerSession:
         self.subscription.ack_cumulative(self._consumer, acked)
 
     def redeliver(
-        self, entries: Sequence[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
+        self, entries: Iterable[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
     ) -> Iterator[None]:
         """Gives them back, in steps; with none of both all that it holds. `counted`: the program has seen them."""
-        wanted: list[Position] | None = None
-        if entries or sets:
-            wanted = list(entries)
-            for some in self.subscription.held(self._consumer, sets):
-                wanted += some
-                yield
-        self.subscription.redeliver(self._consumer, wanted, counted=counted)
+        wanted: list[Position] = []
+        entries = iter(entries)
+        while some := list(islice(entries, ACK_ENTRIES)):
+            wanted += some
+            yield
+        named = bool(wanted or sets)
+        for held in self.subscription.held(self._consumer, sets):
+            wanted += held
+            yield
+        self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     # ------------------------------------------------------------------ requests
     async def durable(self) -> None:

@@ -492,7 +492,9 @@ class Subscription:
     def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
         wanted: dict[int, BitMap] = {}
-        for each in sets:
+        for number, each in enumerate(sets, 1):
+            if not number % MARK_ENTRIES:
+                yield []
             entries = entries_of(each.entries)
             if each.ledger_id in wanted:
                 wanted[each.ledger_id] |= entries

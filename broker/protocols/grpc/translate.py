@@ -8,7 +8,8 @@ Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from ....proto import wire_pb2 as wire
 from ....proto.model import (
@@ -23,7 +24,7 @@ from ....proto.model import (
 )
 from ....proto.names import MessageId, Position
 from ...common.refusals import AckRefusal
-from ...session.consumer import ConsumerSession, SubscribeOptions
+from ...session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
 from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
 
@@ -67,7 +68,7 @@ def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
 
 def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
     """InvalidRequest, NotAllowed: as far as it was taken it counts."""
-    _check_ack(ack)
+    yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in acked(ack.entries):
             yield from session.ack_cumulative(entry)
@@ -76,12 +77,16 @@ def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
         yield from session.ack(acked(ack.entries), sets(ack.ledgers))
 
 
-def _check_ack(ack: wire.Ack) -> None:
+def _check_ack(ack: wire.Ack) -> Iterator[None]:
+    """In steps, before the first entry of it is acknowledged."""
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
         raise AckRefusal.UNKNOWN_KIND.error(
             f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
         )
-    reached = sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in ack.entries)
+    entries, reached = iter(ack.entries), 0
+    while some := list(islice(entries, ACK_ENTRIES)):
+        reached += sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in some)
+        yield
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
@@ -104,7 +109,7 @@ def sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
 
 
 def redeliver_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
-    positions: Sequence[Position] = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
+    positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
     return session.redeliver(positions, list(sets(asked.ledgers)), counted=not asked.uncounted)
 
 
