@@ -35,8 +35,9 @@ from ..common.guard import ignored, run, spawn
 
 IDLE_S = 60.0
 """How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
-HELD_FROM_BYTES = 1 << 20
-"""An envelope's worth: less is sent at once, by any sender."""
+HELD_FROM_BYTES = 2 << 20
+"""Two envelopes' worth, one that gRPC writes and the next: less is sent at once, by any sender. (With one, every second
+envelope has a single frame, because nothing waits when the write before it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
 
