@@ -29,7 +29,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
+from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -55,7 +55,7 @@ class _Batch:
         self.head = head
         self.opened = opened
         self.came = came
-        self.recovery = bool(head.flags & Flags.RECOVERY)
+        self.recovery = Flags.RECOVERY in head.flags
 
 
 class _Queue:
@@ -139,7 +139,7 @@ class Adds:
             self._admit(batch)
 
     def _open(self, request: Request, head: RequestHead) -> Opened:
-        if head.flags & Flags.FENCE:
+        if Flags.FENCE in head.flags:
             raise ValueError("an add fences nothing")
         if head.op is Op.ADD_MANY:
             return open_adds(head, request.frames, self._entry_bytes_max)
@@ -239,6 +239,6 @@ class Adds:
             for size, count in Counter([size for _, _, size in batch.opened.entries]).items():
                 self.entry_bytes.observe(size, count)
         if head.op is Op.ADD:
-            batch.request.reply(AnswerHead(Op.ADD, Status(statuses[0]), head.ledger, head.entry, -1, 0).encode())
+            batch.request.reply(AnswerHead(Op.ADD, STATUS_OF[statuses[0]], head.ledger, head.entry, -1, 0).encode())
         else:
             batch.request.reply(*encode_statuses(head, statuses))

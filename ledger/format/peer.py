@@ -73,6 +73,8 @@ class Flags(enum.IntFlag):
 
 
 _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
+_FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
+_OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
 _ADD_MANY = int(Op.ADD_MANY)
 
@@ -89,6 +91,10 @@ class Status(enum.IntEnum):
     READ_ONLY = 6
     BAD_REQUEST = 7
     BUSY = 8  # a bounded queue is full; nothing was done
+
+
+STATUS_OF = {int(status): status for status in Status}
+"""A dictionary is several times as fast as the call of an Enum, on the path of every add."""
 
 
 class RequestHead(NamedTuple):
@@ -154,7 +160,7 @@ def decode_request(head: bytes) -> RequestHead:
         raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
     if flags & ~_FLAGS:
         raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
-    return RequestHead(Op(op), Flags(flags), *rest)
+    return RequestHead(_OP_OF.get(op) or Op(op), _FLAGS_OF[flags], *rest)
 
 
 def decode_answer(head: bytes) -> AnswerHead:
@@ -163,4 +169,5 @@ def decode_answer(head: bytes) -> AnswerHead:
     version, op, status, *rest = _ANSWER.unpack(head)
     if version != VERSION:
         raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
-    return AnswerHead(Op(op), Status(status), *rest)
+    known = STATUS_OF.get(status)
+    return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)

@@ -104,6 +104,7 @@ class Wire:
         self.dropped = 0
         self._routed = routed
         self._zmq = zmq
+        self._in, self._out = int(zmq.POLLIN), int(zmq.POLLOUT)  # an operation of an enum is a call
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -145,7 +146,7 @@ class Wire:
         """After a send: the signal of the descriptor may have been used up by it."""
         if self._scheduled or self._resting is not None or self._readable is None:
             return
-        if self._events() & self._zmq.POLLIN:
+        if self._events() & self._in:
             self._scheduled = True
             self._loop.call_soon(self._again)
 
@@ -157,8 +158,8 @@ class Wire:
         if self._readable is None:
             return
         events = self._events()
-        more = bool(events & self._zmq.POLLIN) and self._resting is None and self._readable()
-        if self._writable is not None and events & self._zmq.POLLOUT:
+        more = bool(events & self._in) and self._resting is None and self._readable()
+        if self._writable is not None and events & self._out:
             self._writable()
         if more and not self._scheduled and self._readable is not None:
             self._scheduled = True
