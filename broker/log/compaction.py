@@ -348,7 +348,7 @@ class CompactionRun:
         raise AssertionError("the last try returns or raises")
 
     def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        return aside(entry.frames[-1], self._of.world.workers, work, *args, **kwargs)
+        return aside(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
         self._of.progress.looked_at += messages

@@ -50,7 +50,6 @@ from ...proto.errors import (
 from ...proto.names import Position, TopicName
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
-from ...runtime.workers import Workers
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
@@ -99,7 +98,7 @@ class TopicLog:
             shrink=allowed(degraded_writes=config.degraded_writes),
         )  # fmt: skip
         self.shape, self.reader = self._chain.shape, self._chain.reader
-        self._world = world
+        self.world = world
         self._cache = cache
         self._config = config
         self._on_confirmed = on_confirmed
@@ -117,10 +116,6 @@ class TopicLog:
         self._abandoning: asyncio.Task[None] | None = None
         self._timestamp_ms = 0
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def workers(self) -> Workers:
-        return self._world.workers
 
     def leave_out(self, cursor: object) -> None:
         """Nothing was removed from between entries."""
@@ -159,7 +154,7 @@ class TopicLog:
 
     def _now_ms(self) -> int:
         """Never before the time of an entry: ages are told by it, and it does not go back with the clock."""
-        return max(self._world.clock.wall_ms(), self._timestamp_ms)
+        return max(self.world.clock.wall_ms(), self._timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
@@ -168,7 +163,7 @@ class TopicLog:
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
         publish.timestamp_ms = self._timestamp_ms = self._now_ms()
-        publish.arrived_s = self._world.clock.monotonic()
+        publish.arrived_s = self.world.clock.monotonic()
         queued = self._queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
         if state is TopicLogState.SERVING:
@@ -277,7 +272,7 @@ class TopicLog:
         )  # fmt: skip
         if publish.deliver_at_ms:
             self._on_delayed(position, publish.deliver_at_ms)
-        self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)
+        self._publish_seconds.observe(self.world.clock.monotonic() - publish.arrived_s)
         publish.publisher.confirmed(publish, position, queued.index)
 
     # ------------------------------------------------------------------ the next ledger
@@ -479,7 +474,7 @@ class TopicLog:
     def age_s(self) -> float:
         """Of the ledger that is written, or was last."""
         ledgers = self.record.ledgers
-        return (self._world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
+        return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
     @property
     def record(self) -> TopicRecord:

@@ -101,7 +101,7 @@ class TopicManager:
         self._loading: dict[str, asyncio.Task[Topic]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._next_id = 0
-        self._patience = LogThrottle()  # of all topics together: what keeps one from opening usually keeps many
+        self._patience = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
@@ -360,7 +360,7 @@ class TopicManager:
     async def look_after_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
-        inactive, turns = list[Topic](), Turns()
+        inactive, turns = list[Topic](), Turns(self.world.clock)
         for topic in list(self.loaded.values()):
             if topic.life.inactive():
                 inactive.append(topic)

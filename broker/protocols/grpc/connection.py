@@ -45,10 +45,10 @@ Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
-    connection = Connection(broker, stream, context.peer)
+    connection, clock = Connection(broker, stream, context.peer), broker.world.clock
     try:
         while True:
-            frames, turns = await stream.receive(), Turns()
+            frames, turns = await stream.receive(), Turns(clock)
             for frame in frames:
                 connection.take(frame, turns)
                 if turns.over:
