@@ -49,6 +49,7 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...runtime.monitoring.metrics import SECONDS, Histogram
+from ...runtime.tasks import Tasks
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy, Replication
@@ -113,7 +114,7 @@ class TopicLog:
         self._flush_due = False
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
-        self._abandoning: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._timestamp_ms = 0
         self._loop = asyncio.get_running_loop()
 
@@ -197,7 +198,7 @@ class TopicLog:
     def _wait_room(self, writer: LedgerWriter) -> None:
         """Goes on sending when the ledger has room again, or has ended."""
         if self._room is None:
-            self._room = self._loop.create_task(writer.ready())
+            self._room = self._tasks.spawn(writer.ready(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
 
     def _has_room(self, room: asyncio.Task[None]) -> None:
@@ -280,7 +281,7 @@ class TopicLog:
         if self.state is TopicLogState.SERVING:
             self.state = TopicLogState.SWITCHING
             self._queue.stopped()
-            self._switching = self._loop.create_task(self._switch(prepared))
+            self._switching = self._tasks.spawn(self._switch(prepared), "topic-log-switch")
 
     async def roll(self) -> None:
         """Goes on in a new ledger although this one is not full, so that trimming may free it.
@@ -373,7 +374,7 @@ class TopicLog:
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
         if self._writer is not None:
-            self._abandoning = self._loop.create_task(self._writer.abandon())
+            self._tasks.spawn(self._writer.abandon(), "topic-log-abandon")
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
@@ -419,10 +420,7 @@ class TopicLog:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
         if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
             await unbroken(self._finish(TopicLogState.CLOSED))
-        if self._abandoning is not None:
-            await self._abandoning
-        if self._switching is not None:
-            await asyncio.gather(self._switching, return_exceptions=True)
+        await self._tasks.drain()
         if self.state is not TopicLogState.LOST:
             self.state = TopicLogState.CLOSED
 

@@ -30,6 +30,7 @@ from ...proto.entry import EntryHeader, parse_header, split_broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.core.sequence_range import SequenceRange
@@ -78,6 +79,7 @@ class Deduplication:
         )  # fmt: skip
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
+        self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -226,7 +228,7 @@ class Deduplication:
             self._start(self._store)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._working = self._loop.create_task(self._work(work))
+        self._working = self._tasks.spawn(self._work(work), "deduplication")
 
     async def _work(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -280,8 +282,7 @@ class Deduplication:
         """
         last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
         self.stop()
-        if self._working is not None:
-            await asyncio.gather(self._working, return_exceptions=True)
+        await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:
