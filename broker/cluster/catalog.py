@@ -178,7 +178,7 @@ class Catalog:
         """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
-        found, turns = list[str](), Turns()
+        found, turns = list[str](), Turns(self._world.clock)
         for local in stored:
             topic = TopicName.parse(f"persistent://{name}/{local}")
             if partitions or not topic.is_partition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from ...runtime.clock import Clock
 
 AGAIN_S = 10.0
 """Seconds after which an unchanged reason is logged again."""
@@ -11,15 +11,16 @@ AGAIN_S = 10.0
 class LogThrottle:
     """One loop's memory of what it said last. `news` is asked before each line."""
 
-    __slots__ = ("_at", "_reason")
+    __slots__ = ("_at", "_clock", "_reason")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._reason: type[Exception] | None = None
         self._at = 0.0
 
     def news(self, error: Exception) -> bool:
         """Whether this error is worth a line: of another class than the last, or AGAIN_S later."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock.monotonic()
         if type(error) is self._reason and now - self._at < AGAIN_S:
             return False
         self._reason, self._at = type(error), now

@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...proto.errors import MagnetarError
+from ...runtime.clock import Clock
 from .log_throttle import LogThrottle
 
 T = TypeVar("T")
 
 
 async def until_done(
-    work: Callable[[], Awaitable[T]], log: logging.Logger, what: str, *,
+    work: Callable[[], Awaitable[T]], clock: Clock, log: logging.Logger, what: str, *,
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
     """The result of the first attempt that succeeds. Raises the first error for which `ends` holds."""
-    patience = LogThrottle()
+    patience = LogThrottle(clock)
     while True:
         try:
             return await work()

@@ -1,6 +1,6 @@
 """Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
 
-    turns = Turns()
+    turns = Turns(clock)
     for each in many:
         do(each)
         if turns.over:
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 
+from ...runtime.clock import Clock
+
 SLICE_S = 0.002
 """The loop is held for less than 5 ms: a slice, and what the turn does before and after it."""
 
@@ -22,17 +24,17 @@ SLICE_S = 0.002
 class Turns:
     """The slices of one piece of work."""
 
-    __slots__ = ("_end", "_loop")
+    __slots__ = ("_clock", "_end")
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + SLICE_S
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end = clock.monotonic() + SLICE_S
 
     @property
     def over(self) -> bool:
-        return self._loop.time() > self._end
+        return self._clock.monotonic() > self._end
 
     async def next(self) -> None:
         """Others have had their turn when this returns."""
         await asyncio.sleep(0)
-        self._end = self._loop.time() + SLICE_S
+        self._end = self._clock.monotonic() + SLICE_S

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pyroaring import BitMap
 
 from ...proto.names import Position
-from ...runtime.workers import Workers
+from ...runtime.world import World
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
 from .log import Acknowledged, ReadableLog, SegmentReader
@@ -93,8 +93,8 @@ class CompactedView:
         self._log = log
 
     @property
-    def workers(self) -> Workers:
-        return self._log.workers
+    def world(self) -> World:
+        return self._log.world
 
     @property
     def state(self) -> TopicLogState:

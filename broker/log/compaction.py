@@ -42,6 +42,7 @@ from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
+from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -105,6 +106,7 @@ class Compaction:
         self.config = config
         self._changed = changed
         self._turn = turn or asyncio.Semaphore(1)
+        self._tasks = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ facts
@@ -162,7 +164,7 @@ class Compaction:
             return False
         self.progress = CompactionProgress()
         self.progress.state = CompactionRunState.RUNNING
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"compaction of {self.topic}")
+        self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
         return True
 
     def look(self, applied: Applied) -> None:
@@ -184,8 +186,7 @@ class Compaction:
     async def close(self) -> None:
         """Returns when nothing of it is running any more."""
         self.stop()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.drain()
 
     async def _run(self) -> None:
         progress = self.progress
@@ -348,7 +349,7 @@ class CompactionRun:
         raise AssertionError("the last try returns or raises")
 
     def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        return aside(entry.frames[-1], self._of.world.workers, work, *args, **kwargs)
+        return aside(entry.frames[-1], self._of.world, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
         self._of.progress.looked_at += messages

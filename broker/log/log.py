@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from ...metadata.records import TopicRecord
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
-from ...runtime.workers import Workers
+from ...runtime.world import World
 from ..common.config import Replication
 from .cache import StoredEntry
 from .core.log_shape import LogShape
@@ -78,7 +78,7 @@ class ReadableLog(Protocol):
     @property
     def state(self) -> TopicLogState: ...
     @property
-    def workers(self) -> Workers: ...
+    def world(self) -> World: ...
     @property
     def is_compacted(self) -> bool:
         """Whether what a compaction removed is left out, as far as the topic is compacted."""

@@ -128,7 +128,7 @@ class ManagedLedger:
 
     async def create_anyhow(self) -> LedgerWriter:
         """Tries until it is made, or the caller's deadline passes."""
-        patience = LogThrottle()
+        patience = LogThrottle(self._world.clock)
         while True:
             try:
                 return await self.create()
@@ -167,7 +167,7 @@ class ManagedLedger:
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
         """Closes the ledger, or learns how another process closed it; its true last entry, and its length in bytes."""
-        patience = LogThrottle()
+        patience = LogThrottle(self._world.clock)
         while True:
             try:
                 return await writer.close()

@@ -15,13 +15,13 @@ producer's publish time as far as their clocks agree.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import InvalidRequest
 from ...proto.names import Position
+from ..common.shared_runs import SharedRuns
 from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
 
@@ -42,7 +42,7 @@ class TopicLogReader:
         self._cache = cache
         self._recent = cache.recent
         self._readers: dict[int, LedgerReader] = {}
-        self._reads: dict[tuple[Position, int, int], asyncio.Task[list[StoredEntry]]] = {}  # those under way
+        self._reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]] = SharedRuns()
         self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:
@@ -74,16 +74,7 @@ class TopicLogReader:
         if span is None or not self._shape.readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
-        task = self._reads.get(key)
-        if task is None:
-            task = self._reads[key] = asyncio.get_running_loop().create_task(self._read(*key))
-            task.add_done_callback(lambda done: self._read_ended(key, done))
-        return await asyncio.shield(task)  # others may wait for it too
-
-    def _read_ended(self, key: tuple[Position, int, int], task: asyncio.Task[list[StoredEntry]]) -> None:
-        del self._reads[key]
-        if not task.cancelled():
-            task.exception()  # the waiting callers got it
+        return await self._reads.get(key, lambda: self._read(*key))
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
         ledger_id, first = position

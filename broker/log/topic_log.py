@@ -49,8 +49,8 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...runtime.monitoring.metrics import SECONDS, Histogram
+from ...runtime.tasks import Tasks
 from ...runtime.unbroken import unbroken
-from ...runtime.workers import Workers
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
@@ -99,7 +99,7 @@ class TopicLog:
             shrink=allowed(degraded_writes=config.degraded_writes),
         )  # fmt: skip
         self.shape, self.reader = self._chain.shape, self._chain.reader
-        self._world = world
+        self.world = world
         self._cache = cache
         self._config = config
         self._on_confirmed = on_confirmed
@@ -114,13 +114,9 @@ class TopicLog:
         self._flush_due = False
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
-        self._abandoning: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._timestamp_ms = 0
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def workers(self) -> Workers:
-        return self._world.workers
 
     def leave_out(self, cursor: object) -> None:
         """Nothing was removed from between entries."""
@@ -159,7 +155,7 @@ class TopicLog:
 
     def _now_ms(self) -> int:
         """Never before the time of an entry: ages are told by it, and it does not go back with the clock."""
-        return max(self._world.clock.wall_ms(), self._timestamp_ms)
+        return max(self.world.clock.wall_ms(), self._timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
@@ -168,7 +164,7 @@ class TopicLog:
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
         publish.timestamp_ms = self._timestamp_ms = self._now_ms()
-        publish.arrived_s = self._world.clock.monotonic()
+        publish.arrived_s = self.world.clock.monotonic()
         queued = self._queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
         if state is TopicLogState.SERVING:
@@ -202,7 +198,7 @@ class TopicLog:
     def _wait_room(self, writer: LedgerWriter) -> None:
         """Goes on sending when the ledger has room again, or has ended."""
         if self._room is None:
-            self._room = self._loop.create_task(writer.ready())
+            self._room = self._tasks.spawn(writer.ready(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
 
     def _has_room(self, room: asyncio.Task[None]) -> None:
@@ -277,7 +273,7 @@ class TopicLog:
         )  # fmt: skip
         if publish.deliver_at_ms:
             self._on_delayed(position, publish.deliver_at_ms)
-        self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)
+        self._publish_seconds.observe(self.world.clock.monotonic() - publish.arrived_s)
         publish.publisher.confirmed(publish, position, queued.index)
 
     # ------------------------------------------------------------------ the next ledger
@@ -285,7 +281,7 @@ class TopicLog:
         if self.state is TopicLogState.SERVING:
             self.state = TopicLogState.SWITCHING
             self._queue.stopped()
-            self._switching = self._loop.create_task(self._switch(prepared))
+            self._switching = self._tasks.spawn(self._switch(prepared), "topic-log-switch")
 
     async def roll(self) -> None:
         """Goes on in a new ledger although this one is not full, so that trimming may free it.
@@ -378,7 +374,7 @@ class TopicLog:
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
         if self._writer is not None:
-            self._abandoning = self._loop.create_task(self._writer.abandon())
+            self._tasks.spawn(self._writer.abandon(), "topic-log-abandon")
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
@@ -424,10 +420,7 @@ class TopicLog:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
         if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
             await unbroken(self._finish(TopicLogState.CLOSED))
-        if self._abandoning is not None:
-            await self._abandoning
-        if self._switching is not None:
-            await asyncio.gather(self._switching, return_exceptions=True)
+        await self._tasks.drain()
         if self.state is not TopicLogState.LOST:
             self.state = TopicLogState.CLOSED
 
@@ -479,7 +472,7 @@ class TopicLog:
     def age_s(self) -> float:
         """Of the ledger that is written, or was last."""
         ledgers = self.record.ledgers
-        return (self._world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
+        return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
     @property
     def record(self) -> TopicRecord:

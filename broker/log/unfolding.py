@@ -24,7 +24,7 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
-from ...runtime.workers import Workers
+from ...runtime.world import World
 from ..common.turns import Turns
 
 LONG_BYTES = 1 << 20
@@ -45,22 +45,22 @@ def is_long(metadata: MessageMetadata) -> bool:
     return metadata.num_messages_in_batch > LONG_MESSAGES or metadata.uncompressed_size > LONG_BYTES
 
 
-async def slots_of(entry: Buffer, workers: Workers) -> tuple[int, ...]:
+async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:
     """The slots of the keys of a stored batch, that of the first message first; none when it is damaged."""
     async with _turn():
         try:
             head = parse_stored(entry)
             metadata, payload = head.metadata, bytes(entry[head.payload_offset :])
             if not metadata.compression or not metadata.uncompressed_size:
-                return await _looked_at(payload, metadata.num_messages_in_batch)
+                return await _looked_at(world, payload, metadata.num_messages_in_batch)
             size = metadata.uncompressed_size
-            with await _run(workers, decompress_mapped, metadata.compression, payload, size) as unfolded:
-                return await _looked_at(unfolded, metadata.num_messages_in_batch)
+            with await _run(world, decompress_mapped, metadata.compression, payload, size) as unfolded:
+                return await _looked_at(world, unfolded, metadata.num_messages_in_batch)
         except CorruptEntry:
             return ()  # its consumer reports the damage
 
 
-async def aside(entry: Buffer, workers: Workers, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def aside(entry: Buffer, world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Takes the stored entry apart with `work`: in a thread when that is long. One call after the other."""
     try:
         long = is_long(parse_stored(entry).metadata)
@@ -69,25 +69,25 @@ async def aside(entry: Buffer, workers: Workers, work: Callable[P, R], *args: P.
     if not long:
         return work(*args, **kwargs)
     async with _turn():
-        return await _run(workers, work, *args, **kwargs)
+        return await _run(world, work, *args, **kwargs)
 
 
 def _turn() -> asyncio.Lock:
     return _ONE_AT_A_TIME.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
-async def _run(workers: Workers, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def _run(world: World, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Runs `work` in a thread. A cancelled caller waits for the end of that work, so the next turn begins after it."""
-    worker = workers.start("unfold")
+    worker = world.workers.start("unfold")
     try:
         return await worker.run(work, *args, **kwargs)
     finally:
         await worker.close()
 
 
-async def _looked_at(payload: bytes | mmap, messages: int) -> tuple[int, ...]:
+async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tuple[int, ...]:
     slots: dict[int, None] = {}
-    offset, turns = 0, Turns()
+    offset, turns = 0, Turns(world.clock)
     while messages > 0:
         found: dict[bytes, None] = {}
         some = min(messages, _MESSAGES_AT_ONCE)

@@ -96,7 +96,7 @@ class InternalProducer:
             stream.cancel()
 
     def _facts(self, core: ProducerCore, frame: wire.ServerFrame) -> list[ProducerEffect]:
-        now, wall_ms = asyncio.get_running_loop().time(), self._world.clock.wall_ms()
+        now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
         match frame.WhichOneof("kind"):
             case "producer_opened":
                 opened = frame.producer_opened

@@ -15,7 +15,6 @@ Guards: tests/broker/node/test_session_lost.py.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +26,7 @@ from ...metadata.store import MetadataStore
 from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.monitoring.metrics import SECONDS, Histogram
+from ...runtime.tasks import Tasks, together
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..cluster.catalog import Catalog, CatalogLimits
@@ -38,6 +38,7 @@ from ..cluster.policy_cache import PolicyCache
 from ..cluster.topic_watch import TopicWatcher
 from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
+from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
 from ..topic.maintenance import look_after
@@ -98,10 +99,10 @@ class TopicManager:
         self.outgoing = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
         self._tenure: _OwnershipSession | None = None
-        self._loading: dict[str, asyncio.Task[Topic]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._loading: SharedRuns[str, Topic] = SharedRuns()
+        self._ending = Tasks()
         self._next_id = 0
-        self._patience = LogThrottle()  # of all topics together: what keeps one from opening usually keeps many
+        self._patience = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
@@ -142,7 +143,7 @@ class TopicManager:
         await tenure.ownership.reclaim()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await asyncio.gather(*[self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]])
+            await together([self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]], "topic-check")
         tenure.settled = True
 
     async def _validate(self, tenure: _OwnershipSession, topic: Topic) -> None:
@@ -155,7 +156,7 @@ class TopicManager:
         tenure.metadata.end()
         for topic in list(self.loaded.values()):
             topic.lose(error)
-        await self._ended()
+        await self._ending.drain()
         await tenure.policies.close()
         await tenure.ledgers.close()
 
@@ -166,13 +167,12 @@ class TopicManager:
         tenure = self._leave(keep_bundles=True)
         if not tenure.settled:
             tenure.metadata.end()  # nothing can be stored, and no caller waits for it
-        if self._loading:
-            await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        await self._loading.drain()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await asyncio.gather(*[self._end(topic) for topic in topics[start : start + AT_ONCE]])
+            await together([self._end(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
         self.loaded.clear()
-        await self._ended()
+        await self._ending.drain()
         try:
             await tenure.ownership.release_all()
         except MagnetarError as error:
@@ -184,10 +184,6 @@ class TopicManager:
         tenure, self._tenure = self._open(), None
         tenure.ownership.lost = not keep_bundles
         return tenure
-
-    async def _ended(self) -> None:
-        if self._ending:
-            await asyncio.gather(*self._ending, return_exceptions=True)
 
     # ------------------------------------------------------------------ the cluster
     @property
@@ -233,16 +229,7 @@ class TopicManager:
         if found is not None:
             return found
         tenure = self._open()
-        loading = self._loading.get(name.full)
-        if loading is None:
-            loading = self._loading[name.full] = asyncio.create_task(self._load(tenure, name, create))
-            loading.add_done_callback(partial(self._loaded, name))
-        return await asyncio.shield(loading)
-
-    def _loaded(self, name: TopicName, loading: asyncio.Task[Topic]) -> None:
-        self._loading.pop(name.full, None)
-        if not loading.cancelled():
-            loading.exception()  # the callers get it; all of them may have been cancelled
+        return await self._loading.get(name.full, lambda: self._load(tenure, name, create))
 
     async def _load(self, tenure: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not tenure.settled:
@@ -281,9 +268,7 @@ class TopicManager:
     def _lost(self, topic: Topic) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        task = asyncio.create_task(self._end(topic), name=f"end of {topic.name}")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending.spawn(self._end(topic), f"end of {topic.name}")
 
     async def _end(self, topic: Topic) -> None:
         try:
@@ -317,7 +302,7 @@ class TopicManager:
             async def unload(path: str = path, going: list[Topic] = going) -> None:
                 going += [topic for topic in self.loaded.values() if ownership.path_of(topic.name, record) == path]
                 for start in range(0, len(going), AT_ONCE):
-                    await asyncio.gather(*[self._unload(topic) for topic in going[start : start + AT_ONCE]])
+                    await together([self._unload(topic) for topic in going[start : start + AT_ONCE]], "topic-unload")
 
             await ownership.release(path, unload)
             topics, bundles = topics + len(going), bundles + 1
@@ -360,7 +345,7 @@ class TopicManager:
     async def look_after_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
-        inactive, turns = list[Topic](), Turns()
+        inactive, turns = list[Topic](), Turns(self.world.clock)
         for topic in list(self.loaded.values()):
             if topic.life.inactive():
                 inactive.append(topic)

@@ -116,7 +116,7 @@ class Administration:
 
     async def topics_in_memory(self, name: NamespaceName) -> set[str]:
         """Non-persistent ones of this broker."""
-        found, turns = set[str](), Turns()
+        found, turns = set[str](), Turns(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
                 found.add(topic.name.full)

@@ -14,7 +14,6 @@ tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -137,7 +136,7 @@ class ConsumerSession:
             options.key_shared_ranges,
         )  # fmt: skip
         consumer = session._consumer = Consumer(member, session, address=address, instance=options.instance)
-        now = asyncio.get_running_loop().time()
+        now = broker.world.clock.monotonic()
         topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)
         try:

@@ -262,8 +262,8 @@ class DurableCursor:
 
     async def _write_until_stored(self) -> None:
         await until_done(
-            self._write, _LOG, f"{self.topic}/{self.subscription}: state not stored yet", pause_s=RETRY_S,
-            ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
+            self._write, self._world.clock, _LOG, f"{self.topic}/{self.subscription}: state not stored yet",
+            pause_s=RETRY_S, ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
         )  # fmt: skip
 
     async def _write(self) -> None:

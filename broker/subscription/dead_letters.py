@@ -126,7 +126,7 @@ class DeadLetters:
             self._spawn(self._bury(position))
 
     async def _bury(self, position: Position) -> None:
-        patience, pause_s = LogThrottle(), PAUSE_S
+        patience, pause_s = LogThrottle(self._clock), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redeliveries(position)
             if not policy.is_dead(times) or not self._log.shape.readable(position):
@@ -151,7 +151,7 @@ class DeadLetters:
         entry = await self._log.reader.entry(position)
         done = frozenset(self._cursor.acked_indexes(position))
         letters = await aside(
-            entry.frames[-1], self._log.workers, letters_of, source, entry.payload, done, self._clock.wall_ms()
+            entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
         await self._forward(policy.letter_topic(topic, self._subscription), source.producer_name, letters, position[1])
         if position not in self.held:

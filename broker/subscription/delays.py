@@ -225,7 +225,7 @@ class DelayedDelivery:
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
         """Retries until it is done, or the subscription has another owner, or is deleted."""
         return await until_done(
-            work, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
+            work, self._world.clock, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ from itertools import islice
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...runtime.workers import Workers
+from ...runtime.world import World
 from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
@@ -57,15 +57,15 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
-        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake", "_workers",
+        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake", "_world",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], workers: Workers,
+        wake: Callable[[], None], world: World,
     ) -> None:  # fmt: skip
         self._subscription = subscription
-        self._workers = workers
+        self._world = world
         self._log = log
         self._config = config
         self._wake = wake
@@ -79,7 +79,7 @@ class ReadAheadBuffer:
         self._reading_again: asyncio.Task[None] | None = None
         self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
-        self._patience = LogThrottle()
+        self._patience = LogThrottle(world.clock)
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def read_from(self, log: ReadableLog) -> None:
@@ -116,7 +116,7 @@ class ReadAheadBuffer:
             if not entry.slots_known:
                 if not entry.find_slots():
                     break
-                if self._loop.time() > end:
+                if self._world.clock.monotonic() > end:
                     found.append(entry)
                     break
             found.append(entry)
@@ -126,7 +126,7 @@ class ReadAheadBuffer:
 
     async def _unfold(self, entry: StoredEntry) -> None:
         try:
-            entry.has_slots(await slots_of(entry.frames[-1], self._workers))
+            entry.has_slots(await slots_of(entry.frames[-1], self._world))
         except Exception as error:
             self._unfolding = None
             self._cannot_read(entry.position, error)

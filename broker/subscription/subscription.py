@@ -92,9 +92,9 @@ class Subscription:
     """One subscription of a topic on its owner: consumers, dispatcher, cursor, and the pump between them."""
 
     __slots__ = (
-        "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
-        "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
-        "dispatcher", "dropped", "name", "rates", "store", "type",
+        "__dict__", "_acks", "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log",
+        "_loop", "_moving", "_returns", "_terms", "_timer", "_wakes_at", "blocked", "consumers", "cursor",
+        "dead_letters", "delayed", "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -120,15 +120,17 @@ class Subscription:
         self._log: ReadableLog = log
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._clock = log.world.clock
         self._due = False
         self._closed = False
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = ReadAheadBuffer(name, log, config, self.dispatcher, self.wake, log.workers)
+        self._at_hand = ReadAheadBuffer(name, log, config, self.dispatcher, self.wake, log.world)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
         self._returns: deque[_Return] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid
+        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
+        self._wakes_at = 0.0  # … which is then
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -269,7 +271,7 @@ class Subscription:
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self._give_back(other.member, list(other.member.outstanding), counted=False)
-        turns = Turns()
+        turns = Turns(self._clock)
         while not self._return_some():
             if turns.over:
                 await turns.next()
@@ -305,12 +307,12 @@ class Subscription:
             self.delayed.arm(self.dispatcher)  # also for what was just held
 
     def _hand_out(self) -> None:
-        end = self._loop.time() + SLICE_S
+        end = self._clock.monotonic() + SLICE_S
         if self._moving:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
         while not (self._return_some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
-            if self._loop.time() > end:
+            if self._clock.monotonic() > end:
                 self.wake()
                 return
         self._tell_who_is_active()
@@ -321,7 +323,7 @@ class Subscription:
                 return
             now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
-        while handed_out < PUMP_ENTRIES_MAX and self._loop.time() <= end:
+        while handed_out < PUMP_ENTRIES_MAX and self._clock.monotonic() <= end:
             rates = [rate for rate in self.rates if rate.limited]
             if rates and self._throttled(rates):
                 return
@@ -336,12 +338,12 @@ class Subscription:
             entries = self._at_hand.take(want, end)
             if not entries:
                 return
-            entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
+            entries = entries[: portion(rates, entries, self._clock.monotonic())] if rates else entries
             before = self.dispatcher.progress
             deliveries = self.dispatcher.assign(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
-                    rate.take(each.entry.count, each.entry.size, self._loop.time())
+                    rate.take(each.entry.count, each.entry.size, self._clock.monotonic())
             self._deliver(deliveries)
             if self.dispatcher.parked:
                 self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
@@ -384,7 +386,7 @@ class Subscription:
         """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
         paid.
         """
-        seconds = wait_s(rates, self._loop.time())
+        seconds = wait_s(rates, self._clock.monotonic())
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
             self._wake_later(seconds)
@@ -392,12 +394,12 @@ class Subscription:
 
     def _wake_later(self, seconds: float) -> None:
         """Keeps one timer, the earliest, however often it is requested."""
-        when = self._loop.time() + seconds
+        when = self._clock.monotonic() + seconds
         if self._timer is not None:
-            if self._loop.time() < self._timer.when() <= when and not self._timer.cancelled():
+            if self._clock.monotonic() < self._wakes_at <= when and not self._timer.cancelled():
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self.wake)
+        self._timer, self._wakes_at = self._loop.call_later(seconds, self.wake), when
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""

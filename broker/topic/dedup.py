@@ -29,6 +29,8 @@ from ...metadata.records import DedupPlace
 from ...proto.entry import EntryHeader, parse_header, split_broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
+from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.core.sequence_range import SequenceRange
@@ -60,9 +62,12 @@ def numbers_of(header: EntryHeader) -> SequenceRange:
 class Deduplication:
     """The deduplication of one loaded topic. Call from one event loop."""
 
-    def __init__(self, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy) -> None:
+    def __init__(
+        self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
+    ) -> None:
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.core = Dedup(now=self._loop.time())
+        self.core = Dedup(now=self._clock.monotonic())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
         self._stored: Position | None = None
@@ -74,6 +79,7 @@ class Deduplication:
         )  # fmt: skip
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
+        self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -96,7 +102,7 @@ class Deduplication:
         snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
         if place.ledger_id >= 0:
             snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
-        self.core = Dedup(snapshot, now=self._loop.time())
+        self.core = Dedup(snapshot, now=self._clock.monotonic())
         self._stored = snapshot.position
         await self._replay()
 
@@ -144,12 +150,12 @@ class Deduplication:
     def left(self, id_: int) -> None:
         name = self._seats.pop(id_, None)
         if name is not None:
-            self.core.left(name, self._loop.time())
+            self.core.left(name, self._clock.monotonic())
             self._forget()
 
     def _forget(self) -> None:
         self.core.forget(
-            self._loop.time(), inactive_s=self._config.dedup_inactive_minutes * 60.0,
+            self._clock.monotonic(), inactive_s=self._config.dedup_inactive_minutes * 60.0,
             producers_max=self._config.dedup_producers,
         )  # fmt: skip
 
@@ -222,7 +228,7 @@ class Deduplication:
             self._start(self._store)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._working = self._loop.create_task(self._work(work))
+        self._working = self._tasks.spawn(self._work(work), "deduplication")
 
     async def _work(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -276,8 +282,7 @@ class Deduplication:
         """
         last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
         self.stop()
-        if self._working is not None:
-            await asyncio.gather(self._working, return_exceptions=True)
+        await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ...runtime.clock import Clock
 from ..common.token_bucket import Rate, wait_s
 from ..common.turns import Turns
 
@@ -24,9 +25,10 @@ Step = Callable[[], bool]
 class PublishGate:
     """The gate of one topic."""
 
-    __slots__ = ("_held", "_loop", "_rates", "_timer", "_waiting")
+    __slots__ = ("_clock", "_held", "_loop", "_rates", "_timer", "_waiting")
 
-    def __init__(self, rates: tuple[Rate, ...], held: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, rates: tuple[Rate, ...], held: Callable[[], bool]) -> None:
+        self._clock = clock
         self._rates = rates
         self._held = held  # by the backlog quota: `look` is called when that may have changed
         self._loop = asyncio.get_running_loop()
@@ -41,12 +43,12 @@ class PublishGate:
     def took(self, messages: int, size: int) -> None:
         for rate in self._rates:
             if rate.limited:
-                rate.take(messages, size, self._loop.time())
+                rate.take(messages, size, self._clock.monotonic())
 
     @property
     def closed(self) -> bool:
         """Whether an entry that arrives now has to wait."""
-        return self._held() or any(rate.limited and rate.wait_s(self._loop.time()) > 0 for rate in self._rates)
+        return self._held() or any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self._rates)
 
     def when_open(self, step: Step) -> None:
         """Calls `step` when the gate is open, repeatedly while it is, until it returns False."""
@@ -65,7 +67,7 @@ class PublishGate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting, turns = self._waiting, Turns()
+        waiting, turns = self._waiting, Turns(self._clock)
         while waiting and not self.closed and not turns.over:
             step = next(iter(waiting))
             del waiting[step]
@@ -80,5 +82,5 @@ class PublishGate:
         """Checks again when the debt of a rate is paid; what the quota blocks waits for `look`."""
         if self._timer is not None or self._held():
             return
-        seconds = wait_s(self._rates, self._loop.time())
+        seconds = wait_s(self._rates, self._clock.monotonic())
         self._timer = self._loop.call_later(seconds, self.look) if seconds > 0 else self._loop.call_soon(self.look)

@@ -14,13 +14,13 @@ due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
+from ...runtime.tasks import together
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
@@ -108,6 +108,8 @@ class TopicMaintenance:
                 await getattr(self, step)()
             except MagnetarError as error:
                 _LOG.warning("%s: %s: %s", self._topic.name, step.replace("_", " "), error)
+            except Exception:  # a fault in one step must not keep the others, and other topics, from being done
+                _LOG.exception("%s: %s", self._topic.name, step.replace("_", " "))
 
     def _durable(self) -> list[Subscription]:
         return [each for each in self._topic.subscriptions.values() if each.durable]
@@ -217,4 +219,4 @@ async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int)
     """A look at each of the topics, a few at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
-        await asyncio.gather(*[life.look() for life in waiting[start : start + at_once]])
+        await together([life.look() for life in waiting[start : start + at_once]], "topic-maintenance")

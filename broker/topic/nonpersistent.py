@@ -35,7 +35,6 @@ from ...proto.errors import (
 )
 from ...proto.model import SubscriptionType
 from ...proto.names import Position
-from ...runtime.workers import Workers
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
@@ -147,14 +146,10 @@ class NonPersistentLog:
         self.state = TopicLogState.OPENING
         self.shape = LogShape()
         self.reader = RecentEntries(self.shape)
-        self._world = world
+        self.world = world
         self._owner = owner
         self._timestamp_ms = 0
         self._taken: list[tuple[Publish, Position, int]] = []
-
-    @property
-    def workers(self) -> Workers:
-        return self._world.workers
 
     @property
     def queued_index(self) -> int:
@@ -167,13 +162,13 @@ class NonPersistentLog:
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         if create is not None:
             await create()
-        self.shape.add(Span(self._world.clock.wall_ms(), 0, open=True))
+        self.shape.add(Span(self.world.clock.wall_ms(), 0, open=True))
         self.state = TopicLogState.SERVING
 
     def publish(self, publish: Publish) -> None:
         if self.state is not TopicLogState.SERVING:
             raise self._refused()
-        span, now_ms = self.shape.tail, max(self._world.clock.wall_ms(), self._timestamp_ms)
+        span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
         publish.timestamp_ms = self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
         publish.frames = (broker_part(index, now_ms), publish.client_part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.token_bucket import Rate
 
@@ -30,14 +31,15 @@ class Rates(NamedTuple):
 class TopicStatistics:
     """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
 
-    __slots__ = ("_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
+    __slots__ = ("_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = 0
         self._rates = Rates(0.0, 0.0, 0.0, 0.0)
         self._rated = (0, 0, 0, 0)
-        self._rated_at = asyncio.get_running_loop().time()
+        self._rated_at = self._clock.monotonic()
 
     def came(self, messages: int, size: int) -> None:
         self.messages_in += messages
@@ -49,7 +51,7 @@ class TopicStatistics:
 
     def rates(self) -> Rates:
         """The rates since the last call (at least a second ago, else the last answer)."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
             totals = (self.messages_in, self.messages_out, self.bytes_in, self.bytes_out)

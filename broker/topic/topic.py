@@ -63,7 +63,7 @@ class Topic:
         self.owned = owned
         self.producers = ProducerRegistry(self)
         self.subscriptions: dict[str, Subscription] = {}
-        self.traffic = TopicStatistics()
+        self.traffic = TopicStatistics(world.clock)
         self._world = world
         self._storage = storage
         self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
@@ -73,10 +73,10 @@ class Topic:
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.life = TopicMaintenance(world, self, config.roll_idle_s)
-        self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
+        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
         self.log = storage.log(self)
-        self.dedup = Deduplication(ledgers, config, self.log, self.replication)
+        self.dedup = Deduplication(world.clock, ledgers, config, self.log, self.replication)
         self.compaction = Compaction(
             world, ledgers, config, name, self.log, replication=self.replication, changed=self._compacted,
             turn=rates.compacting,
@@ -90,7 +90,7 @@ class Topic:
 
     def apply(self, applied: Applied) -> None:
         """Sets other policies from here on."""
-        self.applied, now = applied, asyncio.get_running_loop().time()
+        self.applied, now = applied, self._world.clock.monotonic()
         self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.gate.look()
@@ -102,7 +102,7 @@ class Topic:
     def _apply_to(self, subscription: Subscription) -> None:
         applied, own = self.applied, subscription.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
-        own.change(messages, size, asyncio.get_running_loop().time())
+        own.change(messages, size, self._world.clock.monotonic())
         subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
         subscription.apply(applied)
         subscription.wake()

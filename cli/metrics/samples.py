@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...broker.topic.topic import Topic
     from ...metadata.server import MetadataServer
     from ...metadata.sqlite import SqliteStore
+    from ...runtime.clock import Clock
     from ...runtime.monitoring.metrics import Page
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
@@ -118,7 +119,7 @@ async def _broker(page: Page, broker: Broker) -> None:
     )
     for bookie, numbers in owned.connections().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
-    degraded, unread = await _topics(page, list(owned.loaded.values()))
+    degraded, unread = await _topics(page, owned.world.clock, list(owned.loaded.values()))
     page.gauge(
         "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
         degraded,
@@ -126,7 +127,7 @@ async def _broker(page: Page, broker: Broker) -> None:
     await _backlogs(page, unread)
 
 
-async def _topics(page: Page, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
+async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
     """In slices of the loop. How many are degraded, and of which the backlog has to be read."""
     from ...broker.common.turns import Turns
     from ...broker.topic.backlog import size_now  # there is a broker, so it is loaded
@@ -146,7 +147,7 @@ async def _topics(page: Page, topics: Sequence[Topic]) -> tuple[int, list[_Unrea
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
     unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
-    degraded, unread, turns = 0, list[_Unread](), Turns()
+    degraded, unread, turns = 0, list[_Unread](), Turns(clock)
     for topic in topics:
         name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
         whose = f'{{topic="{name}"}} '

@@ -27,6 +27,7 @@ from typing import Any
 from ....proto import wire_pb2 as wire
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ....runtime.network import CallContext, EndOfStream, Stream
+from ....runtime.tasks import Tasks
 from ....runtime.unbroken import unbroken
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
@@ -45,10 +46,10 @@ Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
-    connection = Connection(broker, stream, context.peer)
+    connection, clock = Connection(broker, stream, context.peer), broker.world.clock
     try:
         while True:
-            frames, turns = await stream.receive(), Turns()
+            frames, turns = await stream.receive(), Turns(clock)
             for frame in frames:
                 connection.take(frame, turns)
                 if turns.over:
@@ -70,8 +71,8 @@ class Connection:
         self._handlers: dict[int, Handler] = {}
         self._highest = 0
         self._answered = -1  # the last id of which a frame was answered that has no handler
-        self._tasks: set[asyncio.Task[None]] = set()  # cancelled with the stream …
-        self._leaving: set[asyncio.Task[None]] = set()  # … and what goes on to its end
+        self._tasks = Tasks()  # cancelled with the stream …
+        self._leaving = Tasks()  # … and what goes on to its end
         self._deferred_bytes = 0
         self._room: asyncio.Future[None] | None = None
 
@@ -156,18 +157,11 @@ class Connection:
 
     # ------------------------------------------------------------------ tasks
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._started(work, self._tasks)
+        return self._tasks.spawn(work, "client-request")
 
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
         self._handlers.pop(handler.number, None)
-        self._started(leaving, self._leaving)
-
-    def _started(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        among.add(task)
-        task.add_done_callback(among.discard)
-        task.add_done_callback(_log_fault)
-        return task
+        self._leaving.spawn(leaving, "client-leaves")
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
@@ -175,8 +169,9 @@ class Connection:
         handlers = list(self._handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
-        while under_way := [*self._tasks, *self._leaving]:
-            await asyncio.wait(under_way)
+        while self._tasks or self._leaving:
+            await self._tasks.drain()
+            await self._leaving.drain()
 
     async def end(self) -> None:
         """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
@@ -184,16 +179,9 @@ class Connection:
         self._handlers.clear()
         for handler in handlers:
             handler.over = True
-        for task in self._tasks:
-            task.cancel()
-        left = await asyncio.gather(*[handler.leave() for handler in handlers], return_exceptions=True)
+        leaving = [handler.leave() for handler in handlers]
+        left = await asyncio.gather(self._tasks.close(), *leaving, return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
-        while under_way := [*self._tasks, *self._leaving]:
-            await asyncio.wait(under_way)
-
-
-def _log_fault(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _LOG.error("work for a client failed", exc_info=error)
+        await self._leaving.drain()

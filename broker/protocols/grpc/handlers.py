@@ -145,7 +145,7 @@ class Handler:
 
     def _go_on(self) -> None:
         """The work is done: the frames that waited for it are next."""
-        self._work, turns = None, Turns()
+        self._work, turns = None, Turns(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.over:
             frame = self._deferred.popleft()
             self._connection.deferred(-frame.ByteSize())
@@ -174,7 +174,7 @@ class Handler:
 
     async def _rest(self, steps: Iterator[None], then: Callable[[MagnetarError | None], None]) -> None:
         await asyncio.sleep(0)
-        turns, failure = Turns(), None
+        turns, failure = Turns(self._connection.broker.world.clock), None
         try:
             for _ in steps:
                 if turns.over:

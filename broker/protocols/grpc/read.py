@@ -22,7 +22,7 @@ async def serve(broker: TopicManager, stream: Reads) -> None:
             items = await stream.receive()
         except EndOfStream:
             return
-        turns = Turns()
+        turns = Turns(broker.world.clock)
         for request in items:
             await _answer(broker, stream, request, turns)
             if turns.over:

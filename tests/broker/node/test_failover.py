@@ -242,7 +242,7 @@ async def test_a_topic_that_does_not_open_and_whose_askers_are_gone_complains_to
         monkeypatch.setattr(TopicLog, "open", held)
         asking = asyncio.create_task(owned.topic(TopicName.parse(TOPIC)))
         await opening.wait()
-        loading = next(iter(owned._loading.values()))
+        loading = next(iter(owned._loading._running.values()))
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

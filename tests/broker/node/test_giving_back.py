@@ -20,6 +20,7 @@ from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.clock import SystemClock
 from tests.cli.metrics.test_metrics_many_topics import STEP_S, Steps
 
 ENTRIES = 50_000
@@ -47,7 +48,7 @@ class Log:
         self.shape = LogShape()
         self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
         self.topic, self.state, self.reader = TopicName.parse("t"), TopicLogState.SERVING, self
-        self.workers = SimpleNamespace()
+        self.world = SimpleNamespace(clock=SystemClock())
         self._entries = [
             StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)
         ]

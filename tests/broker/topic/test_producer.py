@@ -19,14 +19,15 @@ from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import SMALL, client_part
 
 
 def topic_over(log: Any) -> Any:
     unused: Any = None
-    dedup = Deduplication(unused, SMALL, log, unused)
+    dedup = Deduplication(SystemClock(), unused, SMALL, log, unused)
     return SimpleNamespace(
-        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(), applied=SMALL, dedup=dedup
+        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(SystemClock()), applied=SMALL, dedup=dedup
     )
 
 

@@ -15,6 +15,7 @@ from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
 from tests.support.steps import Steps
 
@@ -33,7 +34,7 @@ def topic(number: int) -> Any:
     reader = TopicLogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
     log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
     name = TopicName.parse(f"persistent://public/default/topic-{number}")
-    return SimpleNamespace(name=name, traffic=TopicStatistics(), producers=(), log=log,
+    return SimpleNamespace(name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log,
         subscriptions={"s": subscription})
 
 
@@ -42,7 +43,8 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
 ) -> None:
     topics = {str(number): topic(number) for number in range(TOPICS)}
     owned = SimpleNamespace(
-        loaded=topics, cache=SimpleNamespace(statistics=dict), publish_seconds=Histogram(SECONDS), connections=dict
+        world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
+        publish_seconds=Histogram(SECONDS), connections=dict,
     )
     measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
     await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
