@@ -55,9 +55,11 @@ class Owner(Protocol):
 
 
 class BrokerStream:
-    def __init__(self, channel: Channel, on_end: Callable[[], object]) -> None:
-        """In the event loop. `on_end` is called, once, when nothing can be attached any more."""
+    def __init__(self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object]) -> None:
+        """In the event loop. `now`: a monotonic clock, in seconds. `on_end` is called once, when nothing can be attached
+        any more."""
         self.is_over = False
+        self._now = now
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, Owner] = {}
@@ -125,11 +127,11 @@ class BrokerStream:
         try:
             while True:
                 frames = await self._stream.receive()
-                begun = self._loop.time()
+                begun = self._now()
                 for at in range(0, len(frames), SLICE_FRAMES):
-                    if self._loop.time() - begun > TURN_S:
+                    if self._now() - begun > TURN_S:
                         await asyncio.sleep(0)
-                        begun = self._loop.time()
+                        begun = self._now()
                     self._hand_on(frames[at : at + SLICE_FRAMES])
         except EndOfStream:
             pass

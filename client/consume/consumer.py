@@ -208,7 +208,7 @@ class Consumer:
 
     async def batch_receive(self) -> list[Message]:
         """As many messages as the policy allows; empty when its time is over and no message arrived."""
-        return await receive_batch(self.inbox, self.policy)
+        return await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:

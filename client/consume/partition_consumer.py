@@ -74,6 +74,7 @@ class PartitionConsumer:
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._loop = asyncio.get_running_loop()
+        self._now = connections.world.clock.monotonic
         self._claim = Claim(connections.memory, queue_size)
         dead_after = letters.policy.max_redeliver_count if letters is not None else None
         options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
@@ -81,7 +82,7 @@ class PartitionConsumer:
             options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff()
         )
         self._acking = AckSender(settings, self._core, self._wake)
-        self._deliveries = Deliveries(self, settings, self._core, self._loop.time, letters, start)
+        self._deliveries = Deliveries(self, settings, self._core, self._now, letters, start)
         self._attachment = Attachment(connections, self)
         self._wakes = connections.wakes
         self._woken = False
@@ -165,13 +166,13 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
         self._woken = False
-        now = self._loop.time()
+        now = self._now()
         self._acking.gather(now)
         self._do(self._core.turn(now))
 
     def _time_passed(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now = max(self._now(), self._timer_at)  # the loop rounds its timers: this one may be early
         self._acking.gather(now)
         self._do(self._core.time_passed(now))
 
@@ -232,7 +233,7 @@ class PartitionConsumer:
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._attachment.opened()
-                self._acking.gather(self._loop.time())
+                self._acking.gather(self._now())
                 self._do(self._core.opened())
                 self._requests.tell_change()
                 if self.on_connected is not None:
@@ -284,7 +285,7 @@ class PartitionConsumer:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+            self._timer = self._loop.call_later(max(0.0, due - self._now()), run, self._time_passed, self.broke)
 
     def _sought(self, to: MessageId | int) -> None:
         self._acking.forget()
@@ -296,7 +297,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         self._core.acknowledge_cumulative(*place_of(which))
         self._turn()
 
@@ -311,7 +312,7 @@ class PartitionConsumer:
                     raise OperationNotSupported(
                         f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                     )
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         for ack in acks_of(self._acking.take_over(every, cumulative=cumulative)):
 
             def request(request_id: int, ack: wire.Ack = ack) -> None:
@@ -322,7 +323,7 @@ class PartitionConsumer:
 
     def redeliver_unacknowledged(self) -> None:
         """What was delivered and not acknowledged comes again; what waits here is thrown away."""
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         self._do(self._core.redeliver_all(self._untouched()))
 
     def _untouched(self) -> EntrySets:
@@ -429,7 +430,7 @@ class PartitionConsumer:
             self._finish(AlreadyClosed("the consumer is closed"))
 
     async def _leave(self) -> None:
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         request_id, effects = self._core.last_acks()
         if request_id:
             acked = self._requests.expect(request_id)

@@ -63,7 +63,7 @@ class PartitionProducer:
         self._connections = connections
         self._settings = settings
         world = connections.world
-        self._clock = world.clock
+        self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._core = ProducerCore(
             settings.producer_name or "", producer_options(settings), max_pending=max_pending, lock=Lock(),
@@ -162,18 +162,19 @@ class PartitionProducer:
         return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
 
     def wall_ms(self) -> int:
-        return self._clock.wall_ms()
+        return self._wall_ms()
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
-        self._do(self._core.turn(self._loop.time(), self._clock.wall_ms()))
+        self._do(self._core.turn(self._now(), self._wall_ms()))
 
     def _time_passed(self) -> None:
         self._timer = None
-        self._do(self._core.time_passed(self._loop.time(), self._clock.wall_ms()))
+        now = max(self._now(), self._timer_at)  # the loop rounds its timers: this one may be early
+        self._do(self._core.time_passed(now, self._wall_ms()))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
-        core, now = self._core, self._loop.time()
+        core, now = self._core, self._now()
         effects: list[ProducerEffect] = []
         try:
             for frame in frames:
@@ -197,7 +198,7 @@ class PartitionProducer:
                 self._attachment.opened()
                 return self._core.opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
-                    opened.topic_epoch, now, self._clock.wall_ms(),
+                    opened.topic_epoch, now, self._wall_ms(),
                 )  # fmt: skip
             case "done":
                 self._attachment.done()
@@ -213,7 +214,7 @@ class PartitionProducer:
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
         elif self._core.state is not State.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)
-        self._do(self._core.lost(error, self._loop.time()))
+        self._do(self._core.lost(error, self._now()))
 
     # ------------------------------------------------------------------------------ effects
     def _do(self, effects: list[ProducerEffect]) -> None:
@@ -259,7 +260,7 @@ class PartitionProducer:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+            self._timer = self._loop.call_later(max(0.0, due - self._now()), run, self._time_passed, self.broke)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()
@@ -311,7 +312,7 @@ class PartitionProducer:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         try:
-            self._do(self._core.flush(reached, self._loop.time(), self._clock.wall_ms()))
+            self._do(self._core.flush(reached, self._now(), self._wall_ms()))
         except Exception as error:
             _LOG.exception("%s: the flush failed", self.topic)
             self.broke(error)

@@ -111,12 +111,14 @@ class Producer:
     """
 
     def __init__(
-        self, topic: TopicName, settings: ProducerSettings, lanes: list[PartitionProducer], router: Router | None
-    ) -> None:
+        self, topic: TopicName, settings: ProducerSettings, lanes: list[PartitionProducer], router: Router | None,
+        now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.lanes = lanes
         self._topic = topic
         self._router = router
+        self._now = now
         self._plain = isinstance(settings.schema, BytesSchema)
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
@@ -151,7 +153,7 @@ class Producer:
                 messages_max=settings.batching_max_messages,
                 bytes_max=settings.batching_max_allowed_size_in_bytes,
             )
-        producer = cls(topic, settings, lanes, router)
+        producer = cls(topic, settings, lanes, router, connections.world.clock.monotonic)
 
         async def grow(topic: TopicName, found: int) -> None:
             numbers = range(len(lanes), found)
@@ -211,7 +213,7 @@ class Producer:
                 raise WrongValue(f"message_router chose partition {shown(number)} of {len(self.lanes)}")
             return self.lanes[number]
         key = message.partition_key if message.partition_key is not None else message.ordering_key
-        return self.lanes[self._router.route(key, len(message.payload), self._loop.time())]
+        return self.lanes[self._router.route(key, len(message.payload), self._now())]
 
     def plain_lane(self) -> PartitionProducer | None:
         """The one partition that takes plain payloads unchanged; None: the message must be routed or encoded."""

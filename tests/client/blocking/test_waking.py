@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,10 +180,10 @@ async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> N
 async def test_a_full_batch_that_nobody_waits_for_any_more_goes_back() -> None:
     inbox = ReceiverQueue()
     inbox.put(letters(b"one", b"two", b"three"))
-    batch = ReceivedBatch(inbox)
+    batch = ReceivedBatch(inbox, monotonic)
     assert len(await batch.receive(ConsumerBatchReceivePolicy(2))) == 2
     batch.give_back()  # Ctrl-C came between its end and the caller
-    late = ReceivedBatch(inbox)
+    late = ReceivedBatch(inbox, monotonic)
     late.give_back()
     await late.receive(ConsumerBatchReceivePolicy(2))
     assert [each.payload for each in inbox.messages] == [b"one", b"two", b"three"]
