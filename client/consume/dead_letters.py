@@ -29,13 +29,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import EARLIEST, TopicName
+from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
-from ..common.guard import ignored, spawn
 from ..connect.connections import Connections
 from ..model.message import Message
 from ..model.schema import BytesSchema
@@ -120,7 +121,7 @@ class DeadLetterProducer:
         self._consumer_name = consumer_name
         self._producers: dict[TopicName, Producer] = {}
         self._opening = asyncio.Lock()
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     # ------------------------------------------------------------------ dead letters
@@ -130,9 +131,7 @@ class DeadLetterProducer:
 
     def bury_soon(self, messages: list[Message]) -> None:
         """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
-        task = spawn(self._bury_all(messages), f"dead letters of {self._base}", ignored)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.spawn(self._bury_all(messages), f"dead letters of {self._base}")
 
     async def _bury_all(self, messages: list[Message]) -> None:
         for message in messages:
@@ -209,9 +208,10 @@ class DeadLetterProducer:
         """What is under way comes to its end; what does not is delivered again."""
         self._closed = True
         try:
-            if self._work:
-                await asyncio.wait(self._work, timeout=self._connections.settings.operation_timeout_s)
-            self._cancel_work()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                    await self._tasks.drain()
+            self._tasks.cancel()
             await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
         except BaseException:
             self.abort()
@@ -219,13 +219,9 @@ class DeadLetterProducer:
 
     def abort(self) -> None:
         self._closed = True
-        self._cancel_work()
+        self._tasks.cancel()
         for producer in self._producers.values():
             producer.abort()
-
-    def _cancel_work(self) -> None:
-        for task in self._work:
-            task.cancel()
 
 
 def _origin(message: Message, subscription: str) -> dict[str, str]:

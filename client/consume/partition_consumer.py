@@ -26,7 +26,7 @@ from ..common.errors import (
     PulsarException,
     translate,
 )
-from ..common.guard import run, spawn
+from ..common.guard import run
 from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
@@ -89,7 +89,6 @@ class PartitionConsumer:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._requests = Requests(connections, self._core)
-        self._opening: asyncio.Task[None] | None = None
         self._durable = start is None
         self._unsubscribed = False
 
@@ -380,17 +379,14 @@ class PartitionConsumer:
 
     async def open(self) -> None:
         """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
-        self._opening = spawn(self._open(), f"consumer {self.topic}", self.broke)
+        self._attachment.open()
         await self._requests.changed()
         if self._core.error is not None:
             raise translate(self._core.error)
 
-    async def _open(self) -> None:
-        try:
-            await self._attachment.open()
-        except MagnetarError as error:
+    def on_open(self, error: MagnetarError | None) -> None:
+        if error is not None:
             self._finish(error)
-        self._opening = None
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
@@ -404,10 +400,9 @@ class PartitionConsumer:
         self._do(self._core.finish(error))
 
     def _end(self, error: PulsarException, *, topic_is_gone: bool) -> None:
-        for task in (self._opening, self._timer):
-            if task is not None:
-                task.cancel()
-        self._opening = self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._attachment.stop()
         self._attachment.leave()
         self._claim.leave()

@@ -19,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from types import TracebackType
 from typing import Any
 
 from ...proto.errors import MagnetarError
+from ...runtime.tasks import Tasks
 from ..common.errors import AlreadyClosed, ChecksumError, PulsarException, translate
-from ..common.guard import spawn
 from ..model.message import Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -54,8 +54,8 @@ class TableView:
         self._anew: dict[PartitionConsumer, set[str]] = {}  # read again: keys that were not seen yet
         self._listeners: list[Listener] = []
         self._horizons: dict[PartitionConsumer, int] = {}  # when it began to be read
-        self._working: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(self._broke)
+        self._callbacks = Tasks()  # their errors are also raised to the caller of `for_each`
         self._error: PulsarException | None = None
 
     @classmethod
@@ -64,7 +64,7 @@ class TableView:
         view = cls(reader)
         view._horizons = {lane: lane.compacted_end_index for lane in reader.lanes}
         reader.on_connected = view._connected
-        view._task = spawn(view._follow(), f"table {reader.topic()}", view._broke)
+        view._tasks.spawn(view._follow(), f"table {reader.topic()}")
         try:
             while await reader.has_message_available() or len(reader.inbox):
                 if view._error is not None:
@@ -130,10 +130,7 @@ class TableView:
         outcomes = [callback(key, value) for key, value in items]
         waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
         if waiting:
-            task = asyncio.get_running_loop().create_task(_in_turn(waiting))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
-            return task
+            return self._callbacks.spawn(_in_turn(waiting), f"callbacks of table {self.topic()}")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -176,12 +173,7 @@ class TableView:
         self._horizons[lane] = lane.compacted_end_index
         behind = self._last.get(lane, -1) + 1 < lane.compacted_end_index
         if before is not None and before < lane.compacted_end_index and behind:
-            self._work(self._read_again(lane))
-
-    def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        task = spawn(work, f"table {self.topic()} anew", self._broke)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+            self._tasks.spawn(self._read_again(lane), f"table {self.topic()} anew")
 
     async def _read_again(self, lane: PartitionConsumer) -> None:
         self._anew[lane] = {key for key, of in self._of.items() if of is lane}
@@ -232,18 +224,14 @@ class TableView:
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
         self._reader.abort()
 
     async def close(self) -> None:
-        for each in self._working:
-            each.cancel()
-        task, self._task = self._task, None
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._reader.close()
+        self._callbacks.cancel()
+        self._tasks.cancel()
+        await self._reader.close()  # after it no partition reconnects, which begins a task
+        await self._tasks.close()
 
     def is_connected(self) -> bool:
         return self._reader.is_connected()

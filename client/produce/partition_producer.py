@@ -29,7 +29,7 @@ from ..common.errors import (
     exception_of,
     translate,
 )
-from ..common.guard import run, spawn
+from ..common.guard import run
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
 from ..connect.handshake import open_producer, producer_options
@@ -74,7 +74,6 @@ class PartitionProducer:
         self._wakes = connections.wakes
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._opening: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------ from any thread
@@ -238,7 +237,7 @@ class PartitionProducer:
             case Flushed(waiters):
                 _wake(waiters)
             case Connect(after_s) if self._core.state is State.OPENING:
-                self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+                self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
             case Leave():
@@ -289,21 +288,17 @@ class PartitionProducer:
     async def open(self) -> None:
         """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
         self._opened = self._loop.create_future()
-        self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+        self._attachment.open()
         try:
             await asyncio.shield(self._opened)
         finally:
             self._opened = None
 
-    async def _open(self) -> None:
-        try:
-            await self._attachment.open()
-        except MagnetarError as error:
+    def on_open(self, error: MagnetarError | None) -> None:
+        if error is not None:
             self._finish(translate(error))
-        else:
-            if self._opened is not None and not self._opened.done():
-                self._opened.set_result(None)
-        self._opening = None
+        elif self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
@@ -331,10 +326,9 @@ class PartitionProducer:
         self._do(self._core.finish(error))
 
     def _end(self, error: MagnetarError) -> None:
-        for task in (self._opening, self._timer):
-            if task is not None:
-                task.cancel()
-        self._opening = self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._attachment.stop()
         self._attachment.leave()
         if self._opened is not None and not self._opened.done():

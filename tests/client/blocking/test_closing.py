@@ -71,11 +71,11 @@ def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> N
     for lane in [*consumer.lanes, *(lane for producer in producers for lane in producer.lanes)]:
         assert lane.state is State.CLOSED
         assert lane._attachment._stream is None
-        assert lane._attachment._task is None
+        assert not len(lane._attachment._tasks)
     for topic, found in broker.topics.items():
         if name in topic:
             assert not any(each.consumers for each in found.subscriptions.values())
-    assert not any(task for letters in consumer._letters.values() for task in letters._work)
+    assert not any(len(letters._tasks) for letters in consumer._letters.values())
 
 
 async def _tried(client: Client, broker: FakeBroker, wait: int) -> bool:
