@@ -259,7 +259,7 @@ class PartitionConsumer:
         for effect in effects:
             match effect:
                 case Drop(give_back):
-                    freed = self._inbox.drop(lambda message: message.entry.lane is self)
+                    freed = self._inbox.drop(lambda message: message.entry.consumer is self)
                     if give_back and freed:
                         self._do(self._core.dropped(freed))
                 case Answer(request_id, error, result):
@@ -330,7 +330,7 @@ class PartitionConsumer:
         found: EntrySets = {}
         for message in self._inbox.messages.copy():
             entry = message.entry
-            if entry.lane is self and message.batch_index == entry.first_index:
+            if entry.consumer is self and message.batch_index == entry.first_index:
                 found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
         return found
 
@@ -341,7 +341,7 @@ class PartitionConsumer:
 
     def retire(self) -> None:
         """What it delivered and the application did not take is thrown away; its end is not told to the others."""
-        self._inbox.drop(lambda message: message.entry.lane is self)
+        self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:

@@ -87,10 +87,10 @@ class Handler:
 
 
 def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> None:
-    inbox, lane, seed = ReceiverQueue(), Handler(), Random(7)
+    inbox, consumer, seed = ReceiverQueue(), Handler(), Random(7)
     messages = [Letter(b"%d" % i) for i in range(400_000)]
     for message in messages:
-        message.permits, message.entry = 1, SimpleNamespace(lane=lane)
+        message.permits, message.entry = 1, SimpleNamespace(consumer=consumer)
     inbox.put(messages)  # type: ignore[arg-type]
     got, interrupts, armed = [None] * len(messages), 0, False
 
@@ -121,7 +121,7 @@ def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> N
         got[count], count = message, count + 1  # type: ignore[call-overload]
     assert interrupts > 50
     assert [each.payload for each in got if each is not None] == [each.payload for each in messages]  # type: ignore[attr-defined]
-    assert lane.granted == lane.attended == len(messages)
+    assert consumer.granted == consumer.attended == len(messages)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
