@@ -19,7 +19,8 @@ from .model.events import ConsumerEventListener
 from .model.message import Message
 from .model.message_id import MessageId
 from .model.settings import ConsumerKeySharedPolicy
-from .produce.producer import Extras, Producer
+from .produce.messages import Extras
+from .produce.producer import Producer
 
 __all__ = [
     "Client",

@@ -122,7 +122,7 @@ class Client:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
-        open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not _is_over(each)]
+        open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not each.is_over]
         return {each.title(): each.statistics() for each in open_}
 
     async def create_producer(
@@ -318,7 +318,7 @@ class Client:
         """Registers what was opened, to close it with the client; removes closed ones when their number has doubled."""
         made = await translated(make())
         if len(self._open) > 2 * self._looked_at + KEPT_MIN:
-            self._open = {each: None for each in self._open if not _is_over(each)}
+            self._open = {each: None for each in self._open if not each.is_over}
             self._looked_at = len(self._open)
         assert isinstance(made, Producer | Consumer | Reader | TableView)
         self._open[made] = None
@@ -360,12 +360,6 @@ class Client:
     ) -> None:
         with suppress(AlreadyClosed):
             await self.close()
-
-
-def _is_over(opened: Producer | Consumer | Reader | TableView) -> bool:
-    """Whether all its partitions are closed. A consumer of a pattern may have no topic at the moment."""
-    waits = isinstance(opened, Consumer) and opened.watches
-    return not waits and all(lane.state.name == "CLOSED" for lane in opened.lanes)
 
 
 async def translated(awaitable: Awaitable[T]) -> T:

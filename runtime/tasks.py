@@ -3,6 +3,7 @@
     tasks = Tasks()
     tasks.spawn(work(), "bookie-read")        begins now; what it raises is logged with its name and counted
     await tasks.drain()                       waits for all of them
+    tasks.cancel()                            cancels all of them, without waiting; others may begin after it
     await tasks.close()                       cancels all of them, and waits for what they do at their end
 
     await together([a(), b()], "repair")      all at once; the first error ends the others, and is raised
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,9 +26,10 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """Of one part. `failures`: of tasks, since it was made."""
+    """Of one part. `failures`: of tasks, since it was made. `on_failure` is called with the error of each of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[Exception], object] | None = None) -> None:
+        self._on_failure = on_failure
         self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their beginning
         self._closed = False
         self.failures = 0
@@ -51,18 +53,27 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures += 1
             _LOG.error("%s failed", task.get_name(), exc_info=error)
+            if self._on_failure is not None and isinstance(error, Exception):
+                self._on_failure(error)
 
     async def drain(self) -> None:
         """Until no task runs, those included that begin meanwhile."""
         while self._running:
             await asyncio.wait(list(self._running))
 
-    async def close(self) -> None:
-        """Cancels all, and waits for their end."""
-        self._closed = True
-        ending = list(self._running)
-        for task in ending:
+    def cancel(self) -> None:
+        """All but a task that calls it: that one ends by itself."""
+        for task in self._others():
             task.cancel()
+
+    def _others(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self._running if task is not asyncio.current_task(task.get_loop())]
+
+    async def close(self) -> None:
+        """Cancels all but a task that calls it, and waits for their end."""
+        self._closed = True
+        ending = self._others()
+        self.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
 

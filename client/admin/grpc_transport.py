@@ -64,11 +64,11 @@ class GrpcTransport:
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
         target, request = encode(operation, arguments)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.operation_timeout_s
+        now = self._connections.world.clock.monotonic
+        deadline = now() + self._settings.operation_timeout_s
 
         async def ask(channel: Channel) -> Message:
-            left_s = max(0.001, deadline - loop.time())
+            left_s = max(0.001, deadline - now())
             reply: Message = await channel.call(target, request, timeout_s=left_s)
             return reply
 
@@ -82,8 +82,8 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """`end_s`: in the loop's time."""
-        loop, backoff, first = asyncio.get_running_loop(), self._connections.backoff(), True
+        """`end_s`: in the time of the world's clock."""
+        now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
                 if first or topic is None:
@@ -91,7 +91,7 @@ class GrpcTransport:
                 return await ask(await self._connections.owner(topic))
             except MagnetarError as error:
                 delay_s = backoff.next_s()
-                if not error.retryable or not self._reached or loop.time() + delay_s > end_s:
+                if not error.retryable or not self._reached or now() + delay_s > end_s:
                     raise
             first = False
             await asyncio.sleep(delay_s)

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import ref
@@ -30,7 +29,7 @@ from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy
 from .handle import Handle
-from .waits import acquire
+from .waits import acquire, monotonic
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
@@ -173,7 +172,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         """As many messages as the batch_receive_policy allows; empty when its time is over and no message arrived."""
         self._check_no_listener()
         inner = self._current()
-        batch = ReceivedBatch(inner.inbox)
+        batch = ReceivedBatch(inner.inbox, monotonic)
         try:
             return self._thread.run(batch.receive(inner.policy))
         except BaseException:

@@ -19,8 +19,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
+from ...runtime.tasks import Tasks
 from ..common.errors import AlreadyClosed, Interrupted, Timeout
-from ..common.guard import ignored, spawn
 from .waits import result_of
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)
         self._thread.start()
         self._ended = False
-        self._running: set[asyncio.Task[None]] = set()  # the loop itself keeps no task
+        self._tasks = Tasks()
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -90,12 +90,7 @@ class LoopThread:
         if self._ended:
             coroutine.close()
         else:
-            self.loop.call_soon_threadsafe(self._start, coroutine)
-
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = spawn(coroutine, "client in the background", ignored)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+            self.loop.call_soon_threadsafe(self._tasks.spawn, coroutine, "client in the background")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -21,8 +21,8 @@ from ..common.fork import EPOCH
 from ..core.batcher import Callback
 from ..model.message_id import MessageId
 from ..model.options import given
+from ..produce.messages import Extras
 from ..produce.partition_producer import PartitionProducer
-from ..produce.producer import Extras
 from ..produce.producer import Producer as AsyncProducer
 from .handle import Handle
 from .waits import acquire
@@ -52,7 +52,7 @@ class Producer(Handle[AsyncProducer]):
 
     def _ready(self) -> None:
         self._blocks = self._inner.settings.block_if_queue_full
-        self._only: PartitionProducer | None = self._inner.plain_lane()
+        self._only: PartitionProducer | None = self._inner.only_plain
 
     def _reopen(self) -> None:
         super()._reopen()
@@ -65,7 +65,7 @@ class Producer(Handle[AsyncProducer]):
     @property
     def why(self) -> str:
         """The reason of a failed message; empty: no message failed."""
-        return next((lane.why for lane in self._inner.lanes if lane.why), "")
+        return next((each.why for each in self._inner.partitions if each.why), "")
 
     def last_sequence_id(self) -> int:
         """The highest acknowledged sequence id; -1: none."""
@@ -115,8 +115,8 @@ class Producer(Handle[AsyncProducer]):
             except ProducerQueueIsFull:
                 if not self._blocks or self._thread.inside():
                     raise
-            for lane in self._inner.lanes:
-                _wait_for_room(lane)
+            for each in self._inner.partitions:
+                _wait_for_room(each)
 
     def send(
         self,
@@ -140,11 +140,11 @@ class Producer(Handle[AsyncProducer]):
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
         outcome = _Outcome()
-        lane = self._enqueue(content, outcome, extras)
-        lane.flush_soon()
+        producer = self._enqueue(content, outcome, extras)
+        producer.flush_soon()
         result, message_id = outcome.wait()
         if result is not Result.Ok:
-            raise lane.exception(result)
+            raise producer.exception(result)
         return message_id
 
     def send_many(
@@ -198,9 +198,9 @@ class _Outcome:
         return self._outcome
 
 
-def _wait_for_room(lane: PartitionProducer) -> None:
+def _wait_for_room(producer: PartitionProducer) -> None:
     gate = threading.Lock()
     gate.acquire()
-    lane.room.append(gate.release)
-    if lane.full and lane.error is None:
+    producer.room.append(gate.release)
+    if producer.full and producer.error is None:
         acquire(gate)

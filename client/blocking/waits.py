@@ -10,12 +10,15 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from time import monotonic
 from typing import TypeVar
+
+from ...runtime.clock import SystemClock
 
 T = TypeVar("T")
 
 LOOK_S = 0.5
+monotonic = SystemClock.monotonic
+"""A thread of a program waits in the real world only."""
 
 
 def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:

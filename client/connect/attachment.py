@@ -1,6 +1,7 @@
 """One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
 
-    await attachment.open()         the first time: until it is opened, is refused, or the operation's deadline is over
+    attachment.open()               the first time: `on_open` reports that it is open, is refused, or the operation's
+                                    deadline is over
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      a frame; nothing is sent without an id
     attachment.leave()              the id is given up, and the broker told
@@ -20,7 +21,8 @@ from typing import Any, Protocol
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import TopicName
-from ..common.guard import run, spawn
+from ...runtime.tasks import Tasks
+from ..common.guard import run
 from .broker_stream import BrokerStream
 from .connections import Connections
 
@@ -36,6 +38,10 @@ class AttachedOwner(Protocol):
         ...
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
+    def on_open(self, error: MagnetarError | None) -> None:
+        """The first opening is over; `error`: it failed for good."""
+        ...
+
     def on_lost(self, error: MagnetarError) -> None:
         """It has no id (any more); or an attempt to get one failed."""
         ...
@@ -45,7 +51,7 @@ class AttachedOwner(Protocol):
 
 class Attachment:
     __slots__ = (
-        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_task", "broke", "on_frames",
+        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_tasks", "broke", "on_frames",
     )  # fmt: skip
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
@@ -57,20 +63,27 @@ class Attachment:
         self._id = 0
         self._answer: asyncio.Future[None] | None = None  # to the first frame
         self._left: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(owner.broke)
         self._pause: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------ to get an id
-    async def open(self) -> None:
-        """Raises the error that will stay, or the last one at the operation's deadline."""
-        await self._connections.retry(self._attempt)
+    def open(self) -> None:
+        self._tasks.spawn(self._open(), f"opening of {self._owner.topic}")
+
+    async def _open(self) -> None:
+        failure: MagnetarError | None = None
+        try:
+            await self._connections.retry(self._attempt)
+        except MagnetarError as error:
+            failure = error
+        self._owner.on_open(failure)
 
     def reopen(self, after_s: float) -> None:
         """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
         self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
 
     def _begin(self) -> None:
-        self._task = spawn(self._reopen(), f"opening of {self._owner.topic}", self.broke)
+        self._tasks.spawn(self._reopen(), f"opening of {self._owner.topic}")
 
     async def _reopen(self) -> None:
         try:
@@ -155,7 +168,6 @@ class Attachment:
 
     def stop(self) -> None:
         """No further attempt; one that is under way ends."""
-        for each in (self._task, self._pause):
-            if each is not None:
-                each.cancel()
-        self._task = self._pause = None
+        self._tasks.cancel()
+        if self._pause is not None:
+            self._pause.cancel()

@@ -31,7 +31,8 @@ from ...runtime.network import (
     Stream,
     rpc,
 )
-from ..common.guard import ignored, run, spawn
+from ...runtime.tasks import Tasks
+from ..common.guard import ignored, run
 
 IDLE_S = 60.0
 """How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
@@ -56,18 +57,21 @@ class Owner(Protocol):
 
 
 class BrokerStream:
-    def __init__(self, channel: Channel, on_end: Callable[[], object]) -> None:
-        """In the event loop. `on_end` is called, once, when nothing can be attached any more."""
+    def __init__(self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object]) -> None:
+        """In the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
+        attached any more."""
         self.is_over = False
+        self._now = now
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, Owner] = {}
         self._last = 0
         self._held: dict[int, deque[wire.ClientFrame]] = {}  # in the order of their turns
-        self._sending: asyncio.Task[None] | None = None  # of what is held
+        self._sending = False  # what is held
         self._idle: asyncio.TimerHandle | None = None
         self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
-        self._reading = spawn(self._read(), f"stream to {channel.endpoint}", self._failed)
+        self._tasks = Tasks(self._failed)
+        self._tasks.spawn(self._read(), f"stream to {channel.endpoint}")
 
     # ------------------------------------------------------------------------------ owners
     def attach(self, owner: Owner) -> int:
@@ -101,8 +105,9 @@ class BrokerStream:
     def _hold(self, frame: wire.ClientFrame) -> None:
         if not self.is_over:
             self._held.setdefault(frame.id, deque()).append(frame)
-            if self._sending is None:
-                self._sending = spawn(self._send_held(), "frames that are held", self._failed)
+            if not self._sending:
+                self._sending = True
+                self._tasks.spawn(self._send_held(), "frames that are held")
 
     async def _send_held(self) -> None:
         held = self._held
@@ -118,7 +123,7 @@ class BrokerStream:
         except MagnetarError:  # the reader finds the same
             held.clear()
         finally:
-            self._sending = None
+            self._sending = False
 
     # ------------------------------------------------------------------------------ in
     async def _read(self) -> None:
@@ -126,11 +131,11 @@ class BrokerStream:
         try:
             while True:
                 frames = await self._stream.receive()
-                begun = self._loop.time()
+                begun = self._now()
                 for at in range(0, len(frames), SLICE_FRAMES):
-                    if self._loop.time() - begun > TURN_S:
+                    if self._now() - begun > TURN_S:
                         await asyncio.sleep(0)
-                        begun = self._loop.time()
+                        begun = self._now()
                     self._hand_on(frames[at : at + SLICE_FRAMES])
         except EndOfStream:
             pass
@@ -177,8 +182,8 @@ class BrokerStream:
 
     def cancel(self) -> None:
         self._end(ConnectionLost("the stream was closed"))
-        self._reading.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         self.cancel()
-        await asyncio.gather(self._reading, *([self._sending] if self._sending else []), return_exceptions=True)
+        await self._tasks.close()

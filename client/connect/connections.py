@@ -71,7 +71,7 @@ class Connections:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
         if found is None:
-            found = BrokerStream(channel, lambda: self._streams.pop(channel.endpoint, None))
+            found = BrokerStream(channel, self.world.clock.monotonic, lambda: self._streams.pop(channel.endpoint, None))
             self._streams[channel.endpoint] = found
         return found
 
@@ -87,14 +87,14 @@ class Connections:
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """`attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+        now = self.world.clock.monotonic
+        begun = now()
         deadline = begun + self.settings.operation_timeout_s
         backoff = self.backoff()
         first = None if self._reached else FirstContact(self._endpoints, self.settings.connection_timeout_s)
         while True:
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(deadline - now()):
                     done = await attempt()
                 self._reached = True
                 return done
@@ -102,12 +102,12 @@ class Connections:
                 raise TimedOut(f"no answer within {self.settings.operation_timeout_s:g} s") from error
             except MagnetarError as error:
                 delay = backoff.next_s()
-                if not error.retryable or self._closed or loop.time() + delay > deadline:
+                if not error.retryable or self._closed or now() + delay > deadline:
                     raise
                 if how_unreached(error) is None and not isinstance(error, TimedOut):
                     self._reached = True
                 if first is not None and not self._reached:
-                    told = first.failed(error, loop.time() + delay - begun)
+                    told = first.failed(error, now() + delay - begun)
                     if told is not None:
                         raise told from told.__cause__
             await asyncio.sleep(delay)

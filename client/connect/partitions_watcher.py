@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from ...proto.errors import MagnetarError
 from ...proto.names import TopicName
-from ..common.guard import ignored, spawn
+from ...runtime.tasks import Tasks
 from .connections import Connections
 
 _LOG = logging.getLogger("magnetar.client")
@@ -28,12 +28,12 @@ class PartitionsWatcher:
         self._connections = connections
         self._counts = {topic: count for topic, count in counts.items() if count}
         self._grow = grow
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._start()
 
     def _start(self) -> None:
-        if self._counts and self._task is None:
-            self._task = spawn(self._run(), "partitions", ignored)
+        if self._counts and not len(self._tasks):
+            self._tasks.spawn(self._run(), "partitions")
 
     def follow(self, topic: TopicName, partitions: int) -> None:
         """Of this topic too."""
@@ -60,10 +60,8 @@ class PartitionsWatcher:
                     _LOG.exception("%s: its partitions are looked at again later", topic)
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         self.stop()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()

@@ -21,8 +21,8 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
+from ...runtime.tasks import Tasks
 from ..common.checks import WrongTopic, WrongTopicType, shown
-from ..common.guard import ignored, spawn
 from ..core.consumer import FINAL
 from .connections import Connections
 
@@ -61,7 +61,7 @@ class TopicWatch:
         self._waiting: dict[TopicName, None] = {}  # that could not be taken up
         self._revision = 0
         self._stream: Stream[Any, Any] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def open(self) -> list[TopicName]:
         """The matching topics. NamespaceNotFound and the like."""
@@ -77,7 +77,7 @@ class TopicWatch:
     def follow(self, changed: Changed) -> None:
         """The topics of `open` are taken up: changes are told from now on."""
         self._changed = changed
-        self._task = spawn(self._run(), f"topics {self._pattern.text}", ignored)
+        self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
 
     def _wanted(self, names: Iterable[str]) -> list[TopicName]:
         return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]
@@ -167,11 +167,9 @@ class TopicWatch:
             stream.cancel()
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
         self._disconnect()
 
     async def close(self) -> None:
         self.stop()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()

@@ -13,7 +13,7 @@ closed), what was taken goes back to the front of the inbox. Guards: tests/clien
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check
@@ -48,10 +48,11 @@ class ConsumerBatchReceivePolicy:
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
 
 
-async def receive_batch(inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy) -> list[Message]:
-    """In the event loop."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
+async def receive_batch(
+    inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
+) -> list[Message]:
+    """In the event loop. `now`: a monotonic clock, in seconds."""
+    deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
     size = 0
@@ -59,7 +60,7 @@ async def receive_batch(inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy
         while not (0 < most <= len(messages)) and not (0 < bytes_max <= size):
             following = inbox.first()
             if following is None:
-                left = None if deadline is None else deadline - loop.time()
+                left = None if deadline is None else deadline - now()
                 if left is not None and left <= 0:
                     break
                 try:
@@ -82,13 +83,14 @@ async def receive_batch(inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy
 class ReceivedBatch:
     """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 
-    def __init__(self, inbox: ReceiverQueue) -> None:
+    def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
+        self._now = now
         self._inbox = inbox
         self._messages: list[Message] = []
         self._unwanted = False
 
     async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
-        self._messages = await receive_batch(self._inbox, policy)
+        self._messages = await receive_batch(self._inbox, policy, self._now)
         if self._unwanted:
             self.give_back()
         return self._messages

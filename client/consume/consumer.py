@@ -28,14 +28,13 @@ from ..common.errors import (
     PulsarException,
 )
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import PartitionsWatcher
 from ..connect.topic_watch import Changed
 from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
 from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
-from .dead_letters import DeadLetterProducer, home_of, is_dead_letter, keeps_dead_letters, policy_of, retry_topic
+from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
 from .receiver_queue import ReceiverQueue
@@ -72,8 +71,8 @@ class Consumer:
     ) -> None:  # fmt: skip
         self.settings = settings
         self.policy = policy
-        self._lanes = PartitionConsumers(settings)
-        self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
+        self._partitions = PartitionConsumers(settings)
+        self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
         self._connections = connections
         self._name = name
         self._subscription = subscription
@@ -82,8 +81,7 @@ class Consumer:
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
         self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
-        self._letters: dict[TopicName, DeadLetterProducer] = {}  # by topic, its retry-letter topic too
-        self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
+        self._letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
 
     @classmethod
     async def open(
@@ -92,7 +90,6 @@ class Consumer:
     ) -> Consumer:  # fmt: skip
         """Subscribes to all partitions of all topics; to none when one refuses. `watch` reports later topics."""
         check_subscription_name(subscription)
-        policy_of(settings)
         settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if watch is not None:
             settings = replace(settings, existing_only=True)  # do not create a deleted topic again
@@ -105,42 +102,42 @@ class Consumer:
         return consumer
 
     async def _begin(self, topics: Sequence[TopicName]) -> None:
-        for topic in topics:
-            self._write_letters(topic)
-        topics = list(dict.fromkeys(each for topic in topics for each in self._with_retries(topic)))
+        topics = list(dict.fromkeys(each for topic in topics for each in self._letters.add(topic)))
         counts = await asyncio.gather(*(self._connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
             names += [topic.with_partition(i) for i in range(partitions)] or [topic]
-        await self._lanes.open([self._lane(name, self.settings, self.inbox, len(names)) for name in names])
+        await self._partitions.open([self._consumer(name, self.settings, self.inbox, len(names)) for name in names])
         if self._events is not None:
             self._events.attach(self)
-        self._lanes.growth = PartitionsWatcher(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
+        self._partitions.watch(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
 
-    def _lane(self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
-        lane = PartitionConsumer(
-            self._connections, name, self._subscription, settings, inbox, queue_size=self._lanes.share(more),
-            letters=self._letters.get(name.base), on_gone=self._gone if settings.existing_only else None,
+    def _consumer(
+        self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int
+    ) -> PartitionConsumer:
+        consumer = PartitionConsumer(
+            self._connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
+            letters=self._letters.of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
-        lane.on_active = self._events.tell if self._events is not None else None
-        return lane
+        consumer.on_active = self._events.tell if self._events is not None else None
+        return consumer
 
     # ------------------------------------------------------------------------------ topics and partitions
     async def _grow(self, names: Sequence[TopicName]) -> None:
         """From their beginning: the subscription is older than they are."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
-        missing = self._lanes.missing(names)
-        await self._lanes.grow([self._lane(name, settings, ReceiverQueue(), len(missing)) for name in missing])
+        missing = self._partitions.missing(names)
+        await self._partitions.grow([self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing])
 
     async def _grown(self, topic: TopicName, found: int) -> None:
         await self._grow([topic.with_partition(i) for i in range(found)])
 
     async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
         """Applies created and deleted topics; returns those that could not be subscribed to."""
-        for lane in [lane for lane in self.lanes if lane.topic.base in removed]:
-            lane.retire()
-            self._gone(lane)
-            lane.abort()
+        for consumer in [each for each in self.partitions if each.topic.base in removed]:
+            consumer.retire()
+            self._gone(consumer)
+            consumer.abort()
         failed: list[TopicName] = []
         for topic in added:
             try:
@@ -151,49 +148,47 @@ class Consumer:
         return failed
 
     async def _add_topic(self, topic: TopicName) -> None:
-        self._write_letters(topic)
-        for each in self._with_retries(topic):
+        for each in self._letters.add(topic):
             try:
                 partitions = await self._connections.partitions(each, create=each != topic)
             except TopicNotFound:
                 return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
-            if self._lanes.growth is not None:
-                self._lanes.growth.follow(each, partitions)
+            self._partitions.follow(each, partitions)
 
-    def _gone(self, lane: PartitionConsumer) -> None:
+    def _gone(self, consumer: PartitionConsumer) -> None:
         """Its topic was deleted."""
-        if self._lanes.remove(lane):
-            self._left.add(lane)
+        if self._partitions.remove(consumer):
+            self._left.add(consumer)
             if self._watch is not None:
-                self._watch.left(lane.topic.base)
+                self._watch.left(consumer.topic.base)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
         return self._name
 
     @property
-    def watches(self) -> bool:
-        """Whether it subscribes to new topics."""
-        return self._watch is not None and not self._closed
+    def is_over(self) -> bool:
+        """Whether all its partitions are closed. A consumer of a pattern may have no topic at the moment."""
+        return self._partitions.are_closed() and (self._watch is None or self._closed)
 
     def subscription_name(self) -> str:
         return self._subscription
 
     def consumer_name(self) -> str:
-        return self.lanes[0].name if self.lanes else self.settings.consumer_name or ""
+        return self.partitions[0].name if self.partitions else self.settings.consumer_name or ""
 
     def is_connected(self) -> bool:
-        return self._lanes.are_connected()
+        return self._partitions.are_connected()
 
     def title(self) -> str:
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
         return {
-            "partitions": len(self.lanes),
+            "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
-            "delivered_messages": sum(lane.delivered for lane in self.lanes),
+            "delivered_messages": sum(each.delivered for each in self.partitions),
         }
 
     # ------------------------------------------------------------------------------ receiving
@@ -208,7 +203,7 @@ class Consumer:
 
     async def batch_receive(self) -> list[Message]:
         """As many messages as the policy allows; empty when its time is over and no message arrived."""
-        return await receive_batch(self.inbox, self.policy)
+        return await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -220,12 +215,12 @@ class Consumer:
                 raise
 
     # ------------------------------------------------------------------------------ acknowledging
-    def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
+    def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
         if isinstance(which, Message):
-            lane, lanes = which.entry.lane, self._lanes.all
-            if lanes and lane is lanes[0]:
-                return lanes[0]
-            mine = self._lanes.of_message(which) or next((left for left in self._left if left is lane), None)
+            consumer, consumers = which.entry.consumer, self._partitions.all
+            if consumers and consumer is consumers[0]:
+                return consumers[0]
+            mine = self._partitions.of_message(which) or next((left for left in self._left if left is consumer), None)
             if mine is None:
                 raise InvalidMessage("the message was not received by this consumer")
             return mine
@@ -233,27 +228,27 @@ class Consumer:
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
         check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
-        return self._lanes.of_id(which)
+        return self._partitions.of_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """From any thread; sent within 100 ms."""
-        if type(which) is Message and (lanes := self._lanes.all) and which.entry.lane is lanes[0]:
-            lanes[0].acknowledge_received(which)
+        if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
+            consumers[0].acknowledge_received(which)
         elif isinstance(which, Message) or not isinstance(which, list | tuple | set | frozenset | Iterator):
-            lane = self.lane_of(which)  # type: ignore[arg-type]
-            if self._left and lane in self._left:
+            consumer = self.consumer_of(which)  # type: ignore[arg-type]
+            if self._left and consumer in self._left:
                 return  # there is nothing left to acknowledge
-            lane.raise_if_closed()
-            lane.acknowledge(which)  # type: ignore[arg-type]
+            consumer.raise_if_closed()
+            consumer.acknowledge(which)  # type: ignore[arg-type]
         else:
             every = list(which)
             for each in every:
-                self.lane_of(each)  # all are checked before the first is acknowledged
+                self.consumer_of(each)  # all are checked before the first is acknowledged
             for each in every:
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        self.lane_of(which).negative_acknowledge(which)
+        self.consumer_of(which).negative_acknowledge(which)
 
     async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
@@ -268,13 +263,14 @@ class Consumer:
     async def _acknowledge_durably(
         self, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
     ) -> None:
-        lanes: dict[PartitionConsumer, list[Message | MessageId]] = {}
-        every: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
-        for each in every:
-            lane = self.lane_of(each)
-            lane.raise_if_closed()
-            lanes.setdefault(lane, []).append(each)
-        await asyncio.gather(*(lane.acknowledge_durably(some, cumulative=cumulative) for lane, some in lanes.items()))
+        consumers: dict[PartitionConsumer, list[Message | MessageId]] = {}
+        several: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
+        for each in several:
+            consumer = self.consumer_of(each)
+            consumer.raise_if_closed()
+            consumers.setdefault(consumer, []).append(each)
+        work = (each.acknowledge_durably(some, cumulative=cumulative) for each, some in consumers.items())
+        await asyncio.gather(*work)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledges this message and all before it of its partition."""
@@ -292,42 +288,19 @@ class Consumer:
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         self._check_cumulative()
-        lane = self.lane_of(message)
-        lane.raise_if_closed()
-        lane.acknowledge_cumulative(message)
+        consumer = self.consumer_of(message)
+        consumer.raise_if_closed()
+        consumer.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""
         self.negative_acknowledge_soon(message)
 
     # ------------------------------------------------------------------------------ dead letters and retries
-    def _with_retries(self, topic: TopicName) -> list[TopicName]:
-        """With the topic of its retries: there is none of a topic that a policy made, when a pattern found it."""
-        policy = policy_of(self.settings)
-        if not self.settings.enable_retry or policy is None or keeps_dead_letters(topic, self._subscription, policy):
-            return [topic]
-        found = self.settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ"))
-        if home_of(topic, self._subscription, policy) != topic:
-            return [topic]
-        if found:
-            self._no_retries.add(topic.base)
-            return [topic]
-        return [topic, retry_topic(topic, self._subscription, self.settings)]
-
-    def _write_letters(self, topic: TopicName) -> None:
-        policy = policy_of(self.settings)
-        if policy is None or keeps_dead_letters(topic, self._subscription, policy):
-            return
-        home = home_of(topic, self._subscription, policy)
-        letters = self._letters.get(home.base)
-        if letters is None:
-            letters = DeadLetterProducer(self._connections, home, self._subscription, policy, self.consumer_name)
-        self._letters[home.base] = self._letters[letters.retry_letter_topic.base] = letters
-
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
         """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
-        return policy_of(self.settings)
+        return self._letters.policy
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
@@ -336,47 +309,42 @@ class Consumer:
         check_one("message", instance(Message, optional=False), message)
         check_one("delay", DELAY, delay)
         check_one("properties", PROPERTIES, properties)
-        letters = self.lane_of(message).letters
+        topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        if letters is not None and self.lane_of(message).topic.base in self._no_retries:
-            raise OperationNotSupported(f"nobody would receive from {letters.retry_letter_topic}")
-        if letters is None or not self.settings.enable_retry:
-            raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
-        await letters.reconsume_later(message, delay, properties)
+        await self._letters.retries_of(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Requests all unacknowledged messages again; does not wait, as in Pulsar."""
-        for lane in self.lanes:
-            lane.redeliver_unacknowledged()
+        for consumer in self.partitions:
+            consumer.redeliver_unacknowledged()
 
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
         """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
-        await self._lanes.seek(messageid)
+        await self._partitions.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
         """The id of the topic's last message. OperationNotSupported: there are several partitions."""
-        if len(self.lanes) != 1:
+        if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
-        found = MessageId.from_wire((await self.lanes[0].last_message_id()).id)
+        found = MessageId.from_wire((await self.partitions[0].last_message_id()).id)
         return MessageId(
-            self.lanes[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
-            0, self.lanes[0].topic.full,
+            self.partitions[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
+            0, self.partitions[0].topic.full,
         )  # fmt: skip
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
-        await asyncio.gather(*(lane.unsubscribe() for lane in self.lanes))
+        await asyncio.gather(*(each.unsubscribe() for each in self.partitions))
         await self.close()
 
     def abort(self) -> None:
         """Ends at once; pending acks are not sent."""
         if self._watch is not None:
             self._watch.stop()
-        for letters in self._letters.values():
-            letters.abort()
-        self._lanes.abort()
+        self._letters.abort()
+        self._partitions.abort()
 
     async def close(self) -> None:
         """Sends pending acks and closes; ends at once when it is cancelled."""
@@ -384,8 +352,8 @@ class Consumer:
         try:
             if self._watch is not None:
                 await self._watch.close()
-            await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
-            await self._lanes.close()
+            await self._letters.close()
+            await self._partitions.close()
         except BaseException:
             self.abort()
             raise
@@ -399,5 +367,5 @@ class Consumer:
         await self.close()
 
     def check(self) -> None:
-        for lane in self.lanes:
-            lane.check()
+        for consumer in self.partitions:
+            consumer.check()

@@ -29,13 +29,15 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import EARLIEST, TopicName
+from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
-from ..common.guard import ignored, spawn
+from ..common.errors import OperationNotSupported
 from ..connect.connections import Connections
 from ..model.message import Message
 from ..model.schema import BytesSchema
@@ -71,11 +73,6 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
     if chosen:
         return TopicName.parse(chosen)
     return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
-
-
-def retry_topic(topic: TopicName, subscription: str, settings: ConsumerSettings) -> TopicName:
-    policy = policy_of(settings)
-    return letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic if policy is not None else None)
 
 
 def is_dead_letter(message: Message) -> bool:
@@ -120,19 +117,13 @@ class DeadLetterProducer:
         self._consumer_name = consumer_name
         self._producers: dict[TopicName, Producer] = {}
         self._opening = asyncio.Lock()
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     # ------------------------------------------------------------------ dead letters
-    def is_dead(self, redelivery_count: int) -> bool:
-        """Whether an entry that comes with this count was shown as often as it may be."""
-        return redelivery_count > self.policy.max_redeliver_count
-
     def bury_soon(self, messages: list[Message]) -> None:
         """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
-        task = spawn(self._bury_all(messages), f"dead letters of {self._base}", ignored)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.spawn(self._bury_all(messages), f"dead letters of {self._base}")
 
     async def _bury_all(self, messages: list[Message]) -> None:
         for message in messages:
@@ -146,7 +137,7 @@ class DeadLetterProducer:
                     _LOG.exception("%s: %r is not a dead letter yet", self.dead_letter_topic, message)
                 await asyncio.sleep(RETRY_PAUSE_S)
             if message.permits:
-                message.entry.lane.taken(message)
+                message.entry.consumer.taken(message)
 
     async def bury(self, message: Message) -> None:
         await self._move(message, self.dead_letter_topic, _origin(message, self._subscription), None)
@@ -180,7 +171,7 @@ class DeadLetterProducer:
             event_timestamp=message.event_timestamp() or None,
             deliver_after=delay if delay else None,
         )
-        message.entry.lane.acknowledge(message)
+        message.entry.consumer.acknowledge(message)
 
     async def _producer(self, topic: TopicName) -> Producer:
         async with self._opening:
@@ -209,9 +200,10 @@ class DeadLetterProducer:
         """What is under way comes to its end; what does not is delivered again."""
         self._closed = True
         try:
-            if self._work:
-                await asyncio.wait(self._work, timeout=self._connections.settings.operation_timeout_s)
-            self._cancel_work()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                    await self._tasks.drain()
+            self._tasks.cancel()
             await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
         except BaseException:
             self.abort()
@@ -219,13 +211,9 @@ class DeadLetterProducer:
 
     def abort(self) -> None:
         self._closed = True
-        self._cancel_work()
+        self._tasks.cancel()
         for producer in self._producers.values():
             producer.abort()
-
-    def _cancel_work(self) -> None:
-        for task in self._work:
-            task.cancel()
 
 
 def _origin(message: Message, subscription: str) -> dict[str, str]:
@@ -234,3 +222,56 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
     found.setdefault(REAL_SUBSCRIPTION, subscription)
     found.setdefault(ORIGIN_MESSAGE_ID, str(message.message_id()))
     return found
+
+
+class DeadLetterProducers:
+    """Of one consumer: a DeadLetterProducer per topic, which the topic's retry-letter topic has too."""
+
+    def __init__(
+        self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
+    ) -> None:
+        """InvalidConfiguration where the subscription's type has no counts of redeliveries."""
+        self.policy = policy_of(settings)
+        self._connections = connections
+        self._subscription = subscription
+        self._settings = settings
+        self._consumer_name = consumer_name
+        self._by_topic: dict[TopicName, DeadLetterProducer] = {}
+        self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
+
+    def add(self, topic: TopicName) -> list[TopicName]:
+        """What is to be subscribed to: the topic, and that of its retries. A topic that a policy made has no retries
+        when a pattern found it."""
+        policy, subscription = self.policy, self._subscription
+        if policy is None or keeps_dead_letters(topic, subscription, policy):
+            return [topic]
+        home = home_of(topic, subscription, policy)
+        letters = self._by_topic.get(home.base)
+        if letters is None:
+            letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)
+        self._by_topic[home.base] = self._by_topic[letters.retry_letter_topic.base] = letters
+        if not self._settings.enable_retry or home != topic:
+            return [topic]
+        if self._settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ")):
+            self._no_retries.add(topic.base)
+            return [topic]
+        return [topic, letters.retry_letter_topic]
+
+    def of(self, topic: TopicName) -> DeadLetterProducer | None:
+        return self._by_topic.get(topic.base)
+
+    def retries_of(self, topic: TopicName) -> DeadLetterProducer:
+        """OperationNotSupported: its messages cannot be reconsumed later."""
+        letters = self.of(topic)
+        if letters is not None and topic.base in self._no_retries:
+            raise OperationNotSupported(f"no consumer receives from {letters.retry_letter_topic}")
+        if letters is None or not self._settings.enable_retry:
+            raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
+        return letters
+
+    def abort(self) -> None:
+        for letters in self._by_topic.values():
+            letters.abort()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._by_topic.values())))

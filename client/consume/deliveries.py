@@ -36,13 +36,13 @@ class Deliveries:
     entries of which the application sees nothing."""
 
     def __init__(
-        self, lane: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
+        self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         letters: DeadLetterProducer | None, start: Start | None,
     ) -> None:  # fmt: skip
         self.start = start  # readers only: what is before it is left out
         self.charged = 0
         self.hidden = 0
-        self._lane = lane
+        self._consumer = consumer
         self._settings = settings
         self._core = core
         self._clock = clock
@@ -56,7 +56,7 @@ class Deliveries:
         """Those of its messages that the application is to see."""
         core = self._core
         try:
-            received, wanted = messages_of(self._lane, entry, position, self.start, redelivered, acked)
+            received, wanted = messages_of(self._consumer, entry, position, self.start, redelivered, acked)
             if wanted is None:
                 wanted = self._take_chunk(received, entry)
             elif len(core.chunks):
@@ -78,8 +78,8 @@ class Deliveries:
         return wanted
 
     def _damaged(self, error: CorruptEntry, entry: bytes, position: Position, acked: Sequence[int]) -> Message:
-        _LOG.error("%s: entry %s is damaged: %s", self._lane.topic, position, error)
-        damaged = DamagedMessage(self._lane, position, error, max(1, declared_messages(entry) - len(acked)))
+        _LOG.error("%s: entry %s is damaged: %s", self._consumer.topic, position, error)
+        damaged = DamagedMessage(self._consumer, position, error, max(1, declared_messages(entry) - len(acked)))
         damaged.entry.stream = self._core.connections
         self.charged += damaged.permits
         return damaged
@@ -108,16 +108,17 @@ class Deliveries:
         if len(shown) < len(messages) and self._durable:
             for message in messages:
                 if is_removed(message):
-                    self._lane.acknowledge(message)
+                    self._consumer.acknowledge(message)
         return shown
 
 
 def messages_of(
-    lane: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0, acked: Sequence[int] = ()
-) -> tuple[ReceivedEntry, list[Message] | None]:
+    consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
+    acked: Sequence[int] = (),
+) -> tuple[ReceivedEntry, list[Message] | None]:  # fmt: skip
     """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
     index, header = open_entry(entry)
-    received = ReceivedEntry(lane, header, position, index, redelivered)
+    received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
         received.charged -= len(acked)
     if header.metadata.num_chunks_from_msg > 1:

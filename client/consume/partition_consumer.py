@@ -26,7 +26,7 @@ from ..common.errors import (
     PulsarException,
     translate,
 )
-from ..common.guard import run, spawn
+from ..common.guard import run
 from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
@@ -74,6 +74,7 @@ class PartitionConsumer:
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._loop = asyncio.get_running_loop()
+        self._now = connections.world.clock.monotonic
         self._claim = Claim(connections.memory, queue_size)
         dead_after = letters.policy.max_redeliver_count if letters is not None else None
         options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
@@ -81,14 +82,13 @@ class PartitionConsumer:
             options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff()
         )
         self._acking = AckSender(settings, self._core, self._wake)
-        self._deliveries = Deliveries(self, settings, self._core, self._loop.time, letters, start)
+        self._deliveries = Deliveries(self, settings, self._core, self._now, letters, start)
         self._attachment = Attachment(connections, self)
         self._wakes = connections.wakes
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._requests = Requests(connections, self._core)
-        self._opening: asyncio.Task[None] | None = None
         self._durable = start is None
         self._unsubscribed = False
 
@@ -165,13 +165,13 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
         self._woken = False
-        now = self._loop.time()
+        now = self._now()
         self._acking.gather(now)
         self._do(self._core.turn(now))
 
     def _time_passed(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        now = max(self._now(), self._timer_at)  # the loop rounds its timers: this one may be early
         self._acking.gather(now)
         self._do(self._core.time_passed(now))
 
@@ -232,7 +232,7 @@ class PartitionConsumer:
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._attachment.opened()
-                self._acking.gather(self._loop.time())
+                self._acking.gather(self._now())
                 self._do(self._core.opened())
                 self._requests.tell_change()
                 if self.on_connected is not None:
@@ -259,7 +259,7 @@ class PartitionConsumer:
         for effect in effects:
             match effect:
                 case Drop(give_back):
-                    freed = self._inbox.drop(lambda message: message.entry.lane is self)
+                    freed = self._inbox.drop(lambda message: message.entry.consumer is self)
                     if give_back and freed:
                         self._do(self._core.dropped(freed))
                 case Answer(request_id, error, result):
@@ -284,7 +284,7 @@ class PartitionConsumer:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+            self._timer = self._loop.call_later(max(0.0, due - self._now()), run, self._time_passed, self.broke)
 
     def _sought(self, to: MessageId | int) -> None:
         self._acking.forget()
@@ -296,7 +296,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         self._core.acknowledge_cumulative(*place_of(which))
         self._turn()
 
@@ -311,7 +311,7 @@ class PartitionConsumer:
                     raise OperationNotSupported(
                         f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                     )
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         for ack in acks_of(self._acking.take_over(every, cumulative=cumulative)):
 
             def request(request_id: int, ack: wire.Ack = ack) -> None:
@@ -322,7 +322,7 @@ class PartitionConsumer:
 
     def redeliver_unacknowledged(self) -> None:
         """What was delivered and not acknowledged comes again; what waits here is thrown away."""
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         self._do(self._core.redeliver_all(self._untouched()))
 
     def _untouched(self) -> EntrySets:
@@ -330,7 +330,7 @@ class PartitionConsumer:
         found: EntrySets = {}
         for message in self._inbox.messages.copy():
             entry = message.entry
-            if entry.lane is self and message.batch_index == entry.first_index:
+            if entry.consumer is self and message.batch_index == entry.first_index:
                 found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
         return found
 
@@ -341,7 +341,7 @@ class PartitionConsumer:
 
     def retire(self) -> None:
         """What it delivered and the application did not take is thrown away; its end is not told to the others."""
-        self._inbox.drop(lambda message: message.entry.lane is self)
+        self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:
@@ -379,17 +379,14 @@ class PartitionConsumer:
 
     async def open(self) -> None:
         """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
-        self._opening = spawn(self._open(), f"consumer {self.topic}", self.broke)
+        self._attachment.open()
         await self._requests.changed()
         if self._core.error is not None:
             raise translate(self._core.error)
 
-    async def _open(self) -> None:
-        try:
-            await self._attachment.open()
-        except MagnetarError as error:
+    def on_open(self, error: MagnetarError | None) -> None:
+        if error is not None:
             self._finish(error)
-        self._opening = None
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
@@ -403,10 +400,9 @@ class PartitionConsumer:
         self._do(self._core.finish(error))
 
     def _end(self, error: PulsarException, *, topic_is_gone: bool) -> None:
-        for task in (self._opening, self._timer):
-            if task is not None:
-                task.cancel()
-        self._opening = self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._attachment.stop()
         self._attachment.leave()
         self._claim.leave()
@@ -429,7 +425,7 @@ class PartitionConsumer:
             self._finish(AlreadyClosed("the consumer is closed"))
 
     async def _leave(self) -> None:
-        self._acking.gather(self._loop.time())
+        self._acking.gather(self._now())
         request_id, effects = self._core.last_acks()
         if request_id:
             acked = self._requests.expect(request_id)

@@ -1,24 +1,25 @@
 """The partitions that one consumer or reader receives from: one PartitionConsumer each, and one inbox for all.
 
-    lanes = Lanes(settings)
-    await lanes.open(new)       the first ones: all of them, or none when one refuses
-    await lanes.grow(new)       later ones, each with an inbox of its own until all are open
-    lanes.remove(lane)          its topic was deleted
-    await lanes.close()
+    partitions = PartitionConsumers(settings)
+    await partitions.open(new)          the first ones: all of them, or none when one refuses
+    await partitions.grow(new)          later ones, each with an inbox of its own until all are open
+    partitions.remove(consumer)         its topic was deleted
+    await partitions.close()
 
-What may wait in the client, of all partitions together, is shared out evenly and again with each change. A request
-for a lane by a message id names its topic, or a partition number that only one topic has. `all` stays the same list.
+What may wait in the client, of all partitions together, is shared out evenly and again with each change. A message id
+that chooses a partition names its topic, or a partition number that only one topic has. `all` stays the same list.
 Guards: tests/client/connect/test_partitions_watcher.py, tests/client/connect/test_patterns.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
 from ..common.errors import InvalidMessage
+from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.state import State
 from ..model.message import Message
@@ -32,7 +33,7 @@ class PartitionConsumers:
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
         self.inbox = ReceiverQueue()
-        self.growth: PartitionsWatcher | None = None
+        self._watcher: PartitionsWatcher | None = None
         self._settings = settings
         self._by_topic: dict[str, PartitionConsumer] = {}
 
@@ -49,43 +50,43 @@ class PartitionConsumers:
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
         """What they got before they were found is received too.
 
-        Until all are open each has an inbox of its own: no caller takes a message of a lane that is not ours yet, and
-        one that cannot be opened ends only its own.
+        Until all are open each has an inbox of its own: no caller takes a message of a partition that is not one of
+        ours yet, and one that cannot be opened ends only its own.
         """
         await _open(new)
         self._add(new)
         self._share_out()
-        for lane in new:
-            lane.deliver_to(self.inbox)
+        for each in new:
+            each.deliver_to(self.inbox)
 
     def _add(self, new: Sequence[PartitionConsumer]) -> None:
         self.all.extend(new)
-        self._by_topic.update({lane.topic.full: lane for lane in new})
+        self._by_topic.update({each.topic.full: each for each in new})
 
-    def remove(self, lane: PartitionConsumer) -> bool:
+    def remove(self, consumer: PartitionConsumer) -> bool:
         """False: it was not there any more."""
-        if self._by_topic.pop(lane.topic.full, None) is None:
+        if self._by_topic.pop(consumer.topic.full, None) is None:
             return False
-        self.all.remove(lane)
+        self.all.remove(consumer)
         self._share_out()
-        if self.growth is not None:
-            self.growth.forget(lane.topic.base)
+        if self._watcher is not None:
+            self._watcher.forget(consumer.topic.base)
         return True
 
     def _share_out(self) -> None:
         share = self.share()
-        for lane in self.all:
-            lane.resize(share)
+        for each in self.all:
+            each.resize(share)
 
     # ------------------------------------------------------------------------------ which one
     def missing(self, topics: Sequence[TopicName]) -> list[TopicName]:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def of_message(self, message: Message) -> PartitionConsumer | None:
-        """None: it came over a lane that is not here (any more)."""
-        lane = message.entry.lane
-        found = self._by_topic.get(lane.topic.full)
-        return found if found is lane else None
+        """None: it came over a consumer that is not here (any more)."""
+        consumer = message.entry.consumer
+        found = self._by_topic.get(consumer.topic.full)
+        return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
         """InvalidMessage: it does not say which."""
@@ -93,15 +94,30 @@ class PartitionConsumers:
             return self.all[0]
         found = self._by_topic.get(which.topic_name())
         if found is None:
-            of_partition = [lane for lane in self.all if lane.topic.partition == which.partition()]
+            of_partition = [each for each in self.all if each.topic.partition == which.partition()]
             if len(of_partition) != 1:
                 raise InvalidMessage(f"{which!r} does not say of which topic it is: deserialize it with topic=…")
             found = of_partition[0]
         return found
 
+    # ------------------------------------------------------------------------------ later partitions
+    def watch(
+        self, connections: Connections, counts: dict[TopicName, int],
+        grow: Callable[[TopicName, int], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        """`grow(topic, count)` is awaited when a topic of `counts` has more partitions."""
+        self._watcher = PartitionsWatcher(connections, counts, grow)
+
+    def follow(self, topic: TopicName, count: int) -> None:
+        if self._watcher is not None:
+            self._watcher.follow(topic, count)
+
     # ------------------------------------------------------------------------------ all of them
     def are_connected(self) -> bool:
-        return all(lane.state is State.CONNECTED for lane in self.all)
+        return all(each.state is State.CONNECTED for each in self.all)
+
+    def are_closed(self) -> bool:
+        return all(each.state is State.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
         """MessageId.earliest, .latest and a publish time in ms move all; the id of a message its own partition."""
@@ -109,24 +125,24 @@ class PartitionConsumers:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
                 check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
-            await asyncio.gather(*(lane.seek(to) for lane in (self.all if everywhere else [self.of_id(to)])))
+            await asyncio.gather(*(consumer.seek(to) for consumer in (self.all if everywhere else [self.of_id(to)])))
         elif isinstance(to, int) and not isinstance(to, bool):
             check_one("a publish time", PUBLISH_TIME, to)
-            await asyncio.gather(*(lane.seek(to) for lane in self.all))
+            await asyncio.gather(*(each.seek(to) for each in self.all))
         else:
             raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown(to)}")
 
     def abort(self) -> None:
-        if self.growth is not None:
-            self.growth.stop()
-        for lane in self.all:
-            lane.abort()
+        if self._watcher is not None:
+            self._watcher.stop()
+        for each in self.all:
+            each.abort()
 
     async def close(self) -> None:
         try:
-            if self.growth is not None:
-                await self.growth.close()
-            await asyncio.gather(*(lane.close() for lane in self.all))
+            if self._watcher is not None:
+                await self._watcher.close()
+            await asyncio.gather(*(each.close() for each in self.all))
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise
@@ -134,14 +150,14 @@ class PartitionConsumers:
 
 async def _open(new: Sequence[PartitionConsumer]) -> None:
     try:
-        outcomes = await asyncio.gather(*(lane.open() for lane in new), return_exceptions=True)
+        outcomes = await asyncio.gather(*(each.open() for each in new), return_exceptions=True)
     except BaseException:  # they have no waiter any more
-        for lane in new:
-            lane.abort()
+        for each in new:
+            each.abort()
         raise
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
-        await asyncio.gather(*(lane.close() for lane in new))
+        await asyncio.gather(*(each.close() for each in new))
         raise errors[0]
 
 

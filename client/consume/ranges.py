@@ -78,19 +78,19 @@ class RangeReader:
     async def read(self, topic: TopicName, first: int, end: int) -> AsyncGenerator[list[StoredEntry], None]:
         """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does."""
         timeout_s = self._connections.settings.operation_timeout_s
-        loop, backoff = asyncio.get_running_loop(), self._connections.backoff()
-        at, deadline = first, loop.time() + timeout_s
+        now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
+        at, deadline = first, now() + timeout_s
         while True:
             try:
                 async for entries, next_index in self._once(topic, at, end):
-                    at, deadline = max(at, next_index), loop.time() + timeout_s
+                    at, deadline = max(at, next_index), now() + timeout_s
                     backoff.reset()
                     if entries:
                         yield entries
                 return
             except MagnetarError as error:
                 delay = backoff.next_s()
-                if not error.retryable or loop.time() + delay > deadline:
+                if not error.retryable or now() + delay > deadline:
                     raise
                 await asyncio.sleep(delay)
 

@@ -20,7 +20,6 @@ from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName
 from ..common.errors import AlreadyClosed
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import PartitionsWatcher
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
@@ -41,8 +40,8 @@ class Reader:
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
     ) -> None:
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
-        self._lanes = PartitionConsumers(settings)
-        self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
+        self._partitions = PartitionConsumers(settings)
+        self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
         self._connections = connections
         self._topic = topic
         self._settings = settings
@@ -60,40 +59,46 @@ class Reader:
         if partitions and start.partition() >= 0:
             names = [each for each in names if each.partition == start.partition()]
         begin = Start(start, inclusive)
-        await reader._lanes.open([reader._lane(each, begin, reader.inbox, len(names)) for each in names])
+        await reader._partitions.open([reader._consumer(each, begin, reader.inbox, len(names)) for each in names])
         whole = partitions if len(names) == partitions else 0
-        reader._lanes.growth = PartitionsWatcher(connections, {topic: whole}, reader._grow)
+        reader._partitions.watch(connections, {topic: whole}, reader._grow)
         return reader
 
-    def _lane(self, topic: TopicName, start: Start, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
-        lane = PartitionConsumer(
-            self._connections, topic, self._name, self._settings, inbox, queue_size=self._lanes.share(more), start=start
-        )
-        lane.on_connected = self._connected
-        return lane
+    def _consumer(self, topic: TopicName, start: Start, inbox: ReceiverQueue, more: int) -> PartitionConsumer:
+        consumer = PartitionConsumer(
+            self._connections, topic, self._name, self._settings, inbox, queue_size=self._partitions.share(more),
+            start=start,
+        )  # fmt: skip
+        consumer.on_connected = self._connected
+        return consumer
 
     async def _grow(self, topic: TopicName, found: int) -> None:
         """Partitions were added: they are read from their beginning."""
-        missing = self._lanes.missing([topic.with_partition(i) for i in range(found)])
+        missing = self._partitions.missing([topic.with_partition(i) for i in range(found)])
         begin = Start(MessageId.earliest, False)
-        await self._lanes.grow([self._lane(each, begin, ReceiverQueue(), len(missing)) for each in missing])
+        await self._partitions.grow([self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing])
 
-    def _connected(self, lane: PartitionConsumer) -> None:
+    def _connected(self, consumer: PartitionConsumer) -> None:
         if self.on_connected is not None:
-            self.on_connected(lane)
+            self.on_connected(consumer)
 
     def topic(self) -> str:
         return self._topic.full
 
     def is_connected(self) -> bool:
-        return self._lanes.are_connected()
+        return self._partitions.are_connected()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its partitions are closed."""
+        return self._partitions.are_closed()
 
     def note(self, message: Message) -> Message:
         """Notes that the application takes the message: a reconnect starts after it; the broker may forget it."""
-        lane: Any = message.entry.lane
-        lane.last_taken = message.message_id()
+        consumer: Any = message.entry.consumer
+        consumer.last_taken = message.message_id()
         if message.permits:
-            lane.acknowledge_read(message)
+            consumer.acknowledge_read(message)
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
@@ -109,17 +114,17 @@ class Reader:
         """Whether a message follows the last one read; asks the broker when no message waits in the client."""
         if len(self.inbox):
             return True
-        found = await asyncio.gather(*(self.has_more(lane) for lane in self.lanes))
+        found = await asyncio.gather(*(self.has_more(each) for each in self.partitions))
         return any(found) or len(self.inbox) > 0
 
-    async def has_more(self, lane: PartitionConsumer) -> bool:
-        reply = await lane.last_message_id()
+    async def has_more(self, consumer: PartitionConsumer) -> bool:
+        reply = await consumer.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
         last = _order(reply.id)
-        if lane.last_taken is not None:
-            return last > _order_taken(lane.last_taken)
-        start = lane.start
+        if consumer.last_taken is not None:
+            return last > _order_taken(consumer.last_taken)
+        start = consumer.start
         if start is None or start.id == MessageId.latest:
             inclusive = start is not None and start.inclusive
             mark = (reply.mark_delete.ledger_id, reply.mark_delete.entry_id)
@@ -132,7 +137,7 @@ class Reader:
 
         The id of a message moves its own partition; the others keep their positions.
         """
-        await self._lanes.seek(messageid)
+        await self._partitions.seek(messageid)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -145,11 +150,11 @@ class Reader:
 
     def abort(self) -> None:
         """Ends at once."""
-        self._lanes.abort()
+        self._partitions.abort()
 
     async def close(self) -> None:
         self._closed = True
-        await self._lanes.close()
+        await self._partitions.close()
 
     async def __aenter__(self) -> Reader:
         return self

@@ -52,11 +52,11 @@ class ReceiverQueue:
         except IndexError:
             return None
         try:
-            message.entry.lane.taken(message)
+            message.entry.consumer.taken(message)
         except PulsarException:  # a damaged one
             raise
         except BaseException:
-            message.entry.lane.interrupted()
+            message.entry.consumer.interrupted()
             message.permits = max(0, message.permits)  # what was given is not given again
             self.messages.appendleft(message)
             self.put(())

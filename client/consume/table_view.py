@@ -19,13 +19,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from types import TracebackType
 from typing import Any
 
 from ...proto.errors import MagnetarError
+from ...runtime.tasks import Tasks
 from ..common.errors import AlreadyClosed, ChecksumError, PulsarException, translate
-from ..common.guard import spawn
 from ..model.message import Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -54,17 +54,17 @@ class TableView:
         self._anew: dict[PartitionConsumer, set[str]] = {}  # read again: keys that were not seen yet
         self._listeners: list[Listener] = []
         self._horizons: dict[PartitionConsumer, int] = {}  # when it began to be read
-        self._working: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(self._broke)
+        self._callbacks = Tasks()  # their errors are also raised to the caller of `for_each`
         self._error: PulsarException | None = None
 
     @classmethod
     async def open(cls, reader: Reader) -> TableView:
         """Returns when the table contains everything that was stored at the call."""
         view = cls(reader)
-        view._horizons = {lane: lane.compacted_end_index for lane in reader.lanes}
+        view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
         reader.on_connected = view._connected
-        view._task = spawn(view._follow(), f"table {reader.topic()}", view._broke)
+        view._tasks.spawn(view._follow(), f"table {reader.topic()}")
         try:
             while await reader.has_message_available() or len(reader.inbox):
                 if view._error is not None:
@@ -76,8 +76,12 @@ class TableView:
         return view
 
     @property
-    def lanes(self) -> list[PartitionConsumer]:
-        return self._reader.lanes
+    def partitions(self) -> list[PartitionConsumer]:
+        return self._reader.partitions
+
+    @property
+    def is_over(self) -> bool:
+        return self._reader.is_over
 
     @property
     def inbox(self) -> ReceiverQueue:
@@ -130,10 +134,7 @@ class TableView:
         outcomes = [callback(key, value) for key, value in items]
         waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
         if waiting:
-            task = asyncio.get_running_loop().create_task(_in_turn(waiting))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
-            return task
+            return self._callbacks.spawn(_in_turn(waiting), f"callbacks of table {self.topic()}")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -159,53 +160,48 @@ class TableView:
         self._error = self._error or translate(error)
 
     async def _take(self, message: Message) -> None:
-        lane: Any = message.entry.lane
-        self._last[lane] = max(self._last.get(lane, -1), message.index())
-        self._horizons.setdefault(lane, lane.compacted_end_index)
-        await self._apply(lane, message)
-        missing = self._anew.get(lane)
+        consumer: Any = message.entry.consumer
+        self._last[consumer] = max(self._last.get(consumer, -1), message.index())
+        self._horizons.setdefault(consumer, consumer.compacted_end_index)
+        await self._apply(consumer, message)
+        missing = self._anew.get(consumer)
         if missing is not None:
             missing.discard(message.partition_key())
-            if message.index() + 1 >= lane.compacted_end_index or not len(self._reader.inbox):
-                await self._sweep(lane)
+            if message.index() + 1 >= consumer.compacted_end_index or not len(self._reader.inbox):
+                await self._sweep(consumer)
 
     # ------------------------------------------------------------------------------ compaction meanwhile
-    def _connected(self, lane: PartitionConsumer) -> None:
-        """The lane restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
-        before = self._horizons.get(lane)
-        self._horizons[lane] = lane.compacted_end_index
-        behind = self._last.get(lane, -1) + 1 < lane.compacted_end_index
-        if before is not None and before < lane.compacted_end_index and behind:
-            self._work(self._read_again(lane))
+    def _connected(self, consumer: PartitionConsumer) -> None:
+        """It restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
+        before = self._horizons.get(consumer)
+        self._horizons[consumer] = consumer.compacted_end_index
+        behind = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
+        if before is not None and before < consumer.compacted_end_index and behind:
+            self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
-    def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        task = spawn(work, f"table {self.topic()} anew", self._broke)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-
-    async def _read_again(self, lane: PartitionConsumer) -> None:
-        self._anew[lane] = {key for key, of in self._of.items() if of is lane}
+    async def _read_again(self, consumer: PartitionConsumer) -> None:
+        self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
         try:
-            await lane.seek(MessageId.earliest)
+            await consumer.seek(MessageId.earliest)
         except (PulsarException, MagnetarError) as error:
-            _LOG.warning("%s: the table may hold deleted keys until the next reconnect: %s", lane.topic, error)
-            self._horizons[lane] = 0
+            _LOG.warning("%s: the table may hold deleted keys until the next reconnect: %s", consumer.topic, error)
+            self._horizons[consumer] = 0
             return
         if not len(self._reader.inbox):
-            await self._sweep(lane)
+            await self._sweep(consumer)
 
-    async def _sweep(self, lane: PartitionConsumer) -> None:
+    async def _sweep(self, consumer: PartitionConsumer) -> None:
         """After reading again up to the horizon: keys that were not seen are deleted."""
-        index = self._last.get(lane, -1)
+        index = self._last.get(consumer, -1)
         try:
-            if index + 1 < lane.compacted_end_index and await self._reader.has_more(lane):
+            if index + 1 < consumer.compacted_end_index and await self._reader.has_more(consumer):
                 return
         except (PulsarException, MagnetarError):
             return  # the next message, or the next connection, decides
-        for key in sorted(self._anew.pop(lane, ())):
-            await self._set(lane, key, None)
+        for key in sorted(self._anew.pop(consumer, ())):
+            await self._set(consumer, key, None)
 
-    async def _apply(self, lane: PartitionConsumer, message: Message) -> None:
+    async def _apply(self, consumer: PartitionConsumer, message: Message) -> None:
         if not message.fields.HasField("partition_key"):
             return
         value = None
@@ -213,37 +209,33 @@ class TableView:
             try:
                 value = message.value()
             except Exception:  # the schema's
-                _LOG.exception("%s: %r cannot be decoded and is not in the table", lane.topic, message)
+                _LOG.exception("%s: %r cannot be decoded and is not in the table", consumer.topic, message)
                 return
-        await self._set(lane, message.partition_key(), value)
+        await self._set(consumer, message.partition_key(), value)
 
-    async def _set(self, lane: PartitionConsumer, key: str, value: Any) -> None:
+    async def _set(self, consumer: PartitionConsumer, key: str, value: Any) -> None:
         if value is not None:
-            self._values[key], self._of[key] = value, lane
+            self._values[key], self._of[key] = value, consumer
         elif self._values.pop(key, None) is None:
             return
         else:
             del self._of[key]
         for listener in list(self._listeners):
             try:
-                await _call(listener, key, _empty(lane) if value is None else value)
+                await _call(listener, key, _empty(consumer) if value is None else value)
             except Exception:
-                _LOG.exception("%s: a listener of the table failed", lane.topic)
+                _LOG.exception("%s: a listener of the table failed", consumer.topic)
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
         self._reader.abort()
 
     async def close(self) -> None:
-        for each in self._working:
-            each.cancel()
-        task, self._task = self._task, None
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._reader.close()
+        self._callbacks.cancel()
+        self._tasks.cancel()
+        await self._reader.close()  # after it no partition reconnects, which begins a task
+        await self._tasks.close()
 
     def is_connected(self) -> bool:
         return self._reader.is_connected()
@@ -257,9 +249,9 @@ class TableView:
         await self.close()
 
 
-def _empty(lane: PartitionConsumer) -> Any:
+def _empty(consumer: PartitionConsumer) -> Any:
     try:
-        return lane.schema.decode(b"")
+        return consumer.schema.decode(b"")
     except Exception:  # the schema's: it has no empty value
         return None
 

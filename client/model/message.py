@@ -37,12 +37,22 @@ class Origin(Protocol):
 
 class ReceivedEntry:
     __slots__ = (
-        "charged", "chunks", "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position",
-        "redelivery_count", "size", "stream",
+        "charged",
+        "chunks",
+        "consumer",
+        "entry_id",
+        "first_index",
+        "header",
+        "index",
+        "ledger_id",
+        "position",
+        "redelivery_count",
+        "size",
+        "stream",
     )  # fmt: skip
 
-    def __init__(self, lane: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
-        self.lane = lane
+    def __init__(self, consumer: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
+        self.consumer = consumer
         self.header = header
         self.ledger_id, self.entry_id = position
         self.position = position
@@ -73,7 +83,7 @@ class Message:
 
     def value(self) -> Any:
         """The payload, decoded by the consumer's schema; None for a message without a value."""
-        return None if self.fields.null_value else self.entry.lane.schema.decode(self.payload)
+        return None if self.fields.null_value else self.entry.consumer.schema.decode(self.payload)
 
     def properties(self) -> dict[str, str]:
         return {pair.key: pair.value for pair in self.fields.properties}
@@ -105,7 +115,7 @@ class Message:
         return self.entry.redelivery_count
 
     def topic_name(self) -> str:
-        return self.entry.lane.topic.full
+        return self.entry.consumer.topic.full
 
     def encryption_context(self) -> None:
         return None
@@ -121,7 +131,7 @@ class Message:
 
     def message_id(self) -> MessageId:
         entry = self.entry
-        topic = entry.lane.topic
+        topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
                        entry.chunks)  # fmt: skip
 
@@ -134,9 +144,9 @@ class DamagedMessage(Message):
 
     __slots__ = ("_cause", "_id")
 
-    def __init__(self, lane: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
+    def __init__(self, consumer: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
         received = ReceivedEntry.__new__(ReceivedEntry)
-        received.lane, received.position, received.size = lane, position, 1
+        received.consumer, received.position, received.size = consumer, position, 1
         received.charged, received.stream = charged, 0
         received.ledger_id, received.entry_id = position
         received.chunks = ()

@@ -29,7 +29,7 @@ from ..common.errors import (
     exception_of,
     translate,
 )
-from ..common.guard import run, spawn
+from ..common.guard import run
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
 from ..connect.handshake import open_producer, producer_options
@@ -63,7 +63,7 @@ class PartitionProducer:
         self._connections = connections
         self._settings = settings
         world = connections.world
-        self._clock = world.clock
+        self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._core = ProducerCore(
             settings.producer_name or "", producer_options(settings), max_pending=max_pending, lock=Lock(),
@@ -74,7 +74,6 @@ class PartitionProducer:
         self._wakes = connections.wakes
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._opening: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------ from any thread
@@ -162,18 +161,19 @@ class PartitionProducer:
         return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
 
     def wall_ms(self) -> int:
-        return self._clock.wall_ms()
+        return self._wall_ms()
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
-        self._do(self._core.turn(self._loop.time(), self._clock.wall_ms()))
+        self._do(self._core.turn(self._now(), self._wall_ms()))
 
     def _time_passed(self) -> None:
         self._timer = None
-        self._do(self._core.time_passed(self._loop.time(), self._clock.wall_ms()))
+        now = max(self._now(), self._timer_at)  # the loop rounds its timers: this one may be early
+        self._do(self._core.time_passed(now, self._wall_ms()))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
-        core, now = self._core, self._loop.time()
+        core, now = self._core, self._now()
         effects: list[ProducerEffect] = []
         try:
             for frame in frames:
@@ -197,7 +197,7 @@ class PartitionProducer:
                 self._attachment.opened()
                 return self._core.opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
-                    opened.topic_epoch, now, self._clock.wall_ms(),
+                    opened.topic_epoch, now, self._wall_ms(),
                 )  # fmt: skip
             case "done":
                 self._attachment.done()
@@ -213,7 +213,7 @@ class PartitionProducer:
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
         elif self._core.state is not State.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)
-        self._do(self._core.lost(error, self._loop.time()))
+        self._do(self._core.lost(error, self._now()))
 
     # ------------------------------------------------------------------------------ effects
     def _do(self, effects: list[ProducerEffect]) -> None:
@@ -237,7 +237,7 @@ class PartitionProducer:
             case Flushed(waiters):
                 _wake(waiters)
             case Connect(after_s) if self._core.state is State.OPENING:
-                self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+                self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
             case Leave():
@@ -259,7 +259,7 @@ class PartitionProducer:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at = due
-            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+            self._timer = self._loop.call_later(max(0.0, due - self._now()), run, self._time_passed, self.broke)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()
@@ -288,21 +288,17 @@ class PartitionProducer:
     async def open(self) -> None:
         """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
         self._opened = self._loop.create_future()
-        self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+        self._attachment.open()
         try:
             await asyncio.shield(self._opened)
         finally:
             self._opened = None
 
-    async def _open(self) -> None:
-        try:
-            await self._attachment.open()
-        except MagnetarError as error:
+    def on_open(self, error: MagnetarError | None) -> None:
+        if error is not None:
             self._finish(translate(error))
-        else:
-            if self._opened is not None and not self._opened.done():
-                self._opened.set_result(None)
-        self._opening = None
+        elif self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
@@ -311,7 +307,7 @@ class PartitionProducer:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         try:
-            self._do(self._core.flush(reached, self._loop.time(), self._clock.wall_ms()))
+            self._do(self._core.flush(reached, self._now(), self._wall_ms()))
         except Exception as error:
             _LOG.exception("%s: the flush failed", self.topic)
             self.broke(error)
@@ -330,10 +326,9 @@ class PartitionProducer:
         self._do(self._core.finish(error))
 
     def _end(self, error: MagnetarError) -> None:
-        for task in (self._opening, self._timer):
-            if task is not None:
-                task.cancel()
-        self._opening = self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._attachment.stop()
         self._attachment.leave()
         if self._opened is not None and not self._opened.done():

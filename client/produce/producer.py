@@ -1,4 +1,4 @@
-"""The producer of a topic: routing over one PartitionProducer per partition (asyncio face).
+"""The producer of a topic, for asyncio: what a program calls.
 
     async with await client.create_producer("flights") as producer:
         await producer.send(b"…")                       # one message, its MessageId
@@ -10,86 +10,24 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...proto.names import TopicName
-from ..common.checks import (
-    INT64_MAX,
-    WrongMessageType,
-    WrongMessageValue,
-    WrongValue,
-    are_plain,
-    check_message,
-    is_plain_key,
-    shown,
-)
-from ..common.errors import (
-    AlreadyClosed,
-    InvalidMessage,
-    OperationNotSupported,
-    ProducerQueueIsFull,
-    PulsarException,
-    Result,
-    exception_of,
-)
+from ..common.checks import check_message
+from ..common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result, exception_of
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import PartitionsWatcher
-from ..core.batcher import Callback, OutgoingMessage
-from ..core.router import PartitionsRoutingMode, Router
+from ..core.batcher import Callback
 from ..core.state import State
 from ..model.message_id import MessageId
-from ..model.schema import BytesSchema, Schema
-from ..model.settings import ProducerAccessMode, ProducerSettings
+from ..model.schema import BytesSchema
+from ..model.settings import ProducerSettings
+from .messages import NO_EXTRAS, Extras, outgoing
 from .partition_producer import PartitionProducer
+from .partition_producers import PartitionProducers
 
-
-class MessageDraft:
-    """What a `message_router` is shown: the message before it is sent."""
-
-    def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
-        self._message = message
-        self._schema = schema
-
-    def value(self) -> Any:
-        """As a consumer with the producer's schema would get it; None for a message without a value."""
-        return None if self._message.null_value else self._schema.decode(self._message.payload)
-
-    def data(self) -> bytes:
-        return self._message.payload
-
-    def partition_key(self) -> str:
-        return self._message.partition_key or ""
-
-    def ordering_key(self) -> str:
-        return (self._message.ordering_key or b"").decode("utf-8", "replace")
-
-    def properties(self) -> dict[str, str]:
-        return dict(self._message.properties)
-
-    def event_timestamp(self) -> int:
-        return self._message.event_time
-
-
-class Extras(NamedTuple):
-    """What `send` may say of a message beyond its content, in the order of its parameters."""
-
-    properties: dict[str, str] | None = None
-    partition_key: str | None = None
-    ordering_key: str | None = None
-    sequence_id: int | None = None
-    replication_clusters: list[str] | None = None
-    disable_replication: bool | None = False
-    event_timestamp: int | None = None  # ms since the epoch
-    deliver_at: int | None = None  # ms since the epoch
-    deliver_after: timedelta | None = None
-    key_bytes: bytes | None = None
-
-
-NO_EXTRAS = Extras()
 DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
 """With a longer delay than this, `send` waits for other messages to batch with, as in pulsar.asyncio."""
 
@@ -111,68 +49,24 @@ class Producer:
     """
 
     def __init__(
-        self, topic: TopicName, settings: ProducerSettings, lanes: list[PartitionProducer], router: Router | None
+        self, topic: TopicName, settings: ProducerSettings, partitions: PartitionProducers, wall_ms: Callable[[], int]
     ) -> None:
         self.settings = settings
-        self.lanes = lanes
+        self.partitions = partitions.all
+        self._partitions = partitions
         self._topic = topic
-        self._router = router
-        self._plain = isinstance(settings.schema, BytesSchema)
+        self._wall_ms = wall_ms
+        plain = isinstance(settings.schema, BytesSchema)
+        self.only_plain: PartitionProducer | None = partitions.only if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._growth: PartitionsWatcher | None = None
 
     @classmethod
     async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
         """Opens all partitions; none stays open when one cannot be."""
-        partitions = await connections.partitions(topic)
-        names = [topic.with_partition(i) for i in range(partitions)] or [topic]
-        pending = min(
-            settings.max_pending_messages, max(1, settings.max_pending_messages_across_partitions // len(names))
-        )
-        lanes = [PartitionProducer(connections, name, settings, pending) for name in names]
-        try:
-            await lanes[0].open()
-            for lane in lanes[1:]:
-                lane.name = lanes[0].name  # the broker named it; all partitions carry one name
-            await _open(lanes[1:], settings)
-        except BaseException:
-            await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True)
-            raise
-        window_s = settings.batching_max_publish_delay_ms / 1000 if settings.batching_enabled else 0.0
-        router = None
-        if partitions:
-            router = Router(
-                partitions,
-                PartitionsRoutingMode(settings.message_routing_mode),
-                connections.world.rng,
-                window_s=window_s,
-                messages_max=settings.batching_max_messages,
-                bytes_max=settings.batching_max_allowed_size_in_bytes,
-            )
-        producer = cls(topic, settings, lanes, router)
-
-        async def grow(topic: TopicName, found: int) -> None:
-            numbers = range(len(lanes), found)
-            new = [PartitionProducer(connections, topic.with_partition(i), settings, pending) for i in numbers]
-            await producer.grow(new)
-
-        producer._growth = PartitionsWatcher(connections, {topic: partitions}, grow)
-        return producer
-
-    async def grow(self, new: list[PartitionProducer]) -> None:
-        """Adds new partitions: keys are routed by the new number. None is used when one cannot be opened."""
-        assert self._router is not None, "only a partitioned topic grows"
-        for lane in new:
-            lane.name = self.lanes[0].name
-        try:
-            await _open(new, self.settings)
-        except BaseException:
-            await asyncio.gather(*(lane.close() for lane in new), return_exceptions=True)
-            raise
-        self.lanes.extend(new)  # before the router, which other threads ask, can name them
-        self._router.grow(len(self.lanes))
+        partitions = await PartitionProducers.open(connections, topic, settings)
+        return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
@@ -181,89 +75,44 @@ class Producer:
 
     def producer_name(self) -> str:
         """The name, given by the program or by the broker."""
-        return self.lanes[0].name
+        return self.partitions[0].name
 
     def last_sequence_id(self) -> int:
         """The highest acknowledged sequence id; -1: none."""
-        return max(lane.last_sequence_id for lane in self.lanes)
+        return max(each.last_sequence_id for each in self.partitions)
 
     def is_connected(self) -> bool:
         """Whether every partition that was opened is connected."""
-        return all(lane.state is State.CONNECTED for lane in self.lanes if not lane.waits_for_messages)
+        return all(each.state is State.CONNECTED for each in self.partitions if not each.waits_for_messages)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its partitions are closed."""
+        return all(each.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        stored = sum(lane.stored for lane in self.lanes)
-        pending = sum(lane.pending for lane in self.lanes)
-        return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.lanes)}
+        stored = sum(each.stored for each in self.partitions)
+        pending = sum(each.pending for each in self.partitions)
+        return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
 
     # ------------------------------------------------------------------------------ sending
-    def lane_for(self, message: OutgoingMessage) -> PartitionProducer:
-        if self._router is None:
-            return self.lanes[0]
-        if self.settings.message_router is not None:
-            number = self.settings.message_router(
-                MessageDraft(message, self.settings.schema), self._router.partitions
-            )
-            if not isinstance(number, int) or not 0 <= number < len(self.lanes):
-                raise WrongValue(f"message_router chose partition {shown(number)} of {len(self.lanes)}")
-            return self.lanes[number]
-        key = message.partition_key if message.partition_key is not None else message.ordering_key
-        return self.lanes[self._router.route(key, len(message.payload), self._loop.time())]
-
-    def plain_lane(self) -> PartitionProducer | None:
-        """The one partition that takes plain payloads unchanged; None: the message must be routed or encoded."""
-        return self.lanes[0] if self._router is None and self._plain else None
-
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
         """Adds a message, as `send_nowait`, with all options in one value. Safe from any thread.
 
         `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig,
         AlreadyClosed.
         """
-        if self._router is None and self._plain and type(content) is bytes and extras == NO_EXTRAS:
-            lane = self.lanes[0]
-            lane.add(content, callback)
-            return lane
-        message = self.message(content, extras)
-        lane = self.lane_for(message)
-        lane.add_message(message, callback)
-        return lane
-
-    def message(self, content: Any, extras: Extras = NO_EXTRAS) -> OutgoingMessage:
-        if extras != NO_EXTRAS:
-            _check_extras(extras)
-        deliver_at = extras.deliver_at
-        if extras.deliver_after is not None:
-            deliver_at = self.lanes[0].wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
-        return OutgoingMessage(
-            payload=b"" if content is None else self._encoded(content),
-            properties=dict(extras.properties or {}),
-            partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
-            key_is_base64=extras.key_bytes is not None,
-            ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
-            event_time=extras.event_timestamp or 0,
-            sequence_id=extras.sequence_id,
-            deliver_at=deliver_at,
-            null_value=content is None,
-        )
-
-    def _encoded(self, content: Any) -> bytes:
-        """Encodes by the schema. Its errors are the caller's, and nothing is sent. The result is bytes."""
-        try:
-            payload = self.settings.schema.encode(content)
-        except InvalidMessage as error:
-            if isinstance(error, TypeError | ValueError):
-                raise
-            raise WrongMessageType(error.message) from error
-        except Exception as error:
-            kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
-            raise kind(f"{shown(content)} cannot be encoded as {self.settings.schema}: {error}") from error
-        if type(payload) is not bytes:
-            raise WrongMessageType(f"{self.settings.schema} made {type(payload).__name__} of a value, not bytes")
-        return payload
+        only = self.only_plain
+        if only is not None and type(content) is bytes and extras == NO_EXTRAS:
+            only.add(content, callback)
+            return only
+        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
+        partition = self._partitions.route(message)
+        partition.add_message(message, callback)
+        return partition
 
     def send_nowait(
         self,
@@ -321,12 +170,12 @@ class Producer:
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication or False,
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
-        lane = await self._enqueue_waiting(content, done, extras)
+        partition = await self._enqueue_waiting(content, done, extras)
         if not self._gathers:
-            lane.flush_soon()
+            partition.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:
-            raise lane.exception(result)
+            raise partition.exception(result)
         return message_id
 
     async def send_many(
@@ -375,11 +224,11 @@ class Producer:
                 raise
         complete = True
         if left:
-            for lane in self.lanes:
-                lane.flush_soon()
+            for each in self.partitions:
+                each.flush_soon()
             await finished
         if failures:
-            why = next((lane.why for lane in self.lanes if lane.why), failures[0].name)
+            why = next((each.why for each in self.partitions if each.why), failures[0].name)
             raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {why}")
         return [each for each in ids if each is not None]
 
@@ -391,25 +240,22 @@ class Producer:
             except ProducerQueueIsFull:
                 if not self.settings.block_if_queue_full:
                     raise
-            for lane in self.lanes:
-                if lane.full and lane.error is None:
+            for each in self.partitions:
+                if each.full and each.error is None:
                     room: asyncio.Future[None] = self._loop.create_future()
-                    lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
-                    lane.flush_soon()
+                    each.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
+                    each.flush_soon()
                     await room
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
         """Returns when every message sent before has its outcome (callbacks included)."""
-        await asyncio.gather(*(lane.flush() for lane in self.lanes))
+        await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:
         """Ends at once; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
-        if self._growth is not None:
-            self._growth.stop()
-        for lane in self.lanes:
-            lane.abort()
+        self._partitions.abort()
 
     async def close(self) -> None:
         """Flushes, then closes. Raises Timeout when messages have no outcome after the operation timeout, and
@@ -417,16 +263,7 @@ class Producer:
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True
-        try:
-            if self._growth is not None:
-                await self._growth.close()
-            outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
-        except BaseException:  # the close was interrupted: it ends at once
-            self.abort()
-            raise
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
-                raise outcome
+        await self._partitions.close()
 
     async def __aenter__(self) -> Producer:
         return self
@@ -438,41 +275,5 @@ class Producer:
             await self.close()
 
     def check(self) -> None:
-        for lane in self.lanes:
-            lane.check()
-
-
-async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> None:
-    """Opens all at once; lazy producers open each with its first message, unless the access mode is exclusive or an
-    initial subscription is named: these must take effect now."""
-    if (
-        settings.lazy_start_partitioned_producers
-        and settings.access_mode == ProducerAccessMode.Shared
-        and not settings.initial_subscription_name
-    ):
-        for lane in lanes:
-            lane.wait_for_messages()
-    else:
-        await asyncio.gather(*(lane.open() for lane in lanes))
-
-
-def _check_extras(extras: Extras) -> None:
-    """Skips the plain values that most messages have; checks the rest by the table."""
-    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras
-    if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
-        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
-    if key is not None and not is_plain_key(key):
-        check_message({"partition_key": key})
-    if ordering is not None and not is_plain_key(ordering):
-        check_message({"ordering_key": ordering})
-    if properties is not None and not are_plain(properties):
-        check_message({"properties": properties})
-    if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
-        check_message({"event_timestamp": event})
-    if sequence_id is not None or at is not None or after is not None:
-        check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
-    if clusters is not None or (disabled is not None and disabled is not False):
-        check_message({"replication_clusters": clusters, "disable_replication": disabled})
-        if clusters or disabled:
-            what = "replication_clusters" if clusters else "disable_replication"
-            raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")
+        for each in self.partitions:
+            each.check()

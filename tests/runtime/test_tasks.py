@@ -91,3 +91,23 @@ async def test_a_cancelled_caller_leaves_none_of_them_running() -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ended == [0, 1]
+
+
+async def test_the_owner_is_given_the_error_of_a_task_and_a_task_that_closes_its_own_part_comes_to_its_end() -> None:
+    given: list[Exception] = []
+    tasks, ended = Tasks(given.append), asyncio.Event()
+
+    async def fail() -> None:
+        raise ValueError("of ours")
+
+    async def last() -> None:
+        await tasks.close()
+        ended.set()
+
+    tasks.spawn(fail(), "test-fail")
+    await tasks.drain()
+    assert [str(each) for each in given] == ["of ours"]
+    waiting = tasks.spawn(asyncio.Event().wait(), "test-wait")
+    tasks.spawn(last(), "test-last")
+    await asyncio.wait_for(ended.wait(), 5)
+    assert waiting.cancelled()

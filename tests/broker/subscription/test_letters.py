@@ -197,7 +197,7 @@ async def test_a_dead_letter_stays_one_whatever_policy_is_over_its_topic(post: P
     assert (await kept.receive(5000)).data() == b"poison"
     with pytest.raises(Timeout):
         await kept.receive(300)
-    assert {lane.topic.base.full for lane in mine.lanes} <= {TOPIC, dead}
+    assert {each.topic.base.full for each in mine.partitions} <= {TOPIC, dead}
 
 
 async def test_two_subscriptions_do_not_pass_dead_letters_to_and_fro(post: Post) -> None:
@@ -241,8 +241,8 @@ async def test_a_pattern_over_its_own_retry_topics_makes_no_retries_of_retries(p
     await mine.acknowledge(letter)
     await mine.close()
     again = await post.consumer(re.compile("public/default/.*"), **options)
-    assert {lane.topic.base.full for lane in again.lanes} == {TOPIC, f"{TOPIC}-s-RETRY", f"{TOPIC}-s-DLQ"}
-    assert len(again.lanes) == 3, "each topic once"
+    assert {each.topic.base.full for each in again.partitions} == {TOPIC, f"{TOPIC}-s-RETRY", f"{TOPIC}-s-DLQ"}
+    assert len(again.partitions) == 3, "each topic once"
     with pytest.raises(Timeout):
         await again.receive(500)
 

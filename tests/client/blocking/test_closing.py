@@ -51,7 +51,7 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
     await producer.send(b"y")
     await consumer.reconsume_later(await consumer.receive(), timedelta(hours=1))
     message = await consumer.receive()
-    letters = message.entry.lane.letters
+    letters = message.entry.consumer.letters
     assert letters is not None
 
     async def never(_message: object) -> None:
@@ -65,17 +65,17 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
 
 
 def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> None:
-    producers = [each for letters in consumer._letters.values() for each in letters._producers.values()]
-    assert len(consumer.lanes) == 4
+    producers = [each for letters in consumer._letters._by_topic.values() for each in letters._producers.values()]
+    assert len(consumer.partitions) == 4
     assert len(producers) > 0
-    for lane in [*consumer.lanes, *(lane for producer in producers for lane in producer.lanes)]:
-        assert lane.state is State.CLOSED
-        assert lane._attachment._stream is None
-        assert lane._attachment._task is None
+    for each in [*consumer.partitions, *(each for producer in producers for each in producer.partitions)]:
+        assert each.state is State.CLOSED
+        assert each._attachment._stream is None
+        assert not len(each._attachment._tasks)
     for topic, found in broker.topics.items():
         if name in topic:
             assert not any(each.consumers for each in found.subscriptions.values())
-    assert not any(task for letters in consumer._letters.values() for task in letters._work)
+    assert not any(len(letters._tasks) for letters in consumer._letters._by_topic.values())
 
 
 async def _tried(client: Client, broker: FakeBroker, wait: int) -> bool:
@@ -137,9 +137,9 @@ def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
             await asyncio.sleep(0.0001 * number)
             closing.cancel()
             await asyncio.wait([closing, sending])
-            for lane in producer.lanes:
-                assert lane.state is State.CLOSED
-                assert lane._attachment._stream is None
+            for each in producer.partitions:
+                assert each.state is State.CLOSED
+                assert each._attachment._stream is None
             assert sending.done()
             sending.exception()
 

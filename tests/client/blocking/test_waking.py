@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,10 +87,10 @@ class Handler:
 
 
 def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> None:
-    inbox, lane, seed = ReceiverQueue(), Handler(), Random(7)
+    inbox, consumer, seed = ReceiverQueue(), Handler(), Random(7)
     messages = [Letter(b"%d" % i) for i in range(400_000)]
     for message in messages:
-        message.permits, message.entry = 1, SimpleNamespace(lane=lane)
+        message.permits, message.entry = 1, SimpleNamespace(consumer=consumer)
     inbox.put(messages)  # type: ignore[arg-type]
     got, interrupts, armed = [None] * len(messages), 0, False
 
@@ -120,7 +121,7 @@ def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> N
         got[count], count = message, count + 1  # type: ignore[call-overload]
     assert interrupts > 50
     assert [each.payload for each in got if each is not None] == [each.payload for each in messages]  # type: ignore[attr-defined]
-    assert lane.granted == lane.attended == len(messages)
+    assert consumer.granted == consumer.attended == len(messages)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
@@ -179,10 +180,10 @@ async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> N
 async def test_a_full_batch_that_nobody_waits_for_any_more_goes_back() -> None:
     inbox = ReceiverQueue()
     inbox.put(letters(b"one", b"two", b"three"))
-    batch = ReceivedBatch(inbox)
+    batch = ReceivedBatch(inbox, monotonic)
     assert len(await batch.receive(ConsumerBatchReceivePolicy(2))) == 2
     batch.give_back()  # Ctrl-C came between its end and the caller
-    late = ReceivedBatch(inbox)
+    late = ReceivedBatch(inbox, monotonic)
     late.give_back()
     await late.receive(ConsumerBatchReceivePolicy(2))
     assert [each.payload for each in inbox.messages] == [b"one", b"two", b"three"]

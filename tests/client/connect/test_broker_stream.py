@@ -65,8 +65,9 @@ def simulate(body: Any) -> None:
 
         async def client() -> None:
             ended: list[bool] = []
-            channel = simulation.world("client").network.connect(Endpoint("broker", 1))
-            stream = BrokerStream(channel, lambda: ended.append(True))
+            world = simulation.world("client")
+            channel, now = world.network.connect(Endpoint("broker", 1)), world.clock.monotonic
+            stream = BrokerStream(channel, now, lambda: ended.append(True))
             await body(stream, broker, ended)
             await stream.close()
             assert ended == [True], "told once"

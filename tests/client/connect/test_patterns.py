@@ -39,7 +39,7 @@ async def admin(running: Cluster, method: str, request: object) -> None:
 
 
 def topics_of(consumer: Consumer) -> list[str]:
-    return sorted(lane.topic.full.rsplit("/", 1)[1] for lane in consumer.lanes)
+    return sorted(each.topic.full.rsplit("/", 1)[1] for each in consumer.partitions)
 
 
 async def test_topics_that_match_are_told_by_the_broker_and_nothing_of_them_is_missed(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_deleted_topic_leaves_is_not_made_again_and_may_come_back(tmp_pa
 async def test_a_pattern_without_a_topic_waits_for_the_first_and_survives_a_broken_watch(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
         consumer = await client.subscribe(re.compile("later-.*"), "s", ConsumerType.Shared)
-        assert consumer.lanes == []
+        assert consumer.partitions == []
         watch = consumer._watch
         assert watch is not None
         watch._stream.cancel()  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ async def test_a_pattern_without_a_topic_waits_for_the_first_and_survives_a_brok
         assert await received(consumer, 1) == [b"1"]
         watch._stream.cancel()  # type: ignore[attr-defined]
         await admin(running, "DeleteTopic", wire.DeleteRequest(name="persistent://public/default/later-1", force=True))
-        await until(lambda: consumer.lanes == [])
+        await until(lambda: consumer.partitions == [])
         await send(client, "later-2", b"2")
         assert await received(consumer, 1) == [b"2"]
         with pytest.raises(OperationNotSupported):
@@ -106,11 +106,11 @@ async def test_acks_nacks_seek_and_redelivery_on_many_topics_over_namespaces(tmp
             topics, "s", ConsumerType.Shared, negative_ack_redelivery_delay_ms=50, receiver_queue_size=100,
             max_total_receiver_queue_size_across_partitions=30,
         )  # fmt: skip
-        assert [lane._core.permits._size for lane in consumer.lanes] == [10, 10, 10]
+        assert [each._core.permits._size for each in consumer.partitions] == [10, 10, 10]
         for topic in topics:
             await send(client, topic, b"a" + topic[-1:].encode(), b"b" + topic[-1:].encode())
         first = [await consumer.receive(10_000) for _ in range(6)]
-        assert {message.topic_name() for message in first} == {lane.topic.full for lane in consumer.lanes}
+        assert {message.topic_name() for message in first} == {each.topic.full for each in consumer.partitions}
         for message in first[:4]:
             await consumer.acknowledge(message)
         for message in first[4:]:
@@ -135,12 +135,12 @@ async def test_room_is_shared_out_again_when_topics_come_and_go(tmp_path: Path) 
         consumer = await client.subscribe(
             re.compile("q-.*"), "s", max_total_receiver_queue_size_across_partitions=60, receiver_queue_size=50
         )
-        assert [lane._core.permits._size for lane in consumer.lanes] == [50]
+        assert [each._core.permits._size for each in consumer.partitions] == [50]
         for number in (2, 3):
             await send(client, f"q-{number}", b"x")
-        await until(lambda: [lane._core.permits._size for lane in consumer.lanes] == [20, 20, 20])
+        await until(lambda: [each._core.permits._size for each in consumer.partitions] == [20, 20, 20])
         await admin(running, "DeleteTopic", wire.DeleteRequest(name="persistent://public/default/q-2", force=True))
-        await until(lambda: [lane._core.permits._size for lane in consumer.lanes] == [30, 30])
+        await until(lambda: [each._core.permits._size for each in consumer.partitions] == [30, 30])
         sent = [b"%d" % number for number in range(200)]
         await send(client, "q-1", *sent)
         assert sorted(await received(consumer, 201)) == sorted([*sent, b"x"])

@@ -71,18 +71,19 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
         view = await on.client.create_table_view(TOPIC)
         heard: list[tuple[str, bytes]] = []
         await view.for_each_and_listen(lambda key, value: heard.append((key, value)))
-        lane = view.lanes[0]
+        consumer = view.partitions[0]
         attempt = Attachment._attempt
         cut_off = asyncio.Event()
 
         async def later() -> None:
             await cut_off.wait()
-            await attempt(lane._attachment)
+            await attempt(consumer._attachment)
 
-        monkeypatch.setattr(Attachment, "_attempt", lambda self: later() if self is lane._attachment else attempt(self))
-        assert lane._attachment._stream is not None
-        lane._attachment._stream.cancel()
-        await until(lambda: lane.state.name == "RECONNECTING")
+        mine = consumer._attachment
+        monkeypatch.setattr(Attachment, "_attempt", lambda self: later() if self is mine else attempt(self))
+        assert consumer._attachment._stream is not None
+        consumer._attachment._stream.cancel()
+        await until(lambda: consumer.state.name == "RECONNECTING")
         await on.send(("a", None), ("b", b"2"), ("d", b"1"))
         await on.send(("b", None), ("d", None))
         await on.compact()
@@ -109,7 +110,7 @@ async def test_a_partitioned_topic_is_one_table_and_new_partitions_are_found(
         await channel.call(rpc("Admin", "UpdateTopic"), spec, timeout_s=10)
         await on.send(*((f"n{number}", b"x") for number in range(20)))
         await until(lambda: len(view) == 40)
-        assert len(view.lanes) == 5
+        assert len(view.partitions) == 5
         await channel.close()
 
 

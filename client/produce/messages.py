@@ -1,0 +1,132 @@
+"""What a program sends becomes an OutgoingMessage: checked, and encoded by the producer's schema.
+
+A wrong value is the caller's error and is raised before anything is sent.
+Guard: tests/client/model/test_wrong_arguments.py.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from ..common.checks import (
+    INT64_MAX,
+    WrongMessageType,
+    WrongMessageValue,
+    are_plain,
+    check_message,
+    is_plain_key,
+    shown,
+)
+from ..common.errors import InvalidMessage, OperationNotSupported
+from ..core.batcher import OutgoingMessage
+from ..model.schema import Schema
+
+
+class MessageDraft:
+    """What a `message_router` is shown: the message before it is sent."""
+
+    def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
+        self._message = message
+        self._schema = schema
+
+    def value(self) -> Any:
+        """As a consumer with the producer's schema would get it; None for a message without a value."""
+        return None if self._message.null_value else self._schema.decode(self._message.payload)
+
+    def data(self) -> bytes:
+        """The payload, as it is stored."""
+        return self._message.payload
+
+    def partition_key(self) -> str:
+        """Empty: there is none."""
+        return self._message.partition_key or ""
+
+    def ordering_key(self) -> str:
+        """Empty: there is none."""
+        return (self._message.ordering_key or b"").decode("utf-8", "replace")
+
+    def properties(self) -> dict[str, str]:
+        """A copy."""
+        return dict(self._message.properties)
+
+    def event_timestamp(self) -> int:
+        """In ms since the epoch; 0: there is none."""
+        return self._message.event_time
+
+
+class Extras(NamedTuple):
+    """What `send` may say of a message beyond its content, in the order of its parameters."""
+
+    properties: dict[str, str] | None = None
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    sequence_id: int | None = None
+    replication_clusters: list[str] | None = None
+    disable_replication: bool | None = False
+    event_timestamp: int | None = None  # ms since the epoch
+    deliver_at: int | None = None  # ms since the epoch
+    deliver_after: timedelta | None = None
+    key_bytes: bytes | None = None
+
+
+NO_EXTRAS = Extras()
+
+
+def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
+    """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage, OperationNotSupported."""
+    if extras != NO_EXTRAS:
+        _check_extras(extras)
+    deliver_at = extras.deliver_at
+    if extras.deliver_after is not None:
+        deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
+    return OutgoingMessage(
+        payload=b"" if content is None else _encoded(content, schema),
+        properties=dict(extras.properties or {}),
+        partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
+        key_is_base64=extras.key_bytes is not None,
+        ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
+        event_time=extras.event_timestamp or 0,
+        sequence_id=extras.sequence_id,
+        deliver_at=deliver_at,
+        null_value=content is None,
+    )
+
+
+def _encoded(content: Any, schema: Schema) -> bytes:
+    try:
+        payload = schema.encode(content)
+    except InvalidMessage as error:
+        if isinstance(error, TypeError | ValueError):
+            raise
+        raise WrongMessageType(error.message) from error
+    except Exception as error:
+        kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
+        raise kind(f"{shown(content)} cannot be encoded as {schema}: {error}") from error
+    if type(payload) is not bytes:
+        raise WrongMessageType(f"{schema} made {type(payload).__name__} of a value, not bytes")
+    return payload
+
+
+def _check_extras(extras: Extras) -> None:
+    """Skips the plain values that most messages have; checks the rest by the table."""
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras
+    if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
+        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
+    if key is not None and not is_plain_key(key):
+        check_message({"partition_key": key})
+    if ordering is not None and not is_plain_key(ordering):
+        check_message({"ordering_key": ordering})
+    if properties is not None and not are_plain(properties):
+        check_message({"properties": properties})
+    if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
+        check_message({"event_timestamp": event})
+    if sequence_id is not None or at is not None or after is not None:
+        check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
+    if clusters is not None or (disabled is not None and disabled is not False):
+        check_message({"replication_clusters": clusters, "disable_replication": disabled})
+        if clusters or disabled:
+            what = "replication_clusters" if clusters else "disable_replication"
+            raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")
