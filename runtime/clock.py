@@ -17,7 +17,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that only goes forward; the event loop's time in both worlds."""
+        """Seconds on a clock that only goes forward. Its origin says nothing: compare it with itself alone."""
         ...
 
 
@@ -25,5 +25,4 @@ class SystemClock:
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)

@@ -29,7 +29,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their beginning
-        self._closed = False
+        self.closed = False
         self.failures = 0
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Tasks:
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Begins the work in the running loop; not after `close`."""
-        if self._closed:
+        if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -57,9 +57,11 @@ class Tasks:
         while self._running:
             await asyncio.wait(list(self._running))
 
-    async def close(self) -> None:
-        """Cancels all, and waits for their end."""
-        self._closed = True
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Cancels all tasks that still run after `grace_s` seconds, and waits for their end. Idempotent."""
+        self.closed = True
+        if self._running and grace_s:
+            await asyncio.wait(list(self._running), timeout=grace_s)
         ending = list(self._running)
         for task in ending:
             task.cancel()
