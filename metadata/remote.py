@@ -72,26 +72,24 @@ class RemoteStore(SessionStore):
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
-        super().__init__(f"the metadata service at {endpoint}")
+        super().__init__(f"the metadata service at {endpoint}", world.clock)
         self._timeout_s = timeout_s
         self._endpoint = endpoint
         self._channel = world.network.connect(endpoint)
         self._session = ""
         self._stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
-        self._give_up = self._loop.time() + timeout_s  # without a session
+        self._give_up = self._clock.monotonic() + timeout_s  # without a session
         self._answered = 0.0  # when the last ping was
         self._pings: deque[tuple[int, float]] = deque(maxlen=64)  # (number, when sent)
         self._ping_number = 0
         self._watches: dict[int, _Watch] = {}
         self._watch_number = 0
         self._failure: MagnetarError | None = None
-        self._keeper: asyncio.Task[None] | None = None
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Raises Unavailable when there is no session within the timeout."""
-        self._keeper = self._loop.create_task(self._keep())
-        self._keeper.add_done_callback(self._kept)
+        self._begin()
         await self._settled.wait()
         if self._state is SessionState.LOST:
             raise self._failure or self._why
@@ -105,7 +103,7 @@ class RemoteStore(SessionStore):
                 self._state = SessionState.CONNECTING
                 self._settled.clear()
                 pause_s = PAUSE_S_MIN
-            left_s = (self._deadline if self._session else self._give_up) - self._loop.time()
+            left_s = self._left_s(self._deadline if self._session else self._give_up)
             if self._is_final(failure) or left_s <= 0:
                 self._lose(failure)
                 return
@@ -125,7 +123,7 @@ class RemoteStore(SessionStore):
         try:
             stream = self._channel.stream(SESSION)
             await self._open(stream)
-            pinging = self._loop.create_task(self._ping(stream))
+            pinging = asyncio.get_running_loop().create_task(self._ping(stream), name="metadata-ping")
             return await self._read(stream)
         except MagnetarError as error:
             return error
@@ -142,11 +140,11 @@ class RemoteStore(SessionStore):
                 await asyncio.gather(pinging, return_exceptions=True)
 
     async def _open(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> None:
-        sent = self._loop.time()
+        sent = self._clock.monotonic()
         request = wire.OpenSession(session=self._session, timeout_s=self._timeout_s)
         stream.send_nowait(wire.SessionRequest(open=request))
         end = self._deadline if self._session else self._give_up
-        async with asyncio.timeout_at(min(end, sent + self._timeout_s / 3)):
+        async with asyncio.timeout(min(self._left_s(end), self._timeout_s / 3)):
             first, *others = await stream.receive()
         if first.HasField("closed"):
             raise from_wire(first.closed)
@@ -154,7 +152,7 @@ class RemoteStore(SessionStore):
             raise InternalError(f"{self._endpoint} answered `open` with {first.WhichOneof('kind')}")
         self._session = first.opened.session
         self._timeout_s = first.opened.timeout_s
-        self._answered = self._loop.time()
+        self._answered = self._clock.monotonic()
         self._lived(sent)
         self._pings.clear()
         self._stream = stream
@@ -168,15 +166,15 @@ class RemoteStore(SessionStore):
         while True:
             await asyncio.sleep(self._timeout_s / 3)
             self._ping_number += 1
-            self._pings.append((self._ping_number, self._loop.time()))
+            self._pings.append((self._ping_number, self._clock.monotonic()))
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
         """Until two pings are without an answer: this connection is dead, at least in one direction."""
         while True:
-            async with asyncio.timeout_at(self._answered + self._timeout_s * 2 / 3):
+            async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
                 self._take(await stream.receive())
-            if self._loop.time() >= self._answered + self._timeout_s * 2 / 3:  # something else came all the time
+            if self._left_s(self._answered + self._timeout_s * 2 / 3) <= 0:  # something else came all the time
                 raise TimeoutError
 
     def _take(self, replies: Sequence[wire.SessionReply]) -> None:
@@ -194,7 +192,7 @@ class RemoteStore(SessionStore):
 
     def _ponged(self, number: int) -> None:
         while self._pings and self._pings[0][0] <= number:
-            self._answered = self._loop.time()
+            self._answered = self._clock.monotonic()
             self._lived(self._pings.popleft()[1])
 
     def _send(self, request: wire.SessionRequest) -> None:
@@ -224,8 +222,7 @@ class RemoteStore(SessionStore):
         if self._stream is not None:
             self._send(wire.SessionRequest(close=wire.Empty()))
             await asyncio.wait([self._keeper], timeout=CLOSE_TIMEOUT_S)
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._tasks.close()
         self._lose(self._why)
         await self._channel.close()
 
@@ -253,7 +250,7 @@ class RemoteStore(SessionStore):
             try:
                 reply: wire.CommitReply = await self._call(COMMIT, commit_request(operations, self._session), end)
             except Unavailable:
-                if self._loop.time() + pause_s >= end:
+                if self._left_s(end) <= pause_s:
                     raise
             else:
                 return list(reply.versions)
@@ -264,7 +261,7 @@ class RemoteStore(SessionStore):
         return await self._repeated(lambda end: self._call(rpc, request, end))
 
     async def _call(self, rpc: Rpc[Any, Any], request: Any, end: float) -> Any:
-        return await self._channel.call(rpc, request, timeout_s=max(0.001, end - self._loop.time()))
+        return await self._channel.call(rpc, request, timeout_s=max(0.001, self._left_s(end)))
 
     # -------------------------------------------------------------------------------------------- watches
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:

@@ -22,11 +22,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ..proto.errors import InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
+from ..runtime.alarm import Alarm
+from ..runtime.clock import Clock
+from ..runtime.tasks import Tasks
 from .store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
@@ -49,17 +53,19 @@ class SessionState(enum.Enum):
 
 
 class SessionStore(MetadataStore):
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._state = SessionState.CONNECTING
         self._settled = asyncio.Event()  # connected, or lost
         self._lost = asyncio.Event()
         self._why = SessionExpired("the metadata session was closed")
         self._closing = False
+        self._tasks = Tasks()
+        self._keeper: asyncio.Task[None] | None = None
         self._timeout_s = 0.0  # as agreed with the service
-        self._deadline = 0.0  # while the session is open: without a sign of life until then it is lost
-        self._alarm: asyncio.TimerHandle | None = None
+        self._deadline = math.inf  # by the clock: without a sign of life until then an open session is lost
+        self._alarm = Alarm(clock, self._ring)
 
     @property
     def state(self) -> SessionState:
@@ -72,18 +78,11 @@ class SessionStore(MetadataStore):
     def _lived(self, sent: float) -> None:
         """The service answered what was sent then."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
-        if self._alarm is not None and self._alarm.when() > self._deadline:
-            self._alarm.cancel()
-            self._alarm = None
-        if self._alarm is None:
-            self._alarm = self._loop.call_at(self._deadline, self._ring)
+        self._alarm.set_by(self._deadline)
 
     def _ring(self) -> None:
-        self._alarm = None
-        if self._state is SessionState.LOST:
-            return
-        if self._loop.time() < self._deadline:  # there were signs of life since it was set
-            self._alarm = self._loop.call_at(self._deadline, self._ring)
+        if self._left_s(self._deadline) > 0:  # there were signs of life since it was set
+            self._alarm.set_by(self._deadline)
         else:
             self._lose(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
 
@@ -92,9 +91,7 @@ class SessionStore(MetadataStore):
         if self._state is SessionState.LOST:
             return
         self._state = SessionState.LOST
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        self._alarm.cancel()
         if not self._closing:
             session = self.session_id
             self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
@@ -110,6 +107,15 @@ class SessionStore(MetadataStore):
     @abstractmethod
     def _end_watches(self) -> None: ...
 
+    # -------------------------------------------------------------------------------------------- its keeper
+    def _begin(self) -> None:
+        self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
+        self._keeper.add_done_callback(self._kept)
+
+    @abstractmethod
+    async def _keep(self) -> None:
+        """Keeps the session connected and alive, until it is lost or closed."""
+
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         """The task that keeps the session has ended. Whatever ended it, without it there are no signs of life."""
         if keeper.cancelled() and not self._closing:
@@ -119,20 +125,23 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- calls
     def _deadline_of_call(self) -> float:
-        return self._loop.time() + CALL_TIMEOUT_S
+        return self._clock.monotonic() + CALL_TIMEOUT_S
+
+    def _left_s(self, end: float) -> float:
+        """Seconds until that moment of the clock; below 0 past it."""
+        return end - self._clock.monotonic()
 
     async def _connected(self, end: float) -> None:
         """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
         try:
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout(self._left_s(end)):
                 await self._settled.wait()
         except TimeoutError as error:
             raise Unavailable(f"no connection to {self._service}") from error
         self._check_session()
 
     def _check_session(self) -> None:
-        if self._alarm is not None and self._loop.time() >= self._deadline:  # a standstill: no timer ran in time
-            self._alarm.cancel()
+        if self._left_s(self._deadline) <= 0:  # a standstill: no timer ran in time
             self._ring()
         if self._state is SessionState.LOST or self._closing:
             raise SessionExpired(self._why.message, **self._why.fields)
@@ -146,7 +155,7 @@ class SessionStore(MetadataStore):
             try:
                 return await ask(end)
             except MagnetarError as error:
-                if not error.retryable or self._loop.time() + pause_s >= end:
+                if not error.retryable or self._left_s(end) <= pause_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)

@@ -26,6 +26,7 @@ from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
+from ..runtime.alarm import Alarm
 from ..runtime.workers import Worker
 from ..runtime.world import World
 from .core.history import History
@@ -55,6 +56,7 @@ class SqliteStore:
         self._world = world
         self._tree = tree
         self._worker = worker
+        self._clock = world.clock
         self._loop = asyncio.get_running_loop()
         self.history = History(tree.revision)
         self._sessions = Sessions()
@@ -65,13 +67,13 @@ class SqliteStore:
         self._reading = False
         self._context = contextvars.copy_context()
         self._news = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(world.clock, self._expire)
         self._closed = False
         self._incarnations = b""
         self._commits = 0
         self._batches = 0
         for session, timeout_s in sessions:
-            self._add_session(session, timeout_s, self._loop.time())
+            self._add_session(session, timeout_s, self._clock.monotonic())
 
     @classmethod
     async def open(cls, world: World, path: str) -> Self:
@@ -93,8 +95,7 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         while self._writing:
             await asyncio.wait([self._batch])
         while self._reading:
@@ -262,17 +263,17 @@ class SqliteStore:
         """A durable session that must be touched; the id."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
-        self._add_session(session, timeout_s, self._loop.time())
+        self._add_session(session, timeout_s, self._clock.monotonic())
         return session
 
     def touch_session(self, session: str) -> float:
         """A sign of life; the timeout in seconds. Raises SessionExpired."""
-        return self._sessions.touch(session, self._loop.time())
+        return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
         """Its user has gone without a word; it expires after its timeout."""
-        self._sessions.abandon(session, self._loop.time())
-        self._set_timer()
+        self._sessions.abandon(session, self._clock.monotonic())
+        self._set_alarm()
 
     async def end_session(self, session: str) -> None:
         """Its ephemerals are gone when this returns. Fine when it has ended."""
@@ -296,7 +297,7 @@ class SqliteStore:
     def _add_session(self, session: str, timeout_s: float, now: float | None) -> None:
         self._sessions.open(session, timeout_s, now)
         self._lost[session] = asyncio.Event()
-        self._set_timer()
+        self._set_alarm()
 
     def _forget_session(self, session: str) -> asyncio.Future[Done]:
         self._lost.pop(session).set()
@@ -319,21 +320,15 @@ class SqliteStore:
         if not self._closed:
             self._delete_ephemerals(session)
 
-    def _set_timer(self) -> None:
+    def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
-        if deadline is None or self._closed:
-            return
-        if self._timer is not None:
-            if self._timer.when() <= deadline:
-                return  # it looks at the table again when it fires
-            self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._expire)
+        if deadline is not None and not self._closed:
+            self._alarm.set_by(deadline)  # an earlier one looks at the table again when it rings
 
     def _expire(self) -> None:
-        self._timer = None
-        for session in self._sessions.expire(self._loop.time()):
+        for session in self._sessions.expire(self._clock.monotonic()):
             self._forget_session(session)
-        self._set_timer()
+        self._set_alarm()
 
 
 def _record(rows: list[tuple[int, str, int, int]]) -> bytes:

@@ -49,32 +49,32 @@ async def update(
     Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt the last
     error (BadVersion, Unavailable), or OutcomeUnknown when an attempt may have been written.
     """
-    end = asyncio.get_running_loop().time() + deadline_s
-    unknown = False  # whether an attempt may have been written
-    for attempt in range(attempts_max):
-        writing = False
-        try:
-            current = None
-            if attempt or not absent:
-                async with asyncio.timeout_at(end):
-                    current = await store.get(path)
-            value = _transformed(transform, current)
-            if value is None:
-                return current
-            writing = True
-            async with asyncio.timeout_at(end):
-                return Versioned(value, await store.put(path, value, ABSENT if current is None else current.version))
-        except _GaveUp as given_up:
-            raise given_up.error from None
-        except TimeoutError:
-            last: MagnetarError = TimedOut(f"{path}: no answer from the metadata within {deadline_s} s", path=path)
-        except MagnetarError as error:
-            last = error
-        unknown |= writing and not last.definite
-        pause_s = _pause_s(attempt, last)
-        if not last.retryable or asyncio.get_running_loop().time() + pause_s >= end:
-            break
-        await asyncio.sleep(pause_s)
+    last: MagnetarError | None = None  # what ended the last attempt; None: it is under way
+    unknown = writing = False  # unknown: an attempt before this one may have been written
+    try:
+        async with asyncio.timeout(deadline_s):
+            for attempt in range(attempts_max):
+                last, writing = None, False
+                try:
+                    current = await store.get(path) if attempt or not absent else None
+                    value = _transformed(transform, current)
+                    if value is None:
+                        return current
+                    writing = True
+                    version = await store.put(path, value, ABSENT if current is None else current.version)
+                    return Versioned(value, version)
+                except MagnetarError as error:
+                    last = error
+                unknown |= writing and not last.definite
+                if not last.retryable:
+                    break
+                await asyncio.sleep(_pause_s(attempt, last))
+    except _GaveUp as given_up:
+        raise given_up.error from None
+    except TimeoutError:
+        if last is None:
+            last = TimedOut(f"{path}: no answer from the metadata within {deadline_s} s", path=path)
+    assert last is not None, "at least one attempt"
     if unknown and last.definite:
         raise OutcomeUnknown(f"{path}: an earlier attempt may have been written; then: {last}", path=path) from last
     raise last

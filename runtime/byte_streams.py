@@ -7,6 +7,7 @@ import logging
 
 from ..proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
 from .network import STREAM_QUEUE_BYTES, ByteService, Endpoint
+from .tasks import Tasks
 
 READ_BYTES = 256 << 10
 """At most at once."""
@@ -61,7 +62,7 @@ class TcpServing:
     def __init__(self, service: ByteService) -> None:
         self._service = service
         self._server: asyncio.Server
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._handlers = Tasks()
         self.endpoint: Endpoint
 
     async def listen(self, endpoint: Endpoint) -> None:
@@ -72,9 +73,10 @@ class TcpServing:
         self.endpoint = Endpoint(endpoint.host, self._server.sockets[0].getsockname()[1])
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handler = asyncio.get_running_loop().create_task(self._handle(TcpStream(reader, writer)))
-        self._handlers.add(handler)
-        handler.add_done_callback(self._handlers.discard)
+        if self._handlers.closed:
+            writer.close()
+        else:
+            self._handlers.spawn(self._handle(TcpStream(reader, writer)), "bytes-connection")
 
     async def _handle(self, stream: TcpStream) -> None:
         try:
@@ -89,12 +91,7 @@ class TcpServing:
     async def close(self, grace_s: float = 0.0) -> None:
         """No new connections; those that are open have `grace_s`, then they are closed. Idempotent."""
         self._server.close()
-        if self._handlers and grace_s:
-            await asyncio.wait(self._handlers, timeout=grace_s)
-        while handlers := list(self._handlers):
-            for handler in handlers:
-                handler.cancel()
-            await asyncio.wait(handlers)
+        await self._handlers.close(grace_s)
 
 
 async def serve(endpoint: Endpoint, service: ByteService) -> TcpServing:

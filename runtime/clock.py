@@ -17,7 +17,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that only goes forward. Its origin is not that of `loop.time()`."""
+        """Seconds on a clock that only goes forward. Its origin says nothing: compare it with itself alone."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The parts of a process: started one after the other, stopped in the reverse order.
 
-    async with Parts() as parts:
+    async with Parts(world.clock) as parts:
         store = await parts.start("metadata", SqliteStore.open(…), SqliteStore.close)
         bookie = await parts.start("bookie", Bookie.start(…), Bookie.close)
 
@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
+
+from .clock import Clock
 
 Part = TypeVar("Part")
 
@@ -49,7 +51,8 @@ class _Started:
 
 
 class Parts:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._started: list[_Started] = []
 
     async def start(
@@ -61,10 +64,9 @@ class Parts:
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
         """Awaits `starting`, remembers how to stop what came out of it, and returns that."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = self._clock.monotonic()
         part = await starting
-        statistics = PartStatistics(name, PartState.RUNNING, loop.time() - began, 0.0)
+        statistics = PartStatistics(name, PartState.RUNNING, self._clock.monotonic() - began, 0.0)
         self._started.append(_Started(statistics, lambda: stop(part), stop_timeout_s))
         return part
 
@@ -75,10 +77,9 @@ class Parts:
                 await self._stop(started)
 
     async def _stop(self, started: _Started) -> None:
-        loop = asyncio.get_running_loop()
         statistics = started.statistics
         statistics.state = PartState.FAILED  # until it has ended
-        began = loop.time()
+        began = self._clock.monotonic()
         try:
             async with asyncio.timeout(started.timeout_s):
                 await started.stop()
@@ -88,7 +89,7 @@ class Parts:
         except Exception:
             _LOG.exception("%s failed to stop", statistics.name)
         finally:
-            statistics.stop_s = loop.time() - began
+            statistics.stop_s = self._clock.monotonic() - began
 
     def statistics(self) -> list[PartStatistics]:
         return [started.statistics for started in self._started]

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
 from . import byte_streams
-from .clock import SystemClock
+from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import rpc
 from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
@@ -32,7 +32,8 @@ from .world import World
 class SystemNetwork:
     """gRPC and ZeroMQ, one ZeroMQ context for all peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._context = Context()
 
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
@@ -51,13 +52,14 @@ class SystemNetwork:
         return await peer_server.serve(self._context, endpoint, identity, service)
 
     def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
-        return peers.ZmqPeer(self._context, endpoint, identity)
+        return peers.ZmqPeer(self._context, self._clock, endpoint, identity)
 
 
 def real_world(seed: int | None = None) -> World:
     """The system's clock, disk, threads and network; `seed` fixes chance only."""
     rng = random.Random(seed) if seed is not None else random.SystemRandom()
-    return World(SystemClock(), rng, SystemFiles(), SystemWorkers(), SystemNetwork())
+    clock = SystemClock()
+    return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
 
 
 SWITCH_INTERVAL_S = 0.0005

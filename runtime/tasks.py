@@ -31,7 +31,7 @@ class Tasks:
     def __init__(self, on_failure: Callable[[Exception], object] | None = None) -> None:
         self._on_failure = on_failure
         self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their beginning
-        self._closed = False
+        self.closed = False
         self.failures = 0
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Tasks:
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Begins the work in the running loop; not after `close`."""
-        if self._closed:
+        if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -69,10 +69,13 @@ class Tasks:
     def _others(self) -> list[asyncio.Task[Any]]:
         return [task for task in self._running if task is not asyncio.current_task(task.get_loop())]
 
-    async def close(self) -> None:
-        """Cancels all but a task that calls it, and waits for their end."""
-        self._closed = True
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Cancels all that still run after `grace_s` seconds but a task that calls it, and waits for their end."""
+        self.closed = True
         ending = self._others()
+        if ending and grace_s:
+            await asyncio.wait(ending, timeout=grace_s)
+            ending = self._others()
         self.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from ..client.admin import AdminClient, TopicOffsets
 from ..client.aio import Client, StoredEntry
 from ..proto.errors import InvalidConfiguration, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
+from ..runtime.clock import Clock, SystemClock
 from .offsets import Available, Index, Partition
 from .options import SourceOptions
 
@@ -31,15 +31,16 @@ def topics(options: SourceOptions) -> Topics:
     """This process's connection for these options."""
     key = (os.getpid(), hash((options.service_url, options.topics, options.pattern, options.subscription)))
     if key not in _OF_PROCESS:
-        _OF_PROCESS[key] = Topics(options)
+        _OF_PROCESS[key] = Topics(options, SystemClock())
     return _OF_PROCESS[key]
 
 
 class Topics:
     """The topics of a query: their partitions, what they hold, and ranges of them."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, clock: Clock) -> None:
         self._options = options
+        self._clock = clock
         self._loop = asyncio.new_event_loop()
         settings = {"operation_timeout_seconds": options.poll_timeout_s, **options.client}
         self._client = Client(options.service_url, stats_interval_in_seconds=0, **settings)
@@ -52,9 +53,9 @@ class Topics:
 
     def partitions(self) -> Mapping[Partition, TopicName]:
         """All partitions of the query's topics; looked for anew after topicDiscoveryInterval."""
-        if time.monotonic() - self._discovered_at >= self._options.discovery_interval_s or not self._partitions:
+        if self._clock.monotonic() - self._discovered_at >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
-            self._discovered_at = time.monotonic()
+            self._discovered_at = self._clock.monotonic()
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -73,12 +74,12 @@ class Topics:
         return sorted({name.base for name in names if name.persistent and local.fullmatch(name.local)})
 
     async def _existing(self, topic: TopicName) -> list[TopicName]:
-        deadline = time.monotonic() + self._options.poll_timeout_s
+        deadline = self._clock.monotonic() + self._options.poll_timeout_s
         while True:
             try:
                 return await self._parts(topic)
             except TopicNotFound as error:
-                if not self._options.wait_for_topic or time.monotonic() > deadline:
+                if not self._options.wait_for_topic or self._clock.monotonic() > deadline:
                     raise TopicNotFound(
                         f"{error.message}. Create it, or set waitForTopic=true to wait for it"
                     ) from error

@@ -49,7 +49,7 @@ from .rows import HEADERS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.spark")
 
 PENDING_MAX = 40_000
 """Rows under way in a task; Spark hands over 10,000 at a time, so acks of four batches overlap with the next one."""
@@ -221,7 +221,7 @@ class _Task:
         try:
             self._loop.run_until_complete(self._client.close())
         except Exception as error:
-            log.warning("a producer did not close in order: %s", error)
+            _LOG.warning("a producer did not close in order: %s", error)
         self._loop.close()
 
 

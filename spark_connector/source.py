@@ -14,7 +14,6 @@ which is safe.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from pyspark.sql.types import StructType
 
 from ..client.aio import StoredEntry
 from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError
+from ..runtime.clock import SystemClock
 from . import offsets as decide
 from .offsets import Available, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
@@ -40,7 +40,7 @@ from .rows import RowBuilder, readable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.spark")
 
 
 class RangePartition(InputPartition):
@@ -103,7 +103,7 @@ def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
     )
     if options.fail_on_data_loss:
         raise DataLost(f"some messages are not there any more: {text}. Set failOnDataLoss=false to go on without them")
-    log.warning("messages skipped (failOnDataLoss=false): %s", text)
+    _LOG.warning("messages skipped (failOnDataLoss=false): %s", text)
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -131,7 +131,7 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         yield builder.finish()
     if builder.unfit:
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(builder.unfit.items()))
-        log.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
+        _LOG.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
@@ -141,7 +141,7 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
     text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
     if options.fail_on_data_loss or stored.end_index <= at:
         raise type(error)(f"{text}; set failOnDataLoss=false to go on without them", **error.fields) from error
-    log.warning("%s (failOnDataLoss=false)", text)
+    _LOG.warning("%s (failOnDataLoss=false)", text)
     return end
 
 
@@ -149,7 +149,7 @@ def _gap(options: SourceOptions, partition: Partition, first: int, end: int) -> 
     text = f"messages {first} to {end - 1} of {partition[0]} partition {partition[1]} are not there any more"
     if options.fail_on_data_loss:
         raise DataLost(f"{text}; set failOnDataLoss=false to go on without them")
-    log.warning("%s (failOnDataLoss=false)", text)
+    _LOG.warning("%s (failOnDataLoss=false)", text)
 
 
 class MagnetarReader(DataSourceReader):
@@ -181,6 +181,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
         self._target: Index | None = None  # of Trigger.AvailableNow; nothing beyond it is read
+        self._clock = SystemClock()
         self._waiting_since: float | None = None  # for minOffsetsPerTrigger
 
     def initialOffset(self) -> dict[str, Any]:
@@ -225,7 +226,7 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _too_few(self, begin: Index, available: Mapping[Partition, Available]) -> bool:
         minimum = self.options.min_offsets_per_trigger
         waiting = sum(max(0, a.end - begin.get(p, a.earliest)) for p, a in available.items())
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if minimum is None or waiting >= minimum:
             self._waiting_since = None
             return False

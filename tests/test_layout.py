@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "bookie": ("ledger", "metadata", "proto", "runtime"),
     "broker": ("client.core", "ledger", "metadata", "proto", "runtime"),  # a broker that publishes is a client
     "client": ("proto", "runtime"),
-    "spark_connector": ("client", "proto"),
+    "spark_connector": ("client", "proto", "runtime.clock"),
     "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime"),
     "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }

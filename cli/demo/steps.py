@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from .flights import Delays, Route, computed_from_messages
 
@@ -35,10 +35,11 @@ SPARK_TIMEOUT_S = 300.0
 class Steps:
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
-        self._begin = time.monotonic()
+        self._clock = SystemClock()
+        self._begin = self._clock.monotonic()
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{time.monotonic() - self._begin:6.1f} s[/dim]  {text}")
+        self.console.print(f"[dim]{self._clock.monotonic() - self._begin:6.1f} s[/dim]  {text}")
 
     def bar(self) -> Any:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -63,7 +64,7 @@ class Steps:
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
-        begin = time.monotonic()
+        begin = self._clock.monotonic()
         try:
             with self.bar() as bar:
                 task = bar.add_task("flights → topic", total=total)
@@ -71,9 +72,9 @@ class Steps:
                     bar.update(task, completed=sender.confirmed)
                     if killed_at is None and sender.confirmed >= KILL_AT * total:
                         victim.kill()
-                        killed_at = time.monotonic()
+                        killed_at = self._clock.monotonic()
                         self.say(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
-                    elif killed_at is not None and not victim.running and time.monotonic() - killed_at >= DOWN_S:
+                    elif killed_at is not None and not victim.running and self._clock.monotonic() - killed_at >= DOWN_S:
                         victim.start()
                         self.say(f"{victim.name} started again; {sender.confirmed:,} flights confirmed meanwhile")
                 bar.update(task, completed=sender.confirmed)
@@ -82,7 +83,7 @@ class Steps:
         if not victim.running:
             victim.start()
         victim.wait_ready()
-        took = time.monotonic() - begin
+        took = self._clock.monotonic() - begin
         self.say(
             f"{sender.confirmed:,} flights confirmed, {sender.confirmed / took:,.0f} a second, 2 synced copies each"
         )

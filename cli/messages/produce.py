@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.session import Session, connected
 
@@ -114,10 +115,11 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
     """One payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
-    start = time.monotonic()
+    clock = SystemClock()
+    start = clock.monotonic()
     for at, payload in enumerate(payloads):
         if rate is not None:
-            time.sleep(max(0.0, start + at / rate - time.monotonic()))
+            time.sleep(max(0.0, start + at / rate - clock.monotonic()))
         yield payload
 
 

@@ -8,12 +8,12 @@ second name (queues of threads that do not exist here). Guarding test: tests/cli
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.monitoring.metrics import Histogram, Recent
 
 if TYPE_CHECKING:
+    from ...runtime.clock import Clock
     from ...runtime.monitoring.metrics import Page
 
 QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
@@ -61,7 +61,8 @@ SECOND = (
 class BookKeeperNames:
     """One for the life of a process: it remembers earlier counts for its quantiles."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._recent = Recent()
 
     def add(self, page: Page, bookie: str) -> None:
@@ -78,6 +79,6 @@ class BookKeeperNames:
 
     def _summary(self, page: Page, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         key = (name, *labels.values())
-        found = self._recent.quantiles(key, histogram, time.monotonic(), [float(share) for share in QUANTILES])
+        found = self._recent.quantiles(key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES])
         millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
         page.foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)

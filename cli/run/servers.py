@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
+    from ...runtime.clock import Clock
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
     from ..metrics.samples import Measured
+
+_LOG = logging.getLogger("magnetar")
 
 WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
@@ -134,6 +137,7 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
     """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
     from ...proto.errors import MagnetarError
     from ...runtime import process
+    from ...runtime.clock import SystemClock
     from ...runtime.monitoring import logs
 
     logs.configure(log_format, log_level)
@@ -141,7 +145,7 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
 
     async def guarded() -> int:
         try:
-            await begin(lambda: main(process.real_world()), lambda: _READY in _said)
+            await begin(SystemClock(), lambda: main(process.real_world()), lambda: _READY in _said)
         except MagnetarError as error:
             failures.append(error)
             return 1
@@ -158,7 +162,9 @@ _said: list[str] = []
 """By this process: it is one server."""
 
 
-async def begin(start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5) -> None:
+async def begin(
+    clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
+) -> None:
     """`start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
 
     The metadata may be restarted, or be cut off for longer than the session lasts, while a bookie replays its journal.
@@ -166,14 +172,14 @@ async def begin(start: Callable[[], Awaitable[None]], is_ready: Callable[[], boo
     """
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
-    deadline = asyncio.get_running_loop().time() + WAIT_S
+    deadline = clock.monotonic() + WAIT_S
     while True:
         try:
             return await start()
         except (ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut) as error:
-            if is_ready() or asyncio.get_running_loop().time() >= deadline:
+            if is_ready() or clock.monotonic() >= deadline:
                 raise
-            logging.getLogger("magnetar").warning("the start begins again: %s", error)
+            _LOG.warning("the start begins again: %s", error)
         await asyncio.sleep(pause_s)
 
 
@@ -207,23 +213,21 @@ async def connect(world: World, where: Address, wait_s: float, session_s: float)
     from ...metadata.connect import connect as open_session
     from ...proto.errors import Unavailable
 
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    log = logging.getLogger("magnetar")
-    notice = loop.call_later(
-        NOTICE_S, log.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
+    deadline = world.clock.monotonic() + wait_s
+    notice = asyncio.get_running_loop().call_later(
+        NOTICE_S, _LOG.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
     )
     try:
         while True:
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(deadline - world.clock.monotonic()):
                     return await open_session(world, where, session_s)
             except Unavailable as error:
-                if loop.time() >= deadline:
+                if world.clock.monotonic() >= deadline:
                     raise _no_metadata(where, error.message) from error
             except TimeoutError as error:
                 raise _no_metadata(where, f"no session within {wait_s:g} s") from error
-            await asyncio.sleep(min(0.2, max(0.0, deadline - loop.time())))
+            await asyncio.sleep(min(0.2, max(0.0, deadline - world.clock.monotonic())))
     finally:
         notice.cancel()
 
@@ -273,7 +277,7 @@ def metadata(
         from ...runtime.lifecycle import Parts
         from ..metrics.samples import Measured
 
-        async with Parts() as parts:
+        async with Parts(world.clock) as parts:
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server))
@@ -318,7 +322,7 @@ def broker(
 
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
-        async with Parts() as parts:
+        async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
 
             later: list[MetadataStore] = []

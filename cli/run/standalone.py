@@ -95,13 +95,13 @@ async def _serve(
         "ack_quorum": copies // 2 + 1,
     }
     settings = load(BrokerConfig, "broker", file=config, overrides=given)
-    async with Parts() as parts:
+    async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
         started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
         broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat))
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat, world.clock))
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
         if port is None and await _serve_pulsar_port(parts, world, broker, host):
             facts["also"] = Endpoint(host, PULSAR_PORT)

@@ -74,11 +74,11 @@ def bookie(
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
-        async with Parts() as parts:
+        async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
             starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
-            measured = Measured(bookies=[running], second=second_names(metrics_compat))
+            measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
             facts = await serve_metrics(parts, scraped, measured)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
             await serve_for_ever()

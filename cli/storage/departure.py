@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.output import progress
 from ..common.session import YES, Session, confirm, connected
@@ -92,7 +93,7 @@ def _follow(session: Session, bookie: str, wait: bool, wait_s: float | None, don
         session.out.done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
         return
     total = left["ledgers"]
-    deadline = None if wait_s is None else time.monotonic() + wait_s
+    deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
     with progress("ledgers moved", total, shown=not session.out.json) as advance:
         left = _until_empty(session, bookie, left, total, advance, deadline)
     if left["ledgers"]:
@@ -109,7 +110,7 @@ def _until_empty(
     deadline: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Waits; what is left when the deadline is over."""
-    while left["ledgers"] and (deadline is None or time.monotonic() < deadline):
+    while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
         time.sleep(POLL_S)
         left = ask_any(session, "departure", bookie=bookie)
         advance(max(0, total - left["ledgers"]))

@@ -62,7 +62,7 @@ def repair(
         settings = replace(settings, enabled=True)
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
-        async with Parts() as parts:
+        async with Parts(world.clock) as parts:
             sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
 
             async def renew() -> None:

@@ -46,6 +46,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from ...proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
+from ...runtime.clock import Clock
 from ..core import znodes
 from .requests import EPHEMERAL, AddWatch, CreateFolder, Multi, RemoveWatches
 
@@ -114,7 +115,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     """Says what kazoo keeps to itself: the session's real timeout, and each event with its zxid."""
 
     on_event: Callable[[Event], None]
-    now: Callable[[], float]
+    clock: Clock
     timeout_s = 0.0
     number = 0  # of the connections that there were
     greeted = 0.0  # when the handshake that was answered last was sent
@@ -123,7 +124,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if not isinstance(request, Connect):
             return super()._invoke(timeout, request, xid)
-        sent = self.now()
+        sent = self.clock.monotonic()
         result = super()._invoke(min(timeout, HANDSHAKE_TIMEOUT_S), request, xid)
         self.timeout_s, self.greeted = result[0].time_out / 1000, sent
         self.number += 1
@@ -159,9 +160,9 @@ class ZooKeeperConnection:
     """One session's line. `on_state` and `on_event` are called on the loop, in order with the answers."""
 
     def __init__(
-        self, hosts: str, timeout_s: float, on_state: Callable[[ConnectionState], None], on_event: Callable[[Event],
-            None]
-    ) -> None:
+        self, hosts: str, timeout_s: float, clock: Clock,
+        on_state: Callable[[ConnectionState], None], on_event: Callable[[Event], None],
+    ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
         self.client = KazooClient(
@@ -169,7 +170,7 @@ class ZooKeeperConnection:
         )
         self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
         self._connection.on_event = lambda event: self.on_loop(self._heard, event)
-        self._connection.now = self._loop.time
+        self._connection.clock = clock
         self.client._connection = self._connection
         self._on_state = on_state
         self._on_event = on_event
@@ -191,7 +192,7 @@ class ZooKeeperConnection:
 
     @property
     def greeted(self) -> float:
-        """When the handshake that was answered last was sent, by the loop's clock."""
+        """When the handshake that was answered last was sent, by the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:

@@ -71,23 +71,22 @@ class ZookeeperStore(SessionStore):
     """Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
-        super().__init__(f"ZooKeeper at {address}")
+        super().__init__(f"ZooKeeper at {address}", world.clock)
         self._world = world
         self._address = address
         self._timeout_s = timeout_s
-        self._give_up = self._loop.time() + timeout_s  # without a session
         self._line_ended = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
         self._watches = Watches(lambda: self._line, address.root)
-        self._line = ZooKeeperConnection(address.hosts, timeout_s, self._on_state, self._watches.on_event)
+        self._line = ZooKeeperConnection(
+            address.hosts, timeout_s, world.clock, self._on_state, self._watches.on_event
+        )
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not ours."""
-        self._keeper = self._loop.create_task(self._keep())
-        self._keeper.add_done_callback(self._kept)
+        self._begin()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._give_up):
+            async with asyncio.timeout(self._timeout_s):
                 await self._settled.wait()
         if self._state is not SessionState.CONNECTED:
             raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
@@ -104,9 +103,9 @@ class ZookeeperStore(SessionStore):
         """Signs of life, until there is none for the timeout."""
         unanswered = 0
         while self._state is not SessionState.LOST:
-            sent = self._loop.time()
+            sent = self._clock.monotonic()
             try:
-                async with asyncio.timeout_at(sent + self._timeout_s / 3):
+                async with asyncio.timeout(self._timeout_s / 3):
                     await self._settled.wait()
                     await self._line.exists(self._address.root)
             except TimeoutError:
@@ -117,7 +116,7 @@ class ZookeeperStore(SessionStore):
             else:
                 unanswered = 0
                 self._lived(sent)
-                await asyncio.sleep(max(0.0, sent + self._timeout_s / 3 - self._loop.time()))
+                await asyncio.sleep(max(0.0, self._left_s(sent + self._timeout_s / 3)))
             if unanswered >= 2:  # this connection swallows what is sent, and there is time for another
                 unanswered = 0
                 self._line.drop()
@@ -156,9 +155,7 @@ class ZookeeperStore(SessionStore):
         if self._closing:
             return
         self._closing = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._tasks.close()
         if self._state is SessionState.CONNECTED:
             self._line.end(farewell=True)
             with contextlib.suppress(TimeoutError):
@@ -240,7 +237,7 @@ class ZookeeperStore(SessionStore):
 
     async def _within(self, waiting: Awaitable[T], end: float) -> T:
         try:
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout(self._left_s(end)):
                 return await waiting
         except TimeoutError as error:
             raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
@@ -250,7 +247,7 @@ class ZookeeperStore(SessionStore):
         check_operations(operations)
         end = self._deadline_of_call()
         fresh = False
-        while self._loop.time() < end:
+        while self._left_s(end) > 0:
             plan = await self._plan(operations, fresh=fresh)
             if not plan.steps:
                 return plan.versions

@@ -7,8 +7,8 @@ sockets as in `runtime/peer/sockets.py`.
 as one multipart, closed at COALESCE_BYTES. The server takes in what has come, hands all of it to the service at once,
 and answers the same way, per connection. Nothing ever waits for more.
 
-**Deadlines.** One timer per peer: it wakes at the earliest deadline that was known when it was set, fails what is due
-and sets itself to the earliest that is left. With equal time-outs that is one look at the table per time-out.
+**Deadlines.** One alarm per peer: it rings at the earliest deadline, fails what is due, and is set to the earliest
+deadline that is left. With equal time-outs that is one look at the table per time-out.
 
 **Broken connections.** The socket's monitor tells of every disconnect and refused connection; all requests in flight,
 and those that were waiting to leave, fail at once with ConnectionLost. Replies that had come are delivered first.
@@ -34,6 +34,8 @@ from asyncio import Future
 from collections.abc import Sequence
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
+from ..alarm import Alarm
+from ..clock import Clock
 from ..files import Buffer
 from ..network import Endpoint, Reply
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
@@ -54,7 +56,7 @@ _MONITOR = struct.Struct("=Hi")
 class ZmqPeer:
     """The client end. Made and used in one event loop; connects with the first request."""
 
-    def __init__(self, context: Context, endpoint: Endpoint, identity: bytes) -> None:
+    def __init__(self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._context = context
         self._endpoint = endpoint
@@ -68,8 +70,8 @@ class ZmqPeer:
         self._outbox = Outbox()
         self._flushing = False
         self._waiting: dict[int, tuple[Future[Reply], float]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._now = clock.monotonic
+        self._alarm = Alarm(clock, self._expire)
         self.requests = self.multiparts_sent = self.multiparts_received = self.late_replies = 0
 
     @property
@@ -99,11 +101,11 @@ class ZmqPeer:
         id_ = self._next_id
         self._next_id = id_ + 1
         self.requests += 1
-        deadline = self._loop.time() + timeout_s
+        deadline = self._now() + timeout_s
         self._waiting[id_] = (future, deadline)
         self._outbox.add(size, (id_, head, frames))
-        if self._timer is None or deadline < self._timer_at:
-            self._arm(deadline)
+        if deadline < self._alarm.at:
+            self._alarm.set_by(deadline)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_turn)
@@ -115,9 +117,7 @@ class ZmqPeer:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
 
     # ---------------------------------------------------------------------------------- sending
     def _flush_turn(self) -> None:
@@ -215,20 +215,13 @@ class ZmqPeer:
             if not future.done():
                 future.set_exception(type(error)(error.message, **error.fields))
 
-    def _arm(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        self._timer = self._loop.call_at(when, self._expire)
-
     def _expire(self) -> None:
-        self._timer = None
-        now = self._loop.time()
+        now = self._now()
         due = [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]
         for id_ in due:
             self._fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
         if self._waiting:
-            self._arm(min(deadline for _, deadline in self._waiting.values()))
+            self._alarm.set_by(min(deadline for _, deadline in self._waiting.values()))
 
 
 class _Link:

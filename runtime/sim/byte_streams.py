@@ -12,6 +12,7 @@ from typing import Any
 
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint
+from ..tasks import Tasks
 from .wires import End, Owner, Wires
 
 WINDOW_BYTES = 1 << 20
@@ -117,13 +118,11 @@ class SimByteServing:
         self.owner = owner
         self._wires = wires
         self._service = service
-        self._handlers: dict[asyncio.Task[None], None] = {}
+        self._handlers = Tasks()
         self.endpoint = wires.listen(endpoint, self)
 
     def accept(self, end: End) -> None:
-        handler = asyncio.get_running_loop().create_task(self._handle(SimByteStream(end)))
-        self._handlers[handler] = None
-        handler.add_done_callback(lambda done: self._handlers.pop(done, None))
+        self._handlers.spawn(self._handle(SimByteStream(end)), "bytes-connection")
 
     async def _handle(self, stream: SimByteStream) -> None:
         try:
@@ -137,9 +136,4 @@ class SimByteServing:
 
     async def close(self, grace_s: float = 0.0) -> None:
         self._wires.unlisten(self.endpoint.port, self)
-        if self._handlers and grace_s:
-            await asyncio.wait(list(self._handlers), timeout=grace_s)
-        while handlers := list(self._handlers):
-            for handler in handlers:
-                handler.cancel()
-            await asyncio.wait(handlers)
+        await self._handlers.close(grace_s)

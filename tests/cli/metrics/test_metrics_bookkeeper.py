@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.metrics.bookkeeper import SECOND, BookKeeperNames
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.monitoring.metrics import Histogram, Page
 from tests.cli.metrics.test_metrics import Scrape, facts
 from tests.support.processes import run_cli
@@ -65,7 +66,7 @@ def test_a_read_only_bookie_has_status_0() -> None:
     adds.observe(0.05)
     page.gauge("magnetar_bookie_read_only", "R.", 1, bookie="b")
     page.histogram("magnetar_bookie_add_seconds", "A.", adds, bookie="b")
-    BookKeeperNames().add(page, "b")
+    BookKeeperNames(SystemClock()).add(page, "b")
     samples = {(s.name, s.labels.get("quantile")): s.value for family in page.collect() for s in family.samples}
     assert samples["bookie_SERVER_STATUS", None] == 0
     assert samples["bookkeeper_server_ADD_ENTRY", "0.5"] == pytest.approx(50.0)

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import rpc
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer import client as peers
@@ -45,7 +46,7 @@ class Bench:
         return server
 
     def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY) -> ZmqPeer:
-        peer = ZmqPeer(self.context, endpoint, identity)
+        peer = ZmqPeer(self.context, SystemClock(), endpoint, identity)
         self.ends.append(peer)
         return peer
 
