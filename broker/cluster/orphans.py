@@ -1,18 +1,19 @@
 """Ledgers that no record names, and topics that name ledgers that do not exist (ledger protocol §3.6; complaint 29).
 
 A crash between "create a ledger" and "put it into the list", or between "take it from the list" and "delete it", leaves
-a ledger over; every ledger of a topic or a cursor names its owner in its properties. Both directions are checked:
+a ledger over. Every ledger that a broker makes names its owner in its properties: a topic's log has `topic`, a ledger
+of a topic's own state also has its kind (`KINDS`). Both directions are checked:
 
-- **orphan**: a ledger of a topic or of a cursor, created `age_s` ago or longer, that no record of any topic or
+- **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
   subscription mentions. It is fenced and closed first, so that no writer can confirm anything in it any more; then
   its topic's records are read once more; then it is deleted.
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
 
 Safety. Ledgers are listed before the records are read: what was named then is not an orphan, and what was made
 since is too young. Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
-a reference, and a ledger with other properties than `topic` and `cursor` is never touched, so that a kind of ledger
-that this module does not know is safe. `age_s` is far above the time in which a broker that made a ledger lists it or
-loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
+a reference (snapshots, buckets and compacted ledgers included), and a ledger with other properties is never touched, so
+that a kind of ledger that this module does not know is safe. `age_s` is far above the time in which a broker that made
+a ledger lists it or loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from ...proto.names import TopicName
 _LOG = logging.getLogger("magnetar.broker")
 
 READ_AT_ONCE = 50
-KINDS = ({"topic"}, {"topic", "cursor"})
-"""The properties of the ledgers that this module knows."""
+KINDS = ({"topic"}, *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted")))
+"""The properties of the ledgers that this module knows; `cursor` and `delays` give the subscription."""
 
 
 class Orphan(NamedTuple):
@@ -44,7 +45,7 @@ class Orphan(NamedTuple):
 
     ledger_id: int
     topic: str
-    subscription: str  # of a cursor ledger; else empty
+    subscription: str  # of a ledger of a cursor or of its delays; else empty
     created_ms: int
 
 
@@ -88,7 +89,8 @@ def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
     properties = record.properties
     if set(properties) not in KINDS or now_ms - record.created_ms < age_s * 1000:
         return None
-    return Orphan(record.ledger_id, properties["topic"], properties.get("cursor", ""), record.created_ms)
+    subscription = properties.get("cursor") or properties.get("delays", "")
+    return Orphan(record.ledger_id, properties["topic"], subscription, record.created_ms)
 
 
 def _numbers(record: Record) -> Iterator[int]:

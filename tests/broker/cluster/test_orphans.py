@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.cluster.orphans import delete, find
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
-from magnetar.metadata.records import CursorRecord, TopicRecord
+from magnetar.metadata.records import Compacted, CursorRecord, DedupPlace, DelayBucket, TopicRecord
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError
@@ -54,6 +54,32 @@ async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_no
         assert await find(metadata, now_ms + HOUR_MS + 1000, 3600) == ([], [])
         producer = await TestProducer(running.world, running.brokers[0], TOPIC, "after").opened()
         await producer.send(b"2")
+        await ledgers.close()
+
+
+async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_names_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        metadata, ledgers = running.store.session(), client(running)
+        kinds = ({"cursor": "s"}, {"delays": "s"}, {"dedup": "snapshots"}, {"compacted": "true"})
+        cursor, delays, dedup, compacted, replaced = [
+            (await ledgers.create(properties={"topic": TOPIC, **kind})).ledger_id for kind in (*kinds, kinds[-1])
+        ]
+        late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
+        found = await find(metadata, late_ms, 3600)
+        assert [(each.ledger_id, each.subscription) for each in found.orphans] == [
+            (cursor, "s"), (delays, "s"), (dedup, ""), (compacted, ""), (replaced, ""),
+        ]  # fmt: skip
+        topic = TopicRecord(
+            dedup=DedupPlace(mark_ledger=-1, mark_entry=-1, ledger_id=dedup), pending_deletion=(replaced,),
+            compacted=Compacted(ledger_id=compacted, horizon_ledger=-1, horizon_entry=-1, end_index=0),
+        )  # fmt: skip
+        bucket = DelayBucket(ledger_id=delays, entries=1, last_ms=0)
+        await put_record(metadata, paths.topic("public", "default", "t"), topic)
+        await put_record(
+            metadata, paths.cursor("public", "default", "t", "s"), CursorRecord(ledger_id=cursor, delays=(bucket,))
+        )
+        assert await find(metadata, late_ms, 3600) == ([], [])
+        assert await delete(metadata, ledgers, found.orphans) == []
         await ledgers.close()
 
 
