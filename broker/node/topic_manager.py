@@ -275,6 +275,8 @@ class TopicManager:
             await topic.close()
         except MagnetarError as error:
             _LOG.warning("%s: %s", topic.name, error)
+        except Exception:  # a fault of one topic must not keep the others from being closed
+            _LOG.exception("%s: the topic was not closed in order", topic.name)
 
     async def unload(self, name: TopicName) -> None:
         """Closes the topic here in order; the next lookup loads it again, here or elsewhere. It ends once it began."""
