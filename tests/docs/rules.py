@@ -189,7 +189,7 @@ def _pytest(place: Place, command: Command) -> None:
 
 
 def _tables(place: Place, command: Command) -> None:
-    place.run(sys.executable, *command.words[1:], "--check")
+    place.run(sys.executable, *command.words[1:], "--check", timeout_s=180)
 
 
 def _ci(place: Place, command: Command) -> None:
