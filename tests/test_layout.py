@@ -6,11 +6,13 @@ more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import pytest
 
@@ -290,3 +292,78 @@ def test_no_generated_message_is_known_below_the_brokers_protocols() -> None:
         and not module.path.startswith(("broker/protocols/", "broker/node/internal_producer.py"))
     ]  # fmt: skip
     assert not wrong, "\n".join(wrong)
+
+
+BARE_TASKS = {
+    "broker/cluster/topic_watch.py": "the function awaits them in its `finally`",
+    "broker/common/shared_runs.py": "the error goes to the callers, who all wait for it",
+    "broker/protocols/grpc/watch.py": "the function awaits them in its `finally`",
+    "broker/server.py": "the function awaits it in its `finally`",
+    "runtime/process.py": "the main task of a process",
+    "runtime/sim/world.py": "the processes of a simulation",
+    "runtime/supervisor.py": "the owner of tasks that last",
+    "runtime/tasks.py": "the owner of the other tasks",
+    "runtime/unbroken.py": "the caller waits for its end, also when it is cancelled",
+}
+"""Module → why it may start a task without `runtime/tasks.py` and `runtime/supervisor.py`."""
+
+BARE_TASKS_LEFT = {
+    "bookie/admin/verbs.py", "bookie/repair/auditor.py", "bookie/repair/run.py", "bookie/server.py",
+    "bookie/store/boot.py", "bookie/store/checkpoint_scheduler.py", "bookie/store/journal/journal.py",
+    "bookie/store/journal/segments.py", "bookie/store/store.py", "broker/subscription/cursors.py",
+    "broker/subscription/dead_letters.py", "broker/subscription/delays.py", "broker/subscription/read_ahead.py",
+    "broker/subscription/subscription.py", "client/common/guard.py", "client/consume/table_view.py",
+    "ledger/bookies.py", "ledger/damage.py", "ledger/handle.py", "ledger/reader.py", "ledger/recovery.py",
+    "metadata/remote.py", "metadata/server.py", "metadata/zookeeper/store.py", "runtime/byte_streams.py",
+    "runtime/grpc/rpc.py", "runtime/grpc/stream.py", "runtime/sim/byte_streams.py", "runtime/sim/rpc.py",
+}  # fmt: skip
+"""The others that do. The list only shrinks."""
+
+OTHER_CLOCKS = {
+    "runtime/clock.py": "the clock",
+    "runtime/sim/": "its clock and its waits are made of the loop's virtual time",
+}
+"""Module or folder → why it reads the time from elsewhere than a `Clock`."""
+
+OTHER_CLOCKS_LEFT = {
+    "broker/subscription/delays.py", "cli/demo/steps.py", "cli/messages/produce.py", "cli/metrics/bookkeeper.py",
+    "cli/metrics/samples.py", "cli/run/servers.py", "cli/storage/departure.py", "client/admin/grpc_transport.py",
+    "client/blocking/consumer.py", "client/blocking/waits.py", "client/connect/broker_stream.py",
+    "client/connect/connections.py", "client/consume/batch_receive.py", "client/consume/partition_consumer.py",
+    "client/consume/ranges.py", "client/produce/partition_producer.py", "client/produce/producer.py",
+    "ledger/bookies.py", "metadata/remote.py", "metadata/session.py", "metadata/sqlite.py", "metadata/update.py",
+    "metadata/zookeeper/connection.py", "metadata/zookeeper/store.py", "runtime/lifecycle.py",
+    "runtime/peer/client.py", "spark_connector/ranges.py", "spark_connector/source.py",
+}  # fmt: skip
+"""The others that do. The list only shrinks."""
+
+_CLOCKS = {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns"}
+
+
+def _starts_a_task(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future")
+
+
+def _reads_a_clock(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and any(each.name in _CLOCKS for each in node.names)
+    if not isinstance(node, ast.Attribute):
+        return False
+    of = ast.unparse(node.value)
+    return (of == "time" and node.attr in _CLOCKS) or (node.attr == "time" and of.endswith(("loop", "loop()")))
+
+
+def _modules_with(found: Callable[[ast.AST], bool]) -> set[str]:
+    return {module.path for module in layout.modules() if any(map(found, ast.walk(module.tree)))}
+
+
+def test_every_task_has_an_owner() -> None:
+    found = _modules_with(_starts_a_task)
+    assert found - BARE_TASKS.keys() <= BARE_TASKS_LEFT
+    assert BARE_TASKS.keys() <= found, "a row that is not needed any more"
+
+
+def test_there_is_one_clock() -> None:
+    found = _modules_with(_reads_a_clock)
+    assert {path for path in found if not path.startswith(tuple(OTHER_CLOCKS))} <= OTHER_CLOCKS_LEFT
+    assert all(any(path.startswith(row) for path in found) for row in OTHER_CLOCKS), "a row that is not needed any more"
