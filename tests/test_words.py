@@ -100,7 +100,6 @@ LEFT: dict[str, dict[str, int]] = {
         "metadata": 8,
         "bookie": 19,
         "broker": 5,
-        "client": 1,
         "spark_connector": 1,
         "cli": 12,
         "docs": 7,

@@ -202,5 +202,5 @@ def _wait_for_room(producer: PartitionProducer) -> None:
     gate = threading.Lock()
     gate.acquire()
     producer.room.append(gate.release)
-    if producer.full and producer.error is None:
+    if producer.core.is_full and producer.core.error is None:
         acquire(gate)

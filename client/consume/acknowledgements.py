@@ -34,10 +34,13 @@ Pending = Message | MessageId
 class AckSender:
     """`wake` is called, from the same thread, when the event loop is to look after what was appended."""
 
-    def __init__(self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
+    ) -> None:
         self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `taken` is to be told of each message
         self._core = core
         self._wake = wake
+        self._now = now
         self._longer_ms = partial(delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
         self._acked: deque[Pending] = deque()
         self._nacked: deque[Pending] = deque()
@@ -74,8 +77,9 @@ class AckSender:
         return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
-    def gather(self, now: float) -> None:
-        core = self._core
+    def gather(self) -> float:
+        """Gives all to the core; the time at which."""
+        core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
             core.watch(position, now, self._longer_ms(count) / 1000)
@@ -85,6 +89,7 @@ class AckSender:
             which = self._nacked.popleft()
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
             core.give_back(place_of(which)[0], count, now)
+        return now
 
     def _gather_acks(self) -> None:
         """The messages of one entry that follow each other are one step."""

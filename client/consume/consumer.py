@@ -188,7 +188,7 @@ class Consumer:
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
-            "delivered_messages": sum(each.delivered for each in self.partitions),
+            "delivered_messages": sum(each.core.delivered for each in self.partitions),
         }
 
     # ------------------------------------------------------------------------------ receiving
@@ -238,7 +238,7 @@ class Consumer:
             consumer = self.consumer_of(which)  # type: ignore[arg-type]
             if self._left and consumer in self._left:
                 return  # there is nothing left to acknowledge
-            consumer.raise_if_closed()
+            consumer.requests.raise_if_closed()
             consumer.acknowledge(which)  # type: ignore[arg-type]
         else:
             every = list(which)
@@ -248,7 +248,7 @@ class Consumer:
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        self.consumer_of(which).negative_acknowledge(which)
+        self.consumer_of(which).acks.negative_acknowledge(which)
 
     async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
@@ -267,9 +267,9 @@ class Consumer:
         several: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
         for each in several:
             consumer = self.consumer_of(each)
-            consumer.raise_if_closed()
+            consumer.requests.raise_if_closed()
             consumers.setdefault(consumer, []).append(each)
-        work = (each.acknowledge_durably(some, cumulative=cumulative) for each, some in consumers.items())
+        work = (each.requests.acknowledge(some, cumulative=cumulative) for each, some in consumers.items())
         await asyncio.gather(*work)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
@@ -289,7 +289,7 @@ class Consumer:
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
         self._check_cumulative()
         consumer = self.consumer_of(message)
-        consumer.raise_if_closed()
+        consumer.requests.raise_if_closed()
         consumer.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
@@ -328,7 +328,7 @@ class Consumer:
         """The id of the topic's last message. OperationNotSupported: there are several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
-        found = MessageId.from_wire((await self.partitions[0].last_message_id()).id)
+        found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
         return MessageId(
             self.partitions[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
             0, self.partitions[0].topic.full,
@@ -336,7 +336,7 @@ class Consumer:
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
-        await asyncio.gather(*(each.unsubscribe() for each in self.partitions))
+        await asyncio.gather(*(each.requests.unsubscribe() for each in self.partitions))
         await self.close()
 
     def abort(self) -> None:
@@ -368,4 +368,4 @@ class Consumer:
 
     def check(self) -> None:
         for consumer in self.partitions:
-            consumer.check()
+            consumer.core.check()

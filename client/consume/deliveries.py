@@ -10,20 +10,19 @@ delivered again together (client/core/chunking.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
 from ...proto.entry import declared_messages, decode_columns, open_entry
 from ...proto.entry_pb2 import SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position
 from ..core.consumer import ConsumerCore
-from ..model.message import (
-    DamagedMessage,
-    Message,
-    Origin,
-    ReceivedEntry,
-)
+from ..core.effects import Place
+from ..model.message import DamagedMessage, Message, Origin, ReceivedEntry
+from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
 from ..model.start import Start
 from .dead_letters import DeadLetterProducer, is_dead_letter
@@ -31,17 +30,23 @@ from .dead_letters import DeadLetterProducer, is_dead_letter
 _LOG = logging.getLogger("magnetar.client")
 
 
+class Came(NamedTuple):
+    messages: list[Message]  # for the application
+    charged: int  # permits of all entries
+    hidden: int  # permits of entries of which the application sees nothing
+    size_bytes: int
+
+
 class Deliveries:
-    """Of one partition. `charged` counts the permits of all entries since it was last set to 0, and `hidden` those of
-    entries of which the application sees nothing."""
+    """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         letters: DeadLetterProducer | None, start: Start | None,
     ) -> None:  # fmt: skip
-        self.start = start  # readers only: what is before it is left out
-        self.charged = 0
-        self.hidden = 0
+        self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
+        self._came: list[Message] = []
+        self._charged = self._hidden = self._bytes = 0
         self._consumer = consumer
         self._settings = settings
         self._core = core
@@ -50,6 +55,49 @@ class Deliveries:
         self._durable = start is None
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
 
+    def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
+        """Takes deliveries apart up to a frame that is none, which it returns; None: all were."""
+        came, opened = self._came, self.open
+        for frame in frames:
+            kind = frame.WhichOneof("kind")
+            if kind == "deliveries":
+                several = frame.deliveries
+                ledger_id = several.ledger_id
+                for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
+                    self._bytes += len(entry)
+                    came += opened(entry, Position(ledger_id, entry_id))
+            elif kind == "delivery":
+                one = frame.delivery
+                entry = one.entry  # protobuf makes a copy of it
+                self._bytes += len(entry)
+                position = Position(one.ledger_id, one.entry_id)
+                came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
+            else:
+                return frame
+        return None
+
+    def take(self) -> Came:
+        """What came since the last call."""
+        came = Came(self._came, self._charged, self._hidden, self._bytes)
+        self._came = []
+        self._charged = self._hidden = self._bytes = 0
+        return came
+
+    # ------------------------------------------------------------------------------ where a reader begins
+    def sought(self, to: MessageId | int) -> None:
+        """The cursor was moved there; None is a place that only the broker knows."""
+        self.start = None
+        if not self._durable and isinstance(to, MessageId):
+            everywhere = to in (MessageId.earliest, MessageId.latest)
+            self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
+
+    def start_after(self, place: Place) -> Start:
+        """A reader goes on after what it read."""
+        if place.taken is not None:
+            self.start = Start(place.taken, False, place.begun)
+        return self.start or Start(MessageId.latest, False)
+
+    # ------------------------------------------------------------------------------ one entry
     def open(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
@@ -64,11 +112,11 @@ class Deliveries:
         except CorruptEntry as error:
             return [self._damaged(error, entry, position, acked)]
         received.stream = core.connections
-        self.charged += received.charged
+        self._charged += received.charged
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
         if not wanted:
-            self.hidden += received.charged
+            self._hidden += received.charged
             return ()
         share_permits(received, wanted, of_each=self._permits_of_each)
         if self._letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
@@ -81,7 +129,7 @@ class Deliveries:
         _LOG.error("%s: entry %s is damaged: %s", self._consumer.topic, position, error)
         damaged = DamagedMessage(self._consumer, position, error, max(1, declared_messages(entry) - len(acked)))
         damaged.entry.stream = self._core.connections
-        self.charged += damaged.permits
+        self._charged += damaged.permits
         return damaged
 
     def _take_chunk(self, received: ReceivedEntry, entry: bytes) -> list[Message]:

@@ -114,10 +114,10 @@ class PartitionConsumers:
 
     # ------------------------------------------------------------------------------ all of them
     def are_connected(self) -> bool:
-        return all(each.state is State.CONNECTED for each in self.all)
+        return all(each.core.state is State.CONNECTED for each in self.all)
 
     def are_closed(self) -> bool:
-        return all(each.state is State.CLOSED for each in self.all)
+        return all(each.core.state is State.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
         """MessageId.earliest, .latest and a publish time in ms move all; the id of a message its own partition."""
@@ -125,10 +125,10 @@ class PartitionConsumers:
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
                 check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
-            await asyncio.gather(*(consumer.seek(to) for consumer in (self.all if everywhere else [self.of_id(to)])))
+            await _seek(self.all if everywhere else [self.of_id(to)], to)
         elif isinstance(to, int) and not isinstance(to, bool):
             check_one("a publish time", PUBLISH_TIME, to)
-            await asyncio.gather(*(each.seek(to) for each in self.all))
+            await _seek(self.all, to)
         else:
             raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown(to)}")
 
@@ -146,6 +146,10 @@ class PartitionConsumers:
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise
+
+
+async def _seek(partitions: Sequence[PartitionConsumer], to: MessageId | int) -> None:
+    await asyncio.gather(*(each.requests.seek(to) for each in partitions))
 
 
 async def _open(new: Sequence[PartitionConsumer]) -> None:

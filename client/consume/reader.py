@@ -96,9 +96,10 @@ class Reader:
     def note(self, message: Message) -> Message:
         """Notes that the application takes the message: a reconnect starts after it; the broker may forget it."""
         consumer: Any = message.entry.consumer
-        consumer.last_taken = message.message_id()
+        consumer.core.last_taken = message.message_id()
         if message.permits:
-            consumer.acknowledge_read(message)
+            entry = message.entry  # the cursor may go on; that is grouped like any ack
+            consumer.acknowledge(MessageId(-1, entry.ledger_id, entry.entry_id, _chunks=entry.chunks))
         return message
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
@@ -118,13 +119,13 @@ class Reader:
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
-        reply = await consumer.last_message_id()
+        reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
         last = _order(reply.id)
-        if consumer.last_taken is not None:
-            return last > _order_taken(consumer.last_taken)
-        start = consumer.start
+        if consumer.core.last_taken is not None:
+            return last > _order_taken(consumer.core.last_taken)
+        start = consumer.deliveries.start
         if start is None or start.id == MessageId.latest:
             inclusive = start is not None and start.inclusive
             mark = (reply.mark_delete.ledger_id, reply.mark_delete.entry_id)

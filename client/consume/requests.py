@@ -1,27 +1,86 @@
-"""Requests of a consumer that the broker answers by number, and what becomes of them when the connection breaks."""
+"""What a consumer asks its broker and waits for: each request has a number, and the answer names it.
+
+When the connection breaks before the answer comes, the request is sent again over the next one, until the deadline of
+the operation. Guards: tests/client/consume/test_partition_consumer.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError
-from ..common.errors import translate
+from ..common.errors import OperationNotSupported, translate
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
+from ..core.effects import ConsumerEffect
 from ..core.state import State
+from ..model.message_id import MessageId
+from .acknowledgements import AckSender, Pending, place_of
+from .frames import acks_of
 
 
 class Requests:
-    def __init__(self, connections: Connections, core: ConsumerCore) -> None:
+    def __init__(
+        self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
+        do: Callable[[list[ConsumerEffect]], None],
+    ) -> None:  # fmt: skip
+        """`send` sends a ClientFrame of that kind; `do` does effects of the core."""
+        self.unsubscribed = False  # there is nothing left to leave
         self._connections = connections
         self._core = core
+        self._acks = acks
+        self._send = send
+        self._do = do
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
 
-    async def ask(self, send: Callable[[int], object]) -> Any:
+    async def last_message_id(self) -> wire.LastMessageId:
+        reply: wire.LastMessageId = await self._ask(lambda id_: self._send(last_message_id=id_))
+        return reply
+
+    async def seek(self, to: MessageId | int) -> None:
+        """What was delivered before is forgotten; what is delivered next is from there."""
+        self._acks.forget()
+        self._core.forget_acknowledged()
+        await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
+
+    async def unsubscribe(self) -> None:
+        await self._ask(lambda id_: self._send(unsubscribe=id_))
+        self.unsubscribed = True
+
+    async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
+        """Returns when the ack survives a crash of all processes. OperationNotSupported: a cumulative one would cover
+        a part of a message in chunks."""
+        every = [each for one in which for each in self._acks.with_chunks(one)]
+        for each in every if cumulative else ():
+            place = place_of(each)[0]
+            if not self._core.covers(place):
+                raise OperationNotSupported(
+                    f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
+                )
+        self._acks.gather()
+        for ack in acks_of(self._acks.take_over(every, cumulative=cumulative)):
+
+            def request(request_id: int, ack: wire.Ack = ack) -> None:
+                ack.request_id = request_id
+                self._send(ack=ack)
+
+            await self._ask(request)
+
+    async def send_last_acks(self) -> None:
+        """Returns when all acks that wait are durable."""
+        self._acks.gather()
+        request_id, effects = self._core.last_acks()
+        if request_id:
+            answer = self._expect(request_id)
+            self._do(effects)
+            await answer
+
+    async def _ask(self, send: Callable[[int], object]) -> Any:
         """`send` sends the request under that number; once more over the next connection when this one breaks."""
 
         async def attempt() -> Any:
@@ -29,7 +88,7 @@ class Requests:
                 self.raise_if_closed()
                 await self.changed()
             request_id = self._core.request()
-            answer = self.expect(request_id)
+            answer = self._expect(request_id)
             send(request_id)
             try:
                 return await answer
@@ -38,7 +97,7 @@ class Requests:
 
         return await self._connections.retry(attempt)
 
-    def expect(self, request_id: int) -> asyncio.Future[Any]:
+    def _expect(self, request_id: int) -> asyncio.Future[Any]:
         answer = self._answers[request_id] = self._loop.create_future()
         return answer
 

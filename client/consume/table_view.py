@@ -182,7 +182,7 @@ class TableView:
     async def _read_again(self, consumer: PartitionConsumer) -> None:
         self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
         try:
-            await consumer.seek(MessageId.earliest)
+            await consumer.requests.seek(MessageId.earliest)
         except (PulsarException, MagnetarError) as error:
             _LOG.warning("%s: the table may hold deleted keys until the next reconnect: %s", consumer.topic, error)
             self._horizons[consumer] = 0

@@ -385,6 +385,10 @@ class ProducerCore:
         return effects
 
     @property
+    def is_full(self) -> bool:
+        return self.pending >= self.max_pending
+
+    @property
     def has_room(self) -> bool:
         """For those that wait for it: for a quarter of the queue, so that they are not woken for each message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))

@@ -32,19 +32,10 @@ from ..common.errors import (
 from ..common.guard import run
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
+from ..connect.due_timer import DueTimer
 from ..connect.handshake import open_producer, producer_options
 from ..core.batcher import Callback, OutgoingMessage
-from ..core.effects import (
-    Added,
-    Connect,
-    Finished,
-    Flushed,
-    Leave,
-    ProducerEffect,
-    Publish,
-    Settle,
-    Warn,
-)
+from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, Publish, Settle, Warn
 from ..core.producer import FINAL, ProducerCore
 from ..core.state import State
 from ..model.settings import ProducerSettings
@@ -65,27 +56,26 @@ class PartitionProducer:
         world = connections.world
         self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
-        self._core = ProducerCore(
+        self.core = ProducerCore(
             settings.producer_name or "", producer_options(settings), max_pending=max_pending, lock=Lock(),
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
         )  # fmt: skip
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
         self._wakes = connections.wakes
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer = DueTimer(self._now, self._time_passed, self.broke)
         self._opened: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
         """A message with a payload and nothing else."""
-        added = self._core.add(payload, callback)
+        added = self.core.add(payload, callback)
         if added is not None:
             self._after_adding(added, len(payload))
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         try:
-            added = self._core.add_message(message, callback)
+            added = self.core.add_message(message, callback)
         except MagnetarError as error:
             raise translate(error) from error
         except (TypeError, ValueError, OverflowError) as error:
@@ -94,7 +84,7 @@ class PartitionProducer:
             self._after_adding(added, len(message.payload))
 
     def _after_adding(self, added: Added, size: int) -> None:
-        core = self._core
+        core = self.core
         if added is Added.WAKE:
             self._wake()
         elif added is Added.TOO_LARGE:
@@ -110,70 +100,26 @@ class PartitionProducer:
 
     def flush_soon(self) -> None:
         """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
-        if self._core.flush_soon():
+        if self.core.flush_soon():
             self._wake()
 
     def _wake(self) -> None:
-        self._core.turn_wanted = True
+        self.core.turn_wanted = True
         self._wakes.call(self._turn, self.broke)
-
-    # ------------------------------------------------------------------------------ facts of it
-    @property
-    def name(self) -> str:
-        return self._core.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        """Before it is opened: all partitions have one name."""
-        self._core.name = name
-
-    @property
-    def state(self) -> State:
-        return self._core.state
-
-    @property
-    def pending(self) -> int:
-        return self._core.pending
-
-    @property
-    def full(self) -> bool:
-        return self._core.pending >= self._core.max_pending
-
-    @property
-    def stored(self) -> int:
-        return self._core.stored
-
-    @property
-    def last_sequence_id(self) -> int:
-        return self._core.last_sequence_id
-
-    @property
-    def waits_for_messages(self) -> bool:
-        return self._core.waits_for_messages
-
-    @property
-    def error(self) -> MagnetarError | None:
-        """Why this producer is finished; None while it is not."""
-        return self._core.error
 
     def exception(self, result: Result) -> PulsarException:
         """The outcome of a message that failed just now."""
         return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
 
-    def wall_ms(self) -> int:
-        return self._wall_ms()
-
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
-        self._do(self._core.turn(self._now(), self._wall_ms()))
+        self._do(self.core.turn(self._now(), self._wall_ms()))
 
-    def _time_passed(self) -> None:
-        self._timer = None
-        now = max(self._now(), self._timer_at)  # the loop rounds its timers: this one may be early
-        self._do(self._core.time_passed(now, self._wall_ms()))
+    def _time_passed(self, now: float) -> None:
+        self._do(self.core.time_passed(now, self._wall_ms()))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
-        core, now = self._core, self._now()
+        core, now = self.core, self._now()
         effects: list[ProducerEffect] = []
         try:
             for frame in frames:
@@ -191,11 +137,11 @@ class PartitionProducer:
     def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
         match kind:
             case "failed":
-                return self._core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
+                return self.core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
             case "producer_opened":
                 opened = frame.producer_opened
                 self._attachment.opened()
-                return self._core.opened(
+                return self.core.opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
                     opened.topic_epoch, now, self._wall_ms(),
                 )  # fmt: skip
@@ -211,9 +157,9 @@ class PartitionProducer:
     def on_lost(self, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
-        elif self._core.state is not State.CLOSED:
+        elif self.core.state is not State.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)
-        self._do(self._core.lost(error, self._now()))
+        self._do(self.core.lost(error, self._now()))
 
     # ------------------------------------------------------------------------------ effects
     def _do(self, effects: list[ProducerEffect]) -> None:
@@ -236,7 +182,7 @@ class PartitionProducer:
         match effect:
             case Flushed(waiters):
                 _wake(waiters)
-            case Connect(after_s) if self._core.state is State.OPENING:
+            case Connect(after_s) if self.core.state is State.OPENING:
                 self._attachment.open()
             case Connect(after_s):
                 self._attachment.reopen(after_s)
@@ -248,18 +194,15 @@ class PartitionProducer:
                 self._end(error)
 
     def _after_outcomes(self) -> None:
-        core = self._core
+        core = self.core
         if self.room and core.has_room:
             self._make_room()
         if core.wants_flush:
             core.turn_wanted = True
             self._loop.call_soon(run, self._turn, self.broke)
         due = core.due
-        if due is not None and (self._timer is None or due < self._timer_at):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = due
-            self._timer = self._loop.call_later(max(0.0, due - self._now()), run, self._time_passed, self.broke)
+        if due is not None and due < self._timer.at:
+            self._timer.arm(due)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()
@@ -274,12 +217,8 @@ class PartitionProducer:
             _wake(outcome.batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
-    def wait_for_messages(self) -> None:
-        """It is opened with its first message."""
-        self._core.wait_for_messages()
-
     def first_frame(self) -> dict[str, Any]:
-        core = self._core
+        core = self.core
         request = open_producer(
             self.topic, core.name, self._instance, self._settings, connection=core.opening(), epoch=core.epoch
         )
@@ -303,11 +242,11 @@ class PartitionProducer:
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
         """Returns when every message added before has its outcome; for later ones it does not wait."""
-        if self._core.error is not None:
+        if self.core.error is not None:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         try:
-            self._do(self._core.flush(reached, self._now(), self._wall_ms()))
+            self._do(self.core.flush(reached, self._now(), self._wall_ms()))
         except Exception as error:
             _LOG.exception("%s: the flush failed", self.topic)
             self.broke(error)
@@ -323,12 +262,10 @@ class PartitionProducer:
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:
-        self._do(self._core.finish(error))
+        self._do(self.core.finish(error))
 
     def _end(self, error: MagnetarError) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
         self._attachment.stop()
         self._attachment.leave()
         if self._opened is not None and not self._opened.done():
@@ -337,22 +274,19 @@ class PartitionProducer:
 
     async def close(self) -> None:
         """Waits for what is under way, as long as an operation may take; then nothing more is accepted."""
-        if self.state is State.CLOSED:
+        if self.core.state is State.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")
-        self._core.close(closed)
+        self.core.close(closed)
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 await self.flush()
-                self._core.leaving()
+                self.core.leaving()
                 await self._attachment.close()
         except TimeoutError as error:
-            raise Timeout(f"the producer was closed with messages under way{self._core.reason}") from error
+            raise Timeout(f"the producer was closed with messages under way{self.core.reason}") from error
         finally:
             self._finish(closed)
-
-    def check(self) -> None:
-        self._core.check()
 
 
 def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:

@@ -68,10 +68,10 @@ class PartitionProducers:
             first = (self.all or new)[0]
             later = [each for each in new if each is not first]
             for each in later:
-                each.name = first.name
+                each.core.name = first.core.name
             if self._opens_late:
                 for each in later:
-                    each.wait_for_messages()
+                    each.core.wait_for_messages()
             else:
                 await asyncio.gather(*(each.open() for each in later))
         except BaseException:

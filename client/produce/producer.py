@@ -75,27 +75,27 @@ class Producer:
 
     def producer_name(self) -> str:
         """The name, given by the program or by the broker."""
-        return self.partitions[0].name
+        return self.partitions[0].core.name
 
     def last_sequence_id(self) -> int:
         """The highest acknowledged sequence id; -1: none."""
-        return max(each.last_sequence_id for each in self.partitions)
+        return max(each.core.last_sequence_id for each in self.partitions)
 
     def is_connected(self) -> bool:
         """Whether every partition that was opened is connected."""
-        return all(each.state is State.CONNECTED for each in self.partitions if not each.waits_for_messages)
+        return all(each.core.state is State.CONNECTED for each in self.partitions if not each.core.waits_for_messages)
 
     @property
     def is_over(self) -> bool:
         """Whether all its partitions are closed."""
-        return all(each.state is State.CLOSED for each in self.partitions)
+        return all(each.core.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        stored = sum(each.stored for each in self.partitions)
-        pending = sum(each.pending for each in self.partitions)
+        stored = sum(each.core.stored for each in self.partitions)
+        pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
 
     # ------------------------------------------------------------------------------ sending
@@ -241,7 +241,7 @@ class Producer:
                 if not self.settings.block_if_queue_full:
                     raise
             for each in self.partitions:
-                if each.full and each.error is None:
+                if each.core.is_full and each.core.error is None:
                     room: asyncio.Future[None] = self._loop.create_future()
                     each.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
                     each.flush_soon()
@@ -276,4 +276,4 @@ class Producer:
 
     def check(self) -> None:
         for each in self.partitions:
-            each.check()
+            each.core.check()

@@ -69,7 +69,7 @@ def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> N
     assert len(consumer.partitions) == 4
     assert len(producers) > 0
     for each in [*consumer.partitions, *(each for producer in producers for each in producer.partitions)]:
-        assert each.state is State.CLOSED
+        assert each.core.state is State.CLOSED
         assert each._attachment._stream is None
         assert not len(each._attachment._tasks)
     for topic, found in broker.topics.items():
@@ -138,7 +138,7 @@ def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
             closing.cancel()
             await asyncio.wait([closing, sending])
             for each in producer.partitions:
-                assert each.state is State.CLOSED
+                assert each.core.state is State.CLOSED
                 assert each._attachment._stream is None
             assert sending.done()
             sending.exception()

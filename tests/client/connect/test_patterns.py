@@ -106,7 +106,7 @@ async def test_acks_nacks_seek_and_redelivery_on_many_topics_over_namespaces(tmp
             topics, "s", ConsumerType.Shared, negative_ack_redelivery_delay_ms=50, receiver_queue_size=100,
             max_total_receiver_queue_size_across_partitions=30,
         )  # fmt: skip
-        assert [each._core.permits._size for each in consumer.partitions] == [10, 10, 10]
+        assert [each.core.permits._size for each in consumer.partitions] == [10, 10, 10]
         for topic in topics:
             await send(client, topic, b"a" + topic[-1:].encode(), b"b" + topic[-1:].encode())
         first = [await consumer.receive(10_000) for _ in range(6)]
@@ -135,12 +135,12 @@ async def test_room_is_shared_out_again_when_topics_come_and_go(tmp_path: Path) 
         consumer = await client.subscribe(
             re.compile("q-.*"), "s", max_total_receiver_queue_size_across_partitions=60, receiver_queue_size=50
         )
-        assert [each._core.permits._size for each in consumer.partitions] == [50]
+        assert [each.core.permits._size for each in consumer.partitions] == [50]
         for number in (2, 3):
             await send(client, f"q-{number}", b"x")
-        await until(lambda: [each._core.permits._size for each in consumer.partitions] == [20, 20, 20])
+        await until(lambda: [each.core.permits._size for each in consumer.partitions] == [20, 20, 20])
         await admin(running, "DeleteTopic", wire.DeleteRequest(name="persistent://public/default/q-2", force=True))
-        await until(lambda: [each._core.permits._size for each in consumer.partitions] == [30, 30])
+        await until(lambda: [each.core.permits._size for each in consumer.partitions] == [30, 30])
         sent = [b"%d" % number for number in range(200)]
         await send(client, "q-1", *sent)
         assert sorted(await received(consumer, 201)) == sorted([*sent, b"x"])

@@ -83,7 +83,7 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
         monkeypatch.setattr(Attachment, "_attempt", lambda self: later() if self is mine else attempt(self))
         assert consumer._attachment._stream is not None
         consumer._attachment._stream.cancel()
-        await until(lambda: consumer.state.name == "RECONNECTING")
+        await until(lambda: consumer.core.state.name == "RECONNECTING")
         await on.send(("a", None), ("b", b"2"), ("d", b"1"))
         await on.send(("b", None), ("d", None))
         await on.compact()

@@ -467,7 +467,7 @@ def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else() -> Non
         async with asyncio.timeout(1):
             await producer.flush()
         assert outcomes == [Result.Ok]
-        assert producer.partitions[0].pending == 1
+        assert producer.partitions[0].core.pending == 1
         late = asyncio.ensure_future(producer.flush())
         await asyncio.sleep(20)
         assert not late.done(), "the later one has no outcome"
@@ -481,7 +481,7 @@ def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else() -> Non
 def test_a_flush_of_a_partition_that_opens_with_its_first_message_waits_for_that_message_alone() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("parts", lazy_start_partitioned_producers=True)
-        producer = next(each for each in producer.partitions if each.waits_for_messages)
+        producer = next(each for each in producer.partitions if each.core.waits_for_messages)
         outcomes: list[Any] = []
         producer.add(b"before", lambda *outcome: outcomes.append(outcome[0]))
         waiting = asyncio.ensure_future(producer.flush())
