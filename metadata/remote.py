@@ -39,13 +39,7 @@ from .store import Changed, Operation, Reset, Versioned
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
     """A store with an open session. Tries for `timeout_s`, then Unavailable; WrongProtocol and the like at once."""
-    store = RemoteStore(world, endpoint, timeout_s)
-    try:
-        await store.start()
-    except BaseException:
-        await store.close()
-        raise
-    return store
+    return await RemoteStore(world, endpoint, timeout_s).started()
 
 
 class _Watch:

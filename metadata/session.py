@@ -25,7 +25,7 @@ import enum
 import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from ..proto.errors import InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
 from ..runtime.alarm import Alarm
@@ -107,7 +107,20 @@ class SessionStore(MetadataStore):
     @abstractmethod
     def _end_watches(self) -> None: ...
 
-    # -------------------------------------------------------------------------------------------- its keeper
+    # -------------------------------------------------------------------------------------------- its beginning
+    async def started(self) -> Self:
+        """This store, with an open session. When it does not start it is closed, and the error is raised."""
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Opens the session. Raises Unavailable when there is none within the timeout."""
+
     def _begin(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
         self._keeper.add_done_callback(self._kept)

@@ -33,7 +33,6 @@ from .core.history import History
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
 from .paths import INCARNATIONS
-from .records import Incarnation, IncarnationsRecord, encode
 from .store import Changed, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
 
@@ -84,7 +83,7 @@ class SqliteStore:
         try:
             tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
-            store._incarnations = _record(await worker.run(tree.incarnations))
+            store._incarnations = await worker.run(tree.incarnations)
             return store
         except BaseException:
             await worker.close()
@@ -329,17 +328,6 @@ class SqliteStore:
         for session in self._sessions.expire(self._clock.monotonic()):
             self._forget_session(session)
         self._set_alarm()
-
-
-def _record(rows: list[tuple[int, str, int, int]]) -> bytes:
-    return encode(
-        IncarnationsRecord(
-            incarnations=tuple(
-                Incarnation(number=number, token=token, revision=revision, restored=bool(restored))
-                for number, token, revision, restored in rows
-            )
-        )
-    )
 
 
 def _read_all(reads: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
 from .core.rules import check_version
+from .records import Incarnation, IncarnationsRecord, encode
 from .store import ABSENT, Changed, Check, Delete, Operation, Put
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
@@ -195,10 +196,12 @@ class Tree:
         with _disk(self.path):
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
-    def incarnations(self) -> list[tuple[int, str, int, int]]:
-        """(number, token, revision, restored), the youngest last."""
+    def incarnations(self) -> bytes:
+        """The encoded IncarnationsRecord of the file, the youngest incarnation last."""
         with _disk(self.path):
-            return self._sql.execute("SELECT * FROM incarnation ORDER BY number").fetchall()
+            rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
+            found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
+        return encode(IncarnationsRecord(incarnations=tuple(found)))
 
     def sessions(self) -> list[tuple[str, float]]:
         """The durable sessions: (id, timeout in seconds)."""

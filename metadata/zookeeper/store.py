@@ -58,13 +58,7 @@ T = TypeVar("T")
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
     """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
-    store = ZookeeperStore(world, address, timeout_s)
-    try:
-        await store.start()
-    except BaseException:
-        await store.close()
-        raise
-    return store
+    return await ZookeeperStore(world, address, timeout_s).started()
 
 
 class ZookeeperStore(SessionStore):
