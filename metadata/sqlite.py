@@ -90,7 +90,7 @@ class SqliteStore:
             raise
 
     async def close(self) -> None:
-        """Waits for queued jobs. Sessions of this process end; their ephemerals end with the next open at the latest."""
+        """Waits for queued jobs. The process' sessions end; their ephemerals end with the next open at the latest."""
         if self._closed:
             return
         self._closed = True
