@@ -3,7 +3,7 @@
     address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
     store = await connect(world, address, timeout_s)          metadata/connect.py: a store with an open session
 
-`?jute_maxbuffer=BYTES` says that the ZooKeeper servers were started with that limit (ZooKeeper's default is 1 MiB - 1).
+`?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ SCHEME = "zk://"
 PORT = 2181
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
-"""ZooKeeper's own default: it closes the connection of a client that sends more."""
+"""ZooKeeper's own default: it closes the connection of a client that sends a larger request."""
 
 
 class ZookeeperAddress(NamedTuple):
+    """A ZooKeeper ensemble and the znode below which the tree is kept."""
+
     servers: tuple[Endpoint, ...]
     root: str = ROOT
     jute_maxbuffer: int = JUTE_MAXBUFFER
@@ -38,7 +40,7 @@ Address = Endpoint | ZookeeperAddress
 
 
 def parse(text: str) -> Address:
-    """Raises ValueError."""
+    """The address in `text`. Raises ValueError, which says what is wrong with it."""
     if not text.startswith(SCHEME):
         return Endpoint.parse(text)
     where, _, query = text[len(SCHEME) :].partition("?")

@@ -1,16 +1,15 @@
-"""Copies of the metadata tree's file: what is in one, and putting one in the place of a file that is lost or older.
+"""Copies of the metadata tree's file: what a copy contains, and how a copy replaces a file that is lost or older.
 
-    look(path)                                  what a copy holds that bookies can be asked to compare
-    restore(backup, target, least_id, token)    the copy takes the file's place; the service must be stopped
+    look(path)                                  what bookies can be asked to compare with the copy
+    restore(backup, target, least_id, token)    the copy replaces the file; the service must be stopped
 
-A restore never overwrites: what was there is kept beside it, numbered. In the new file, in one transaction
-1. the counter of ledger ids begins above `least_id`, what bookies (or the file that is replaced) saw last, so that no
-   id is given out twice;
-2. sessions and ephemerals go: who is there registers anew;
-3. an incarnation begins that says `restored`: bookies take the tree although it is older than what they saw, and keep
-what
-   it does not know (bookie/maintenance/seen.py).
-A crash before the rename leaves the old file, and beside it a half-made one that the next restore replaces.
+A restore never overwrites: the replaced file is kept beside the new one, numbered. In the new file, in one transaction
+1. the counter of ledger ids begins above `least_id`, the highest id that bookies (or the replaced file) saw, so that no
+   id is allocated twice;
+2. all sessions and ephemerals are deleted: processes that run register again;
+3. an incarnation begins that is marked `restored`: bookies accept the tree although it is older than the one they saw,
+   and keep the ledgers that it does not contain (bookie/maintenance/seen.py).
+A crash before the rename leaves the old file, and beside it a partial one that the next restore replaces.
 Guarded by tests/cli/storage/test_metadata_copies.py.
 """
 
@@ -29,14 +28,16 @@ from .tree import Commit, Tree, sync_file
 
 
 class Contents(NamedTuple):
+    """What bookies can be asked about a copy."""
+
     revision: int
-    highest: int  # ledger id that was given out, 0: none
+    highest: int  # ledger id that was allocated, 0: none
     ledgers: frozenset[int]
     bookies: tuple[tuple[str, str], ...]  # (id, endpoint) of those that were registered
 
 
 def look(path: str) -> Contents:
-    """Reads a copy of its own: the file is not changed, nor locked. NotFound, DataLost, InvalidConfiguration, Busy."""
+    """What a copy contains. The file is neither changed nor locked. NotFound, DataLost, InvalidConfiguration, Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -70,7 +71,7 @@ def _next_id(tree: Tree) -> int:
 
 
 def restore(backup: str, target: str, least_id: int, token: str) -> str:
-    """Where the file that was there is kept, "" for none. Busy: the service runs."""
+    """Returns where the replaced file is kept, "" for none. Busy: the service runs."""
     _check_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
@@ -90,7 +91,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def _check_stopped(target: str) -> None:
-    """Who has the file open has it locked."""
+    """A process that has the file open has locked it."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -107,21 +108,21 @@ def _check_stopped(target: str) -> None:
 
 
 def _set_aside(target: str) -> str:
-    """The file, and its write-ahead log, under other names."""
+    """Renames the file and its write-ahead log."""
     if not os.path.exists(target):
         return ""
     number = 1
     while os.path.exists(f"{target}.replaced-{number}"):
         number += 1
     kept = f"{target}.replaced-{number}"
-    for end in ("-wal", "-shm", ""):  # the file last: until it goes, the service would start on it
+    for end in ("-wal", "-shm", ""):  # the file last: while it exists, the service would start with it
         if os.path.exists(target + end):
             os.rename(target + end, kept + end)
     return kept
 
 
 def _copy(source: str, to: str) -> None:
-    """With what is in its write-ahead log."""
+    """Copies the file with its write-ahead log."""
     _remove(to)
     shutil.copyfile(source, to)
     if os.path.exists(f"{source}-wal"):

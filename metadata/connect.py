@@ -1,5 +1,5 @@
-"""A session with the metadata, wherever it is. What a kind of store needs is imported when it is used, not before:
-kazoo with the first session of a ZooKeeper, gRPC with the first of `magnetar metadata`.
+"""Opens a session with the metadata service, of either kind. Each kind is imported at its first use: kazoo with the
+first session of a ZooKeeper, gRPC with the first session of `magnetar metadata`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .store import MetadataStore
 
 
 async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Tries for `timeout_s`, then Unavailable; what is wrong for good (no kazoo, a stranger at the port) at once."""
+    """Tries for `timeout_s`, then Unavailable. A lasting error (no kazoo, another protocol) is raised at once."""
     if isinstance(address, Endpoint):
         from .remote import connect_metadata
 

@@ -33,7 +33,7 @@ def _to_wire(operation: Operation) -> wire.Operation:
 
 
 def operations_of(request: wire.CommitRequest) -> list[Operation]:
-    """Raises InvalidRequest for a kind that this version does not know."""
+    """The operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
     return [_from_wire(operation) for operation in request.operations]
 
 
@@ -48,7 +48,7 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
-    """`revision`: the watch has seen everything up to it."""
+    """One reply with a watch's changes; with them the watch has seen everything up to `revision`."""
     if isinstance(news, Reset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:

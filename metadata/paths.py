@@ -6,20 +6,20 @@
     /incarnations                               IncarnationsRecord: read-only, of a tree in a file; in no listing
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
-    /bookies/racks                              RacksRecord: where bookies stand, above what they say themselves
-    /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: what a bookie holds damaged of a ledger
+    /bookies/racks                              RacksRecord: racks of bookies, which override what they register
+    /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: a ledger's entries that are damaged at a bookie
     /underreplicated/<ledger id, 20 digits>     UnderReplicatedRecord: a ledger that misses copies
     /repair/settings                            RepairSettingsRecord
-    /repair/auditor                             AuditorRecord (ephemeral): who looks for missing copies
-    /repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): who makes a ledger whole
-    /repair/workers/<name>                      RepairWorkerRecord (ephemeral): how far a worker is
-    /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies are to move elsewhere
+    /repair/auditor                             AuditorRecord (ephemeral): the process that looks for missing copies
+    /repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): the worker that repairs a ledger
+    /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
+    /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
     /namespaces/<tenant>/<namespace>            NamespaceRecord
     /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
-    /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; nothing else is kept of it
+    /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
@@ -155,5 +155,5 @@ def namespace_policies(tenant_: str, namespace_: str) -> str:
 
 
 def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
-    """`topic_` without a partition's suffix."""
+    """The policies of a topic; `topic_` is its name without a partition's suffix."""
     return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"

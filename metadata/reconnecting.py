@@ -1,16 +1,16 @@
-"""One session after another, as one `MetadataStore`: for who goes on serving when its session is lost.
+"""Consecutive sessions as one `MetadataStore`: for a process that goes on serving when its session is lost.
 
     serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──end()──▶ ended (SessionExpired, for ever)
 
-Who owns the sessions says when: `suspend` when one is lost, `renew` with the next. What was ephemeral is gone or will
-be, and is theirs to make again; all else of the tree is as it was.
+The owner of the sessions calls `suspend` when one is lost, and `renew` with the next one. The ephemerals of the lost
+session are deleted, now or soon; the owner makes them again. The rest of the tree is unchanged.
 
-- *Suspended*, or not told yet: a call waits for the next session up to CALL_TIMEOUT_S, then Unavailable: definitely not
-  done. So nothing is claimed, and no ledger begun (ledger protocol §3.2).
-- A read that was under way is asked again; a commit then is ConnectionLost, *unknown*, and decided by content.
+- *Suspended*, or lost without `suspend`: a call waits for the next session up to CALL_TIMEOUT_S, then Unavailable:
+  definitely not done. So no bundle is claimed, and no ledger is begun (ledger protocol §3.2).
+- A read that was in progress is repeated; a commit is ConnectionLost, *unknown*, and decided by content.
 - A watch breaks with ConnectionLost; its reader lists again, as after any other break.
 
-The sessions stay their owner's to close. Guarded by tests/metadata/test_reconnecting.py.
+The owner closes the sessions. Guarded by tests/metadata/test_reconnecting.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ T = TypeVar("T")
 
 
 class ReconnectingStore(MetadataStore):
+    """A store over one session at a time; its owner replaces the session."""
+
     def __init__(self, session: MetadataStore) -> None:
         self._session: MetadataStore = session
         self._lost: MetadataStore | None = None  # the last session that is known to be lost
         self._ended = False
-        self._changed = asyncio.Event()  # the next session is there, or none will be
+        self._changed = asyncio.Event()  # there is a next session, or there will be none
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
@@ -40,12 +42,12 @@ class ReconnectingStore(MetadataStore):
         self._changed.clear()
 
     def renew(self, session: MetadataStore) -> None:
-        """Calls that wait go to this one."""
+        """Calls that wait use this session."""
         self._session = session
         self._changed.set()
 
     def end(self) -> None:
-        """No session comes any more: every call, also one that waits, is SessionExpired."""
+        """No further session follows: every call, also one that waits, raises SessionExpired."""
         self._ended = True
         self._changed.set()
 
@@ -66,7 +68,7 @@ class ReconnectingStore(MetadataStore):
         return self._session
 
     def _note(self, session: MetadataStore) -> None:
-        """The call heard of the loss before the owner did."""
+        """The call learns of the loss before the owner."""
         if session is self._session and not self._ended:
             self.suspend()
 
@@ -119,7 +121,7 @@ class ReconnectingStore(MetadataStore):
         return self._session.session_id
 
     async def wait_session_lost(self) -> None:
-        """Of the one that there is now."""
+        """Waits for the loss of the current session."""
         await self._session.wait_session_lost()
 
     async def close(self) -> None:

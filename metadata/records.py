@@ -4,7 +4,7 @@
     body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
 
 A reader refuses another magic, an unknown version, another kind, or a checksum that does not match (DamagedRecord, with
-the path where it stood). Unknown JSON fields are ignored, so that a newer writer can add some; missing ones have their
+the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing ones have their
 defaults. Example: `encode(CounterRecord(next=7))` is `b'MR\\x01\\x02' + bytes.fromhex("2a9661f6") + b'{"next":7}'`.
 """
 
@@ -25,10 +25,12 @@ VERSION = METADATA_RECORD.version
 
 
 class DamagedRecord(ValueError):
-    """The bytes of a metadata node are not the record that should stand there."""
+    """The bytes of a metadata node are not the record that its path requires."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A value of the tree. `_KINDS` numbers the classes."""
+
     kind: ClassVar[int] = 0
 
 
@@ -36,11 +38,15 @@ R = TypeVar("R", bound=Record)
 
 
 class ClusterRecord(Record, frozen=True, kw_only=True):
+    """The cluster's identity."""
+
     kind = 1
     instance: str  # random, made with the cluster; bookies' cookies repeat it
 
 
 class CounterRecord(Record, frozen=True, kw_only=True):
+    """The next free id; those below it are allocated."""
+
     kind = 2
     next: int
 
@@ -58,7 +64,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerRecord(Record, frozen=True, kw_only=True):
-    """Ledger metadata (ledger protocol §1.1). `last_entry` and `length` mean something only when CLOSED."""
+    """Ledger metadata (ledger protocol §1.1). `last_entry` and `length` count only when CLOSED."""
 
     kind = 3
     ledger_id: int
@@ -67,21 +73,21 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     write_quorum: int
     ack_quorum: int
     key: bytes  # master key, 20 bytes
-    token: str  # of the creator: recognises one's own retried create
+    token: str  # of the creator, which recognises its own retried create by it
     fragments: tuple[Fragment, ...]
     last_entry: int = -1
     length: int = 0
     created_ms: int = 0
-    properties: dict[str, str] = {}  # whose ledger it is: {"topic": …} or {"cursor": …, "topic": …}
+    properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
 
     def __repr__(self) -> str:
-        """Without the key: what is printed ends in logs."""
+        """Without the key, because logs show it."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """What the cluster knows of a bookie's directory; one that is older was rolled back
+    """What the cluster knows of a bookie's directory; a directory older than the record was rolled back
     (bookie/node/identity.py)."""
 
     kind = 4
@@ -94,6 +100,8 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
+    """A bookie that runs."""
+
     kind = 5
     bookie: str
     endpoint: str  # host:port of its peer service
@@ -101,29 +109,37 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     rack: str = "/default"
     total_bytes: int = 0
     free_bytes: int = 0
-    limbo: bool = False  # it lost data and answers "unknown" where it misses some; new ledgers may use it (limbo.py)
+    limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it (limbo.py)
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
-    process: str = ""  # random, of the process: another one has the uuid, too, when this is another one
+    process: str = ""  # random, of the process: another value means that another process uses the same uuid
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
+    """Racks that an operator assigned."""
+
     kind = 14
-    racks: dict[str, str] = {}  # bookie's uuid → rack, above the one it registered with
+    racks: dict[str, str] = {}  # bookie's uuid → rack; overrides the one it registered with
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
+    """A broker that runs."""
+
     kind = 6
     name: str
     endpoint: str  # host:port of its gRPC services, as clients reach it
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):
+    """The broker that serves a bundle."""
+
     kind = 7
     broker: str
     endpoint: str
 
 
 class TenantRecord(Record, frozen=True, kw_only=True):
+    """A tenant and its admin roles."""
+
     kind = 8
     admin_roles: tuple[str, ...] = ()
     allowed_clusters: tuple[str, ...] = ()
@@ -146,11 +162,15 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
+    """A partitioned topic."""
+
     kind = 10
     partitions: int
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """One ledger of a topic's log, in the order of the log."""
+
     ledger_id: int
     first_index: int  # index of its first message
     entries: int = -1  # -1: not closed yet
@@ -161,7 +181,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a topic's deduplication stands: the last snapshot in `ledger_id`; none there: the log after the mark."""
+    """A topic's deduplication state: the last snapshot in `ledger_id`; without one, the log after the mark."""
 
     mark_ledger: int  # position at which the ledger's first snapshot was taken
     mark_entry: int
@@ -174,23 +194,25 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int
     horizon_ledger: int
     horizon_entry: int
-    end_index: int  # one past the last message that was looked at
-    messages: int = 0  # that survived, in so many entries and bytes
+    end_index: int  # one past the last message that the compaction read
+    messages: int = 0  # that remain, in so many entries and bytes
     entries: int = 0
     size: int = 0
     compacted_ms: int = 0
 
 
 class TopicRecord(Record, frozen=True, kw_only=True):
+    """A topic, or one partition: the list of its ledgers."""
+
     kind = 11
     ledgers: tuple[TopicLedger, ...] = ()
     terminated: bool = False
     created_ms: int = 0
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
-    epoch: int = 0  # grows with each producer that takes the topic for itself
+    epoch: int = 0  # grows with each producer that takes exclusive access
     compacted: Compacted | None = None
-    pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: no reader opens them
-    claim: str = ""  # random, of the owner that changes the record: another one in its place: it was taken over
+    pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
+    claim: str = ""  # random, of the owner that changes the record: another value means that the topic was taken over
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,25 +220,25 @@ class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
 
     ledger_id: int
     entries: int
-    last_ms: int  # when the last of them is due
+    last_ms: int  # delivery time of its last entry
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):
-    """Where a subscription's state is: the snapshot, else the last one in `ledger_id`, else the position given here."""
+    """A subscription's state: the snapshot, else the last one in `ledger_id`, else the position in this record."""
 
     kind = 12
     ledger_id: int = -1
-    mark_ledger: int = -1  # mark-delete position at the time of writing: everything up to and with it is acknowledged
+    mark_ledger: int = -1  # mark-delete position when it was written: all up to and with it is acknowledged
     mark_entry: int = -1
     properties: dict[str, str] = {}
     created_ms: int = 0
-    claim: str = ""  # of the broker that writes the state; another one in its place means that it was taken over
-    snapshot: bytes = b""  # the whole state, where the last owner closed it in order and it is small; counts first
-    delays: tuple[DelayBucket, ...] = ()  # what is not named here is read from the log
+    claim: str = ""  # of the broker that writes the state; another value means that the subscription was taken over
+    snapshot: bytes = b""  # the whole state, small, from an owner that closed it in order; used first
+    delays: tuple[DelayBucket, ...] = ()  # delayed entries outside these buckets are read from the log
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
-    """Entries of a ledger whose copy at a bookie is damaged: they want another copy (bookie/maintenance/scrub.py)."""
+    """Entries of a ledger whose copy at a bookie is damaged: repair replaces the copy (bookie/maintenance/scrub.py)."""
 
     kind = 13
     ledger_id: int
@@ -225,44 +247,50 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
-    """A ledger that misses copies, and what became of the tries to make them (bookie/repair/core/marks.py)."""
+    """A ledger that misses copies, and the result of the attempts to make them (bookie/repair/core/marks.py)."""
 
     kind = 20
     ledger_id: int
-    bookies: dict[str, str]  # whose copies are missing, and why: values of `RepairReason`
-    in_recovery: bool = False  # a recovery of it was begun and did not end
+    bookies: dict[str, str]  # bookie whose copies are missing → reason, a value of `RepairReason`
+    in_recovery: bool = False  # its recovery was begun and has not ended
     since_ms: int = 0
     attempts: int = 0  # since the last change of `bookies`
-    stuck: str = ""  # why the last try did not make it whole: a value of `Stuck`
+    stuck: str = ""  # why the last attempt did not repair it: a value of `Stuck`
     last_error: str = ""
-    retry_ms: int = 0  # no try before this time of day
+    retry_ms: int = 0  # no attempt before this wall-clock time
 
 
 class RepairSettingsRecord(Record, frozen=True, kw_only=True):
+    """Whether the cluster repairs by itself."""
+
     kind = 21
-    enabled: bool = True  # auditor and workers; off, missing copies stay missing
+    enabled: bool = True  # False: auditor and workers pause, and missing copies stay missing
 
 
 class AuditorRecord(Record, frozen=True, kw_only=True):
+    """The process that is the auditor."""
+
     kind = 22
     name: str
-    token: str  # random: recognises one's own election
+    token: str  # random: by it a process recognises its own election
     since_ms: int = 0
 
 
 class RepairLockRecord(Record, frozen=True, kw_only=True):
+    """The worker that repairs a ledger."""
+
     kind = 23
     worker: str
     token: str
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """What a worker did since its start, as of `updated_ms`."""
+    """What a worker has done since its start, as of `updated_ms`."""
 
     kind = 24
     name: str
     updated_ms: int = 0
-    ledgers: int = 0  # made whole
+    ledgers: int = 0  # repaired
     entries: int = 0
     bytes: int = 0
     failures: int = 0
@@ -272,25 +300,25 @@ class RepairWorkerRecord(Record, frozen=True, kw_only=True):
 
 
 class DepartingRecord(Record, frozen=True, kw_only=True):
-    """An operator wants no copy of anything on the bookie: alive (decommission) or dead (recover)."""
+    """An operator moves every copy off the bookie, which is alive (decommission) or dead (recover)."""
 
     kind = 25
     bookie: str
     since_ms: int = 0
-    forget: bool = False  # once nothing is left there and it is stopped, its cookie goes
+    forget: bool = False  # its cookie is deleted once it is empty and stopped
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """A time for which the tree's file was open in one process."""
+    """A period in which one process has the tree's file open."""
 
-    number: int  # one more than the one before
+    number: int  # one more than that of the incarnation before
     token: str  # random
     revision: int  # of the tree when it began
-    restored: bool = False  # a backup was put in its place on purpose (`magnetar metadata restore`)
+    restored: bool = False  # it began with a backup (`magnetar metadata restore`)
 
 
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
-    """What the tree's own file went through, the youngest last: nobody writes it, the store answers with it."""
+    """The incarnations of the tree's own file, the youngest last. The store makes the record; no client writes it."""
 
     kind = 26
     incarnations: tuple[Incarnation, ...] = ()

@@ -1,14 +1,14 @@
 """A `MetadataStore` at the other end of a connection: the client of metadata/server.py.
 
-The states of its session are metadata/session.py's; watches resume where they were.
+The states of its session are those of metadata/session.py; watches resume where they were.
 
 *The client gives up first* (metadata/session.py): only an answered ping, or an answered opening, is a sign of life.
-Two pings without an answer end the connection, whatever else comes over it, and a third of the timeout is left for
-another one. Fencing protects data in any case.
-Reads are repeated until their deadline. A commit is sent once: it waits for a connection before (without one it fails
-with Unavailable: definitely not done), and what happens to it afterwards is raised as it is: BadVersion definite,
-ConnectionLost and TimedOut unknown. A server that refuses it as Unavailable has not done it, and is asked again.
-A watch that its reader leaves lying keeps at most WATCH_QUEUE_MAX changes; then they become one Reset.
+After two pings without an answer the client ends the connection, whatever else arrives over it; a third of the timeout
+is left for another connection. Fencing protects data in any case.
+Reads are repeated until their deadline. A commit is sent once. Before that it waits for a connection (without one it
+fails with Unavailable: definitely not done); afterwards its error is raised unchanged: BadVersion is definite,
+ConnectionLost and TimedOut are unknown. A server that answers Unavailable has not done it, and is asked again.
+A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
 """
 
 from __future__ import annotations
@@ -38,18 +38,12 @@ from .store import Changed, Operation, Reset, Versioned
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
-    """A store with an open session. Tries for `timeout_s`, then Unavailable; WrongProtocol and the like at once."""
-    store = RemoteStore(world, endpoint, timeout_s)
-    try:
-        await store.start()
-    except BaseException:
-        await store.close()
-        raise
-    return store
+    """A store with an open session. Tries for `timeout_s`, then Unavailable; WrongProtocol and similar at once."""
+    return await RemoteStore(world, endpoint, timeout_s).started()
 
 
 class _Watch:
-    """What a watch has received and its reader has not taken yet."""
+    """The changes that a watch has received and its reader has not taken yet."""
 
     def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
@@ -68,7 +62,7 @@ class _Watch:
 
 
 class RemoteStore(SessionStore):
-    """Made by `connect_metadata`."""
+    """A session and its calls over gRPC. Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
@@ -79,7 +73,7 @@ class RemoteStore(SessionStore):
         self._session = ""
         self._stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
         self._give_up = self._clock.monotonic() + timeout_s  # without a session
-        self._answered = 0.0  # when the last ping was
+        self._answered = 0.0  # when a ping was answered last
         self._pings: deque[tuple[int, float]] = deque(maxlen=64)  # (number, when sent)
         self._ping_number = 0
         self._watches: dict[int, _Watch] = {}
@@ -95,7 +89,7 @@ class RemoteStore(SessionStore):
             raise self._failure or self._why
 
     async def _keep(self) -> None:
-        """One stream after the other, until the session is lost or closed."""
+        """Opens one stream after the other, until the session is lost or closed."""
         pause_s = PAUSE_S_MIN
         while True:
             failure = await self._attend()
@@ -107,7 +101,7 @@ class RemoteStore(SessionStore):
             if self._is_final(failure) or left_s <= 0:
                 self._lose(failure)
                 return
-            if isinstance(failure, TimedOut):  # a connection that swallows what is sent: not that one again
+            if isinstance(failure, TimedOut):  # the connection loses what is sent: not that one again
                 await self._channel.close()
                 self._channel = self._world.network.connect(self._endpoint)
             await asyncio.sleep(min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0)))
@@ -117,7 +111,7 @@ class RemoteStore(SessionStore):
         return self._closing or isinstance(failure, SessionExpired) or (not self._session and not failure.retryable)
 
     async def _attend(self) -> MagnetarError:
-        """The life of one stream; why it ended."""
+        """Opens a stream and reads it to its end; returns why it ended."""
         stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
         pinging: asyncio.Task[None] | None = None
         try:
@@ -170,11 +164,11 @@ class RemoteStore(SessionStore):
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
-        """Until two pings are without an answer: this connection is dead, at least in one direction."""
+        """Reads until two pings have no answer: this connection is dead, at least in one direction."""
         while True:
             async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
                 self._take(await stream.receive())
-            if self._left_s(self._answered + self._timeout_s * 2 / 3) <= 0:  # something else came all the time
+            if self._left_s(self._answered + self._timeout_s * 2 / 3) <= 0:  # other replies arrived all the time
                 raise TimeoutError
 
     def _take(self, replies: Sequence[wire.SessionReply]) -> None:
@@ -188,7 +182,7 @@ class RemoteStore(SessionStore):
                 case "closed":
                     raise from_wire(reply.closed)
                 case kind:
-                    raise InternalError(f"{self._endpoint} said {kind} in an open session")
+                    raise InternalError(f"{self._endpoint} sent {kind} in an open session")
 
     def _ponged(self, number: int) -> None:
         while self._pings and self._pings[0][0] <= number:
@@ -197,7 +191,7 @@ class RemoteStore(SessionStore):
 
     def _send(self, request: wire.SessionRequest) -> None:
         if self._stream is not None:
-            with contextlib.suppress(ConnectionLost):  # the next stream begins with the watches of then
+            with contextlib.suppress(ConnectionLost):  # the next stream opens with the current watches
                 self._stream.send_nowait(request)
 
     def _on_lost(self, failure: MagnetarError) -> None:
@@ -214,7 +208,7 @@ class RemoteStore(SessionStore):
         return self._session
 
     async def close(self) -> None:
-        """Ends the session at the server when it can be reached; otherwise it expires there."""
+        """Ends the session at the server if it can be reached; otherwise it expires there."""
         if self._keeper is None or self._closing:
             await self._channel.close()
             return

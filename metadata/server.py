@@ -1,13 +1,13 @@
 """The metadata service (`magnetar metadata`): one SqliteStore for a whole cluster, served over gRPC.
 
-A client holds one Session stream. Whatever comes over it is a sign of life; without one for its timeout the session
-expires, with its ephemerals. The stream may break and come back with the session's id: sessions outlive connections,
-and restarts of this process. A second stream with the same id takes over from the first.
-Watches live on the stream and are pulled from the store's history: the client names the last revision it has seen, and
-misses nothing or hears `reset`. With every pong each watch is told how far it has come, so that one that has nothing
-to hear does not lag the history.
-A commit names the session; from the moment it has ended its commits are refused (SessionExpired). A commit is not
-remembered: one whose answer was lost is the caller's to read again (metadata/update.py).
+A client has one Session stream. Everything that arrives on it is a sign of life; a session without one for its timeout
+expires, with its ephemerals. The stream may break and be opened again with the session's id: sessions outlive
+connections, and restarts of this process. A second stream with the same id replaces the first.
+Watches belong to the stream and read the store's history: the client names the last revision that it has seen, and
+misses no change, or receives `reset`. Each pong also sends every watch its revision, so that a watch without changes
+does not lag the history.
+A commit names its session; once the session has ended its commits are refused (SessionExpired). The service does not
+remember commits: a client whose answer was lost reads again (metadata/update.py).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
 """Watches of one session."""
 SESSIONS_OF_ADDRESS_MAX = 1024
-"""A process has one or two; past it a new one is BackPressure. Sessions are rows of the file, and last for minutes."""
+"""A process has one or two; more are BackPressure. Sessions are rows of the file, and last for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
-"""Each is looked at after every commit, for about a microsecond."""
+"""Each is checked after every commit, which takes about a microsecond."""
 OPEN_TIMEOUT_S = 10.0
-"""A stream that does not say whose it is ends then."""
+"""A stream that has not sent `open` by then is ended."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
 
 class MetadataServer:
-    """A store and its service, listening."""
+    """A store and its service at an endpoint."""
 
     def __init__(self, store: SqliteStore, serving: Serving) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class MetadataServer:
         return self._store.statistics()
 
     async def close(self) -> None:
-        """Streams first, then the store: sessions are not ended by it, they wait for the next start."""
+        """Ends the streams, then the store. Sessions do not end: they go on at the next start."""
         await self._serving.close()
         await self._store.close()
 
@@ -76,7 +76,7 @@ class MetadataService:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._attached: dict[str, _Attachment] = {}
-        self._addresses: dict[str, str] = {}  # of the sessions that were opened here
+        self._addresses: dict[str, str] = {}  # session → address that opened it
         self._opening: Counter[str] = Counter()  # by address
         self._watching: Counter[str] = Counter()  # by address
 
@@ -146,7 +146,7 @@ class MetadataService:
         return session, timeout_s
 
     def _check_room(self, address: str) -> None:
-        """Raises BackPressure. Sessions that ended are forgotten when it looks as if there were too many."""
+        """Raises BackPressure. At the limit it first drops the sessions that have ended."""
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
             self._addresses = {each: at for each, at in self._addresses.items() if self._store.has_session(each)}
         if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
@@ -160,7 +160,7 @@ class MetadataService:
 
 
 class _Attachment:
-    """A session's stream: reads requests, and has one task for each watch. Over with the first of them that ends."""
+    """A session's stream: reads requests, and has one task for each watch. The first of its tasks to end ends it."""
 
     def __init__(
         self, store: SqliteStore, session: str, stream: SessionStream, address: str, watching: Counter[str]
@@ -241,7 +241,7 @@ class _Attachment:
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
         self._watching[self._address] -= 1
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, SessionExpired):  # of that `_tell_end` speaks
+        if error is not None and not isinstance(error, SessionExpired):  # `_tell_end` reports that
             self.finish(error)
 
     def _unwatch(self, watch_id: int) -> None:
@@ -251,7 +251,7 @@ class _Attachment:
             task.cancel()
 
     async def _follow(self, watch_id: int, prefix: str, after_revision: int) -> None:
-        """Sends what changes. Between looking and queueing nothing waits: `_seen` never runs ahead of what was sent."""
+        """Sends the changes. Reading and queueing are one step: `_seen` never exceeds what was sent."""
         history = self._store.history
         seen = after_revision
         while True:

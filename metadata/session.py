@@ -1,21 +1,21 @@
-"""A session with a metadata service, seen from its holder: what remote.py and zookeeper.py have in common.
+"""A session with a metadata service, as its holder sees it: what remote.py and zookeeper/store.py have in common.
 
     connecting ──connected──▶ connected ──broken──▶ connecting …     the same session
-         └───── no sign of life for the timeout, or the service says so ─────▶ lost   (SessionExpired, for ever)
+         └───── no sign of life for the timeout, or the service ends it ─────▶ lost   (SessionExpired, for ever)
 
-- A call waits for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. With the session lost or
-  closed it says SessionExpired at once.
+- A call waits for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. On a lost or closed session
+  it raises SessionExpired at once.
 - A read is repeated until it is answered or that time has passed; a commit never is (metadata/store.py).
-- Lost is final, and said once: `wait_session_lost` returns and every watch ends. A closed session is lost as well, and
-  nothing is complained of.
-- *The holder gives up first*: its deadline counts from when the last sign of life that was answered was *sent*, the
-  service's from when it came, and the holder's timeout is MARGIN_SHARE shorter. A timer of its own watches it, and
-  every call looks at it: whatever else the service says meanwhile (a busy watch) moves it by nothing. So the holder of
-  an ephemeral knows that it may be gone before the service lets anybody else have it.
-- A fault of ours in the task that keeps the session loses it: nobody waits for a connection that nobody makes.
+- A loss is final and reported once: `wait_session_lost` returns and every watch ends. Closing a session ends it in the
+  same way, without an error.
+- *The holder gives up first.* Its deadline counts from the *sending* of the last answered sign of life; the service
+  counts from the arrival. The holder's timeout is also shorter by MARGIN_SHARE. An alarm watches the deadline, and
+  every call checks it; other replies of the service (a busy watch) do not move it. So the holder of an ephemeral knows
+  that it may be deleted before the service gives it to another process.
+- A fault in the task that keeps the session ends the session: no call waits for a connection that no task makes.
 
-Who keeps the session sets `_state` and `_settled`, and calls `_lose`. Guarded by tests/metadata/test_conformance.py and
-tests/metadata/test_outages.py, on both.
+The subclass keeps the session: it sets `_state` and `_settled`, and calls `_lose`. Guarded by
+tests/metadata/test_conformance.py and tests/metadata/test_outages.py, on both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import enum
 import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from ..proto.errors import InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
 from ..runtime.alarm import Alarm
@@ -35,24 +35,28 @@ from .store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
-"""Of the timeout: so much earlier than the service the holder gives its session up. Clocks that run 2 % apart, and a
-loop that is late with a timer, leave the order as it is."""
+"""Of the timeout: the holder gives its session up so much earlier than the service. Clocks that differ by 2 % and a
+late timer of the loop do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
-"""Between two tries, growing."""
+"""Between two attempts, growing."""
 WATCH_QUEUE_MAX = 10_000
-"""Changes that a watch keeps for a reader who leaves them lying; then they become one Reset."""
+"""Changes that a watch keeps until its reader takes them; more become one Reset."""
 
 T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
+    """Of the session, as its holder sees it."""
+
     CONNECTING = "connecting"
     CONNECTED = "connected"
     LOST = "lost"
 
 
 class SessionStore(MetadataStore):
+    """The session's deadline, its loss, and calls that wait for its connection."""
+
     def __init__(self, service: str, clock: Clock) -> None:
         self._service = service  # which, and where: for errors
         self._clock = clock
@@ -64,7 +68,7 @@ class SessionStore(MetadataStore):
         self._tasks = Tasks()
         self._keeper: asyncio.Task[None] | None = None
         self._timeout_s = 0.0  # as agreed with the service
-        self._deadline = math.inf  # by the clock: without a sign of life until then an open session is lost
+        self._deadline = math.inf  # by the clock: an open session without a sign of life until then is lost
         self._alarm = Alarm(clock, self._ring)
 
     @property
@@ -76,12 +80,12 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its deadline
     def _lived(self, sent: float) -> None:
-        """The service answered what was sent then."""
+        """The service answered what was sent at that moment."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_by(self._deadline)
 
     def _ring(self) -> None:
-        if self._left_s(self._deadline) > 0:  # there were signs of life since it was set
+        if self._left_s(self._deadline) > 0:  # a sign of life has moved it meanwhile
             self._alarm.set_by(self._deadline)
         else:
             self._lose(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
@@ -102,12 +106,25 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     def _on_lost(self, failure: MagnetarError) -> None:
-        """It was not closed."""
+        """The session was lost, not closed."""
 
     @abstractmethod
     def _end_watches(self) -> None: ...
 
-    # -------------------------------------------------------------------------------------------- its keeper
+    # -------------------------------------------------------------------------------------------- its beginning
+    async def started(self) -> Self:
+        """This store, with an open session. When it does not start it is closed, and the error is raised."""
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Opens the session. Raises Unavailable when there is none within the timeout."""
+
     def _begin(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
         self._keeper.add_done_callback(self._kept)
@@ -117,7 +134,7 @@ class SessionStore(MetadataStore):
         """Keeps the session connected and alive, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """The task that keeps the session has ended. Whatever ended it, without it there are no signs of life."""
+        """The task that keeps the session has ended. Without it there are no signs of life, so the session is lost."""
         if keeper.cancelled() and not self._closing:
             self._lose(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:
@@ -128,7 +145,7 @@ class SessionStore(MetadataStore):
         return self._clock.monotonic() + CALL_TIMEOUT_S
 
     def _left_s(self, end: float) -> float:
-        """Seconds until that moment of the clock; below 0 past it."""
+        """Seconds until that moment of the clock; negative after it."""
         return end - self._clock.monotonic()
 
     async def _connected(self, end: float) -> None:
@@ -141,13 +158,13 @@ class SessionStore(MetadataStore):
         self._check_session()
 
     def _check_session(self) -> None:
-        if self._left_s(self._deadline) <= 0:  # a standstill: no timer ran in time
+        if self._left_s(self._deadline) <= 0:  # the process stood still, and no timer ran in time
             self._ring()
         if self._state is SessionState.LOST or self._closing:
             raise SessionExpired(self._why.message, **self._why.fields)
 
     async def _repeated(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """A read, until it is answered or its deadline, which `ask` is told, has passed."""
+        """Repeats a read until it is answered or its deadline, the argument of `ask`, has passed."""
         end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:

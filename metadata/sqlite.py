@@ -2,14 +2,14 @@
 
 The store is the driver between callers on the event loop and `Tree` (metadata/tree.py) on one worker thread:
 
-- *Group commit*: what waits while the worker writes becomes its next batch: one transaction, one fsync, many answers.
-  At most WAITING_MAX jobs wait; more get BackPressure. Nothing is answered, and no watch told, before the fsync.
-- *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked; what
-  waits while the worker reads (or writes) goes there at once, too: a way to a thread and back costs more than a read.
-- *Sessions* end in this order: from then on commits of the session are refused, then a job that deletes its ephemerals
-  is queued after all commits accepted before, again until the disk has room. So no ephemeral outlives its session.
-- *Start*: lock, quick check, ephemerals of sessions that died with the former process deleted. Sessions of the metadata
-  service are durable and get their whole timeout again after a restart.
+- *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
+  At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
+- *Reads* use the same worker, so each sees every commit that was acknowledged before it was asked. All reads that wait
+  are one call of the worker: a change of threads costs more than a read.
+- *A session ends* in this order: its further commits are refused; then a job that deletes its ephemerals is queued
+  after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
+- *Start*: lock, quick check, deletion of the ephemerals whose sessions ended with the former process. Sessions of the
+  metadata service are durable and get their whole timeout again after a restart.
 - *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
 
 SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.
@@ -33,16 +33,15 @@ from .core.history import History
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
 from .paths import INCARNATIONS
-from .records import Incarnation, IncarnationsRecord, encode
 from .store import Changed, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
 WAITING_MAX = 10_000
 BATCH_MAX = 1_000
-"""Jobs of one transaction: about 10 ms of SQLite's time, so that reads in between do not wait longer."""
+"""Jobs of one transaction: about 10 ms of SQLite's time, which bounds the wait of the reads in between."""
 END_RETRY_S = 1.0
-"""Until a session's ephemerals are deleted again when the disk had no room for it."""
+"""Pause before the ephemerals of a session are deleted again, after the disk had no room for the deletion."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
@@ -50,7 +49,7 @@ R = TypeVar("R")
 
 
 class SqliteStore:
-    """Made by `open`; give each user in the process a `session`."""
+    """The tree in one file, for many sessions. Made by `open`; each user in the process gets a `session`."""
 
     def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
         self._world = world
@@ -84,14 +83,14 @@ class SqliteStore:
         try:
             tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
             store = cls(world, tree, worker, await worker.run(tree.sessions))
-            store._incarnations = _record(await worker.run(tree.incarnations))
+            store._incarnations = await worker.run(tree.incarnations)
             return store
         except BaseException:
             await worker.close()
             raise
 
     async def close(self) -> None:
-        """After what waits. The sessions of this process end; their ephemerals go at the latest with the next open."""
+        """Waits for queued jobs. The process' sessions end; their ephemerals end with the next open at the latest."""
         if self._closed:
             return
         self._closed = True
@@ -124,7 +123,7 @@ class SqliteStore:
         return await self._ask(partial(self._tree.get, path))
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
-        """A copy beside the file, under that name or one of its revision; (path, revision, bytes). Commits wait for it.
+        """Writes a copy beside the file, as `name` or named by its revision; (path, revision, bytes). Commits wait.
 
         Raises InvalidRequest, AlreadyExists, Unavailable (the disk is full).
         """
@@ -157,7 +156,7 @@ class SqliteStore:
             self._answers = self._worker.run(_read_all, [read for read, _ in asked])
             self._answers.add_done_callback(
                 lambda done: self._answered([future for _, future in asked], done),
-                context=self._context,  # the store's, not of who asked: it may be a process that ends now (simulation)
+                context=self._context,  # the store's: the caller may be a process that ends now (simulation)
             )
 
     def _answered(
@@ -166,7 +165,7 @@ class SqliteStore:
         for future, (answer, error) in zip(futures, done.result(), strict=True):
             if isinstance(error, DiskFailed):
                 error = self._die(error)
-            if future.done():  # the caller has gone
+            if future.done():  # the caller was cancelled
                 continue
             if error is None:
                 future.set_result(answer)
@@ -184,7 +183,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> Done:
-        """All or nothing, durable when it returns. `session` "": none, and no ephemerals.
+        """All or nothing, durable when it returns. `session` "": none, and ephemerals are refused.
 
         Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (core/rules.py).
         """
@@ -206,7 +205,7 @@ class SqliteStore:
         return future
 
     def _write(self) -> None:
-        """Gives the worker all that waits, as one batch."""
+        """Gives the worker all jobs that wait, as one batch."""
         batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
         self._writing = bool(batch)
         if batch:
@@ -217,7 +216,7 @@ class SqliteStore:
     def _written(
         self, batch: list[tuple[Job, asyncio.Future[Done]]], outcomes: asyncio.Future[list[Done | MagnetarError]]
     ) -> None:
-        """Tells the watches, answers the callers, and goes on with what came meanwhile."""
+        """Notifies the watches, answers the callers, and writes the next batch."""
         error = outcomes.exception()
         if isinstance(error, DiskFailed):
             error = self._die(error)
@@ -225,7 +224,7 @@ class SqliteStore:
         for (job, future), outcome in zip(batch, results, strict=True):
             if isinstance(outcome, Done):
                 self._publish(job, outcome)
-            if future.done():  # the caller has gone
+            if future.done():  # the caller was cancelled
                 continue
             if isinstance(outcome, Done):
                 future.set_result(outcome)
@@ -242,7 +241,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str) -> None:
-        """Until the tree has grown beyond a revision. SessionExpired when the session (or the store) ends first."""
+        """Waits until the tree has grown beyond a revision. SessionExpired when the session or the store ends first."""
         while self.history.revision <= after_revision:
             self.check_session(session)
             await self._news.wait()
@@ -253,35 +252,35 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- sessions
     def session(self, timeout_s: float = 10.0) -> LocalSession:
-        """A handle for a user in this process. Lives until closed; `timeout_s` counts from `LocalSession.abandon`."""
+        """A session for a user in this process, until `close`; `timeout_s` counts from `LocalSession.abandon`."""
         self._check_open()
         session = f"local-{self._world.rng.randbytes(12).hex()}"
         self._add_session(session, timeout_s, None)
         return LocalSession(self, session)
 
     async def open_session(self, timeout_s: float) -> str:
-        """A durable session that must be touched; the id."""
+        """Opens a durable session, which expires without `touch_session`; its id."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
         return session
 
     def touch_session(self, session: str) -> float:
-        """A sign of life; the timeout in seconds. Raises SessionExpired."""
+        """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Its user has gone without a word; it expires after its timeout."""
+        """Its user left without closing it; it expires after its timeout."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """Its ephemerals are gone when this returns. Fine when it has ended."""
+        """When it returns, the session's ephemerals are deleted. A session that has ended is no error."""
         if self._sessions.close(session) and not self._closed:
             await self._forget_session(session)
 
     async def wait_session_ended(self, session: str) -> None:
-        """Returns when the session ends, by whatever cause."""
+        """Returns when the session ends, for any reason."""
         if session in self._sessions and not self._closed:
             await self._lost[session].wait()
 
@@ -301,17 +300,17 @@ class SqliteStore:
 
     def _forget_session(self, session: str) -> asyncio.Future[Done]:
         self._lost.pop(session).set()
-        self._wake_watches()  # those of the session find that it has ended
+        self._wake_watches()  # the session's own watches find that it has ended
         return self._delete_ephemerals(session)
 
     def _delete_ephemerals(self, session: str) -> asyncio.Future[Done]:
-        """Again until it is done: an ephemeral that outlived its session would name a dead owner for ever."""
+        """Repeats until it succeeds: an ephemeral that outlived its session would name a dead owner for ever."""
         ending = self._queue(EndSession(session))
         ending.add_done_callback(lambda ended: self._delete_again(session, ended))
         return ending
 
     def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
-        if ended.cancelled():  # its waiter has gone; the job is in the queue all the same
+        if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
         if isinstance(ended.exception(), Unavailable) and not self._closed:
             self._loop.call_later(END_RETRY_S, self._retry_end, session)
@@ -323,23 +322,12 @@ class SqliteStore:
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
         if deadline is not None and not self._closed:
-            self._alarm.set_by(deadline)  # an earlier one looks at the table again when it rings
+            self._alarm.set_by(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
         for session in self._sessions.expire(self._clock.monotonic()):
             self._forget_session(session)
         self._set_alarm()
-
-
-def _record(rows: list[tuple[int, str, int, int]]) -> bytes:
-    return encode(
-        IncarnationsRecord(
-            incarnations=tuple(
-                Incarnation(number=number, token=token, revision=revision, restored=bool(restored))
-                for number, token, revision, restored in rows
-            )
-        )
-    )
 
 
 def _read_all(reads: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
@@ -402,7 +390,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """What a crash of the user would leave: no farewell; the session expires after its timeout."""
+        """As after a crash of the user: the session is not closed, and expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

@@ -1,17 +1,17 @@
 """The metadata tree: the interface that every store keeps, and what its callers may rely on.
 
-The tree maps paths ("/a/b/c") to byte values. Each node has a `version`: it starts at 0 when the node is created and
-grows by one with every write; a node that was deleted and made again starts at 0 again, so records that must not be
-confused carry their own token. The whole tree has a `revision` that grows with every commit.
+The tree maps paths ("/a/b/c") to byte values. Each node has a `version`: 0 when the node is created, then one more with
+every write. A node that was deleted and made again starts at 0 again, so records that must not be confused have a token
+of their own. The whole tree has a `revision` that grows with every commit.
 Parents need not exist: a path is a key, `children` lists the next path segments below it.
 
 - `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is
-  definite; ConnectionLost and TimedOut are *unknown*: re-read and decide by content (`metadata/update.py` does).
-- A put decides each time whether its node is ephemeral: the last put, and how, counts. An ephemeral lives as
-  long as the session of the store that put it. A lost session is reported once, by
-  `wait_session_lost`; then every call fails with SessionExpired and the store must be made anew.
-- A watch gives every change below its prefix after a revision, in order, without a gap, across reconnects. If history
-  is no longer there it says `Reset`: list again.
+  definite; ConnectionLost and TimedOut are *unknown*: read again and decide by content (`metadata/update.py` does).
+- Every put decides anew whether its node is ephemeral; the last put counts. An ephemeral lives as long as the session
+  of the store that put it. A lost session is reported once, by `wait_session_lost`; after that every call raises
+  SessionExpired, and the caller makes a new store.
+- A watch returns every change below its prefix after a revision, in order, without a gap, across reconnects. When the
+  history no longer contains them it returns `Reset`: list again.
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
 metadata/zookeeper/store.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
@@ -26,19 +26,23 @@ from typing import NamedTuple, Protocol, TypeVar
 ABSENT = -1
 """Expected version: the node must not exist."""
 ANY = -2
-"""Expected version: whatever is there, or nothing."""
+"""Expected version: any, or none."""
 
 VALUE_BYTES_MAX = 1 << 20
 """Largest value of a node, as in ZooKeeper."""
 
 
 class Versioned(NamedTuple):
+    """A node's value and version."""
+
     value: bytes
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
+    """Writes a node, at the expected version."""
+
     path: str
     value: bytes
     expected: int = ANY
@@ -47,12 +51,16 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """Deletes a node, at the expected version."""
+
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """Changes nothing; the commit fails unless the node has the expected version."""
+
     path: str
     expected: int
 
@@ -62,6 +70,8 @@ Operation = Put | Delete | Check
 
 @dataclass(frozen=True, slots=True)
 class Changed:
+    """One change of a node, in the commit that made `revision`."""
+
     path: str
     version: int  # -1: deleted
     revision: int
@@ -69,29 +79,33 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
+    """Changes up to `revision` were missed: list again, and watch after it."""
+
     revision: int
 
 
 class MetadataStore(Protocol):
+    """One session with the tree. The head of this module has the guarantees."""
+
     async def get(self, path: str) -> Versioned | None: ...
     async def children(self, path: str) -> list[str]:
         """Names of the direct children (segments, not paths), sorted: all of them, or an error.
 
-        Linearizable, as `get` is: every commit that was answered before the call is seen, by any client. A bookie
-        deletes what is not listed, so a store that may read an older state (ZooKeeper) must `sync` first.
+        Linearizable, as `get` is: it sees every commit that was answered to any client before the call. A bookie
+        deletes the ledgers that are not listed, so a store that may read an older state (ZooKeeper) syncs first.
         """
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        """The new version of each operation's node (-1 for a delete)."""
+        """The new version of each operation's node (-1 for a delete). BadVersion: nothing was done."""
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """A commit of one put; the new version."""
+        """Commits one put; the new version."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:
-        """A commit of one delete."""
+        """Commits one delete."""
         await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int: ...
@@ -104,11 +118,11 @@ class MetadataStore(Protocol):
     def session_id(self) -> str: ...
     async def wait_session_lost(self) -> None: ...
     async def close(self) -> None:
-        """Ends the session, and its ephemerals with it, at once."""
+        """Ends the session at once, and its ephemerals with it."""
         ...
 
 
 T = TypeVar("T")
 Transform = Callable[[Versioned | None], bytes | None]
-"""Current node → new value; None: leave it as it is. Raises to give up. Must recognise its own earlier write."""
+"""Current node → new value; None: no change. An exception ends the update. Must recognise its own earlier write."""
 Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]

@@ -3,17 +3,17 @@
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
     state(revision)                                 one row
-    incarnation(number, token, revision, restored)  each time that the file was opened, the last few
+    incarnation(number, token, revision, restored)  each opening of the file, the last few
 
-The last says whether a file is an older copy of another one: who remembers an incarnation, and a revision of it, finds
-it missing in a copy that was made before, or followed by another one too early (bookie/maintenance/seen.py).
+The last table tells whether a file is an older copy of another one. A process that remembers an incarnation and one of
+its revisions misses it in a copy made before, or finds that the next one began too early (bookie/maintenance/seen.py).
 
-`apply` takes every job that waits and does them in one transaction: one fsync answers them all. Each job has a
-savepoint of its own, so that one refused job (BadVersion) takes nothing from the others.
+`apply` does all jobs that wait in one transaction: one fsync answers them all. Each job has its own savepoint, so that
+a refused job (BadVersion) does not affect the others.
 
 Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the write-ahead log. SQLite does its own
 file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
-`locking_mode=EXCLUSIVE`, and a second one gets Busy; the kernel drops the lock with the process.
+`locking_mode=EXCLUSIVE`, and a second process gets Busy; the kernel releases the lock with the process.
 A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `DiskFailed`: what is on disk is unknown, and
 the store ends the process (ledger protocol §2.5). A full disk rolls the transaction back: Unavailable, no change.
 """
@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
 from .core.rules import check_version
+from .records import Incarnation, IncarnationsRecord, encode
 from .store import ABSENT, Changed, Check, Delete, Operation, Put
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
-"""A process that was away for more restarts of the metadata than that is not told that they were others."""
+"""A process that was away for more restarts of the metadata than this is not told about them."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _FULL = {sqlite3.SQLITE_FULL}
 _SCHEMA = f"""
@@ -63,6 +64,8 @@ class DiskFailed(Exception):
 
 
 class Node(NamedTuple):
+    """A node as a reader gets it."""
+
     value: bytes
     version: int
     ephemeral: bool
@@ -70,7 +73,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`session` owns the ephemerals that are put."""
+    """A transaction; `session` owns the ephemerals that it puts."""
 
     operations: Sequence[Operation]
     session: str
@@ -78,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Makes a session durable."""
+    """Stores a session, which then outlives the process."""
 
     session: str
     timeout_s: float
@@ -96,7 +99,7 @@ Job = Commit | OpenSession | EndSession
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One applied job. `revision` is that of the tree after it; a Commit has always made it grow by one."""
+    """The result of a job. `revision` is that of the tree after it; a Commit always makes it grow by one."""
 
     versions: list[int]
     revision: int
@@ -104,11 +107,12 @@ class Done:
 
 
 class Tree:
+    """The tables of one file, and the transactions on them. All calls come from one thread."""
+
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens or makes the file and checks it; `token` names this incarnation.
 
-        `keeps_ephemerals`: also those of sessions that ended with the process that had them, to be looked at.
-
+        `keeps_ephemerals`: do not delete the ephemerals of sessions that ended with the former process.
         Raises Busy, DataLost, InvalidConfiguration or Unavailable.
         """
         self.path = path
@@ -140,7 +144,7 @@ class Tree:
         known = "SELECT id FROM session"
         gone = self._sql.execute(f"SELECT DISTINCT session FROM node WHERE session NOT IN ({known})").fetchall()
         self.revision: int = self._one("SELECT revision FROM state")
-        for (session,) in [] if self._keeps_ephemerals else gone:  # sessions that ended with the process that had them
+        for (session,) in [] if self._keeps_ephemerals else gone:  # sessions that ended with their process
             self._end_session(session)
         self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
         self._sql.execute(_INCARNATION)
@@ -149,13 +153,13 @@ class Tree:
         self._sql.execute("COMMIT")
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
-        """In the transaction that is open."""
+        """Adds a row, within the open transaction."""
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def restored(self, token: str) -> None:
-        """This file takes the place of a younger one: every session ends, and an incarnation says so."""
+        """Marks this file as the replacement of a younger one: all sessions end, and an incarnation begins."""
         with _disk(self.path):
             self._sql.execute("BEGIN IMMEDIATE")
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
@@ -164,7 +168,7 @@ class Tree:
             self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
             self.begin_incarnation(token, restored=True)
             self._sql.execute("COMMIT")
-            self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # everything is in the one file
+            self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead log
 
     def _check_file(self) -> None:
         if self._one("PRAGMA application_id") != APPLICATION_ID:
@@ -195,10 +199,12 @@ class Tree:
         with _disk(self.path):
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
 
-    def incarnations(self) -> list[tuple[int, str, int, int]]:
-        """(number, token, revision, restored), the youngest last."""
+    def incarnations(self) -> bytes:
+        """The encoded IncarnationsRecord of the file, the youngest incarnation last."""
         with _disk(self.path):
-            return self._sql.execute("SELECT * FROM incarnation ORDER BY number").fetchall()
+            rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
+            found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
+        return encode(IncarnationsRecord(incarnations=tuple(found)))
 
     def sessions(self) -> list[tuple[str, float]]:
         """The durable sessions: (id, timeout in seconds)."""
@@ -206,12 +212,12 @@ class Tree:
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Makes a whole copy at `path`, synced; its revision and its bytes. Raises NodeExists when something is there.
+        """Writes a whole copy to `path`, synced; its revision and its bytes. Raises AlreadyExists when `path` exists.
 
-        One step of SQLite's backup: nothing is written meanwhile, for this is the thread that writes.
+        One step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
         """
         if os.path.exists(path):
-            raise AlreadyExists(f"{path} is there already; give another name", path=path)
+            raise AlreadyExists(f"{path} exists already; give another name", path=path)
         partial = path + ".partial"
         with _disk(self.path):
             copy = sqlite3.connect(partial, isolation_level=None)
@@ -306,7 +312,7 @@ class Tree:
 
 
 def sync_file(path: str) -> None:
-    """Of a file, or of a folder."""
+    """Syncs a file, or a folder."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -331,7 +337,7 @@ def _primary(error: sqlite3.Error) -> int:
 
 @contextlib.contextmanager
 def _disk(path: str) -> Iterator[None]:
-    """Translates what SQLite says about the disk."""
+    """Translates SQLite's errors about the disk."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,11 +1,11 @@
-"""Metadata records that this process cannot read: of a newer version, or damaged. One never stops work at others.
+"""Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
 
-A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: what it
-cannot decode is None, as if it were not there, and is noted here: logged once, counted, shown
-(`magnetar_unreadable_…`). Who needs just this one record, and would do wrong without it, uses `get_record`, which
+A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: a record
+that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
+(`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`, which
 raises DamagedRecord.
 
-`UNREADABLE` is the process's: what is unreadable for one of its parts is so for all. At most PATHS_MAX paths are kept.
+`UNREADABLE` is one for the process: its parts decode records alike. At most PATHS_MAX paths are kept.
 Guards: tests/metadata/test_records.py, tests/bookie/repair/test_repair.py.
 """
 
@@ -26,18 +26,20 @@ PATHS_MAX = 1000
 
 
 class Unreadable:
+    """The records that cannot be read now, by path."""
+
     def __init__(self) -> None:
-        self.paths: dict[str, str] = {}  # path → why, of those that cannot be read now
+        self.paths: dict[str, str] = {}  # path → why
         self.skipped = 0
 
     def skip(self, path: str, error: DamagedRecord) -> None:
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
-            _LOG.error("passed by, since it cannot be read here: %s", error)
+            _LOG.error("skipped, because it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
     def forgive(self, path: str) -> None:
-        """It is gone, or can be read again."""
+        """The record was deleted, or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:

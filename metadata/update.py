@@ -1,20 +1,19 @@
-"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the repository
-uses.
+"""Changes a node safely: read, check, transform, compare-and-set; and the same for typed records.
 
 `update` is the one loop of every change of a record (after BookKeeper's MetadataUpdateLoop):
 
     1. read the node
-    2. `transform(current)`: the new value; None or the same bytes: nothing to do, return what is there; raises: give up
+    2. `transform(current)`: the new value; None or the same bytes: no change, return the node; raises: give up
     3. commit the new value at the version that was read
     4. written: return it
     5. BadVersion (definite): another process was faster; from 1
-    6. ConnectionLost, TimedOut, … (unknown): the write may have happened; from 1. Nothing is remembered of the attempt:
-       `transform` sees the node as it is, maybe with its own write in it, and decides by content.
+    6. ConnectionLost, TimedOut, … (unknown): the write may have happened; from 1. The attempt leaves no memory:
+       `transform` gets the node as it is, perhaps with its own write in it, and decides by content.
 
-So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and be free
-of effects: it is called once per attempt. Whatever must not be written twice by content (a counter) must be harmless
-when it is: `take_ids` wastes a block of ids then, and never gives one out twice.
-Attempts and time are bounded; the error at the end is definite only when no attempt was unknown.
+So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and have no
+effects: it is called once per attempt. A change that content cannot recognise (a counter) must be harmless when it
+happens twice: `take_ids` then wastes a block of ids, and never allocates an id twice.
+Attempts and time are bounded; the final error is definite only when no attempt was unknown.
 Guarded by test_update.py.
 """
 
@@ -33,7 +32,7 @@ from .store import ABSENT, ANY, MetadataStore, Transform, Versioned
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
 CONFLICT_PAUSE_S_MAX = 0.05
-"""Each conflict means that another writer got through, so the pause grows from nothing only to spread them."""
+"""A conflict means that another writer made progress, so the pause starts near zero and grows only to spread them."""
 TROUBLE_PAUSE_S_MAX = 1.0
 
 R = TypeVar("R", bound=Record)
@@ -43,14 +42,14 @@ async def update(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """The node after the change, or as it is when there was nothing to do. `absent`: it is not there, most likely: the
-    first attempt does not look.
+    """The node after the change, or unchanged when there was nothing to do. `absent`: the node probably does not exist,
+    and the first attempt does not read it.
 
-    Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt the last
-    error (BadVersion, Unavailable), or OutcomeUnknown when an attempt may have been written.
+    Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt its error
+    (BadVersion, Unavailable, TimedOut), or OutcomeUnknown when an earlier attempt may have been written.
     """
-    last: MagnetarError | None = None  # what ended the last attempt; None: it is under way
-    unknown = writing = False  # unknown: an attempt before this one may have been written
+    last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
+    unknown = writing = False  # unknown: an attempt that ended may have been written
     try:
         async with asyncio.timeout(deadline_s):
             for attempt in range(attempts_max):
@@ -81,7 +80,7 @@ async def update(
 
 
 class _GaveUp(Exception):
-    """Carries what a transform raised past the retries."""
+    """Carries a transform's error past the retries."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -119,7 +118,7 @@ async def put_record(
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """`update` with records: `change` gives the new record, or None to leave what is there. The record afterwards."""
+    """`update` for records: `change` returns the new record, or None for no change. The record after that."""
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -130,9 +129,9 @@ async def update_record(
 
 
 async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """`count` ids that nobody else has or will get. An unknown outcome wastes a block rather than giving it twice.
+    """`count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated twice.
 
-    Ids begin at 1, so that a 0 on the wire is a field that was not set.
+    Ids begin at 1, so that a 0 on the wire is an unset field.
     """
     assert count >= 1
 
@@ -145,13 +144,13 @@ async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_ID
 
 
 async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """There is a counter of ids: from then on a bookie begins no ledger without a record
+    """Makes the counter of ledger ids. While it exists, a bookie begins no ledger without a record
     (bookie/requests/newcomers.py)."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
-    """The cluster's record; made with a random instance by the first process."""
+    """The cluster's record; the first process makes it, with a random instance."""
     instance = rng.randbytes(16).hex()
 
     def once(cluster: ClusterRecord | None) -> ClusterRecord:

@@ -1,1 +1,1 @@
-"""What each process stands on: clock, files, workers, network, configuration, logs, metrics, life cycle."""
+"""What each process is built on: clock, files, workers, network, configuration, logs, metrics, life cycle."""

@@ -1,8 +1,8 @@
 """A timer at a moment of a clock.
 
 The event loop's time and a `Clock` have different origins in the simulator, so a moment of the clock is no argument of
-`loop.call_at`. An alarm turns it into seconds from now. The loop may ring by its own rounding a little early: the
-owner compares the clock with its deadline, and sets the alarm again, at least RESOLUTION_S later.
+`loop.call_at`. An alarm converts it to seconds from now. Rounding may make the loop ring it slightly early: the owner
+compares the clock with its deadline, and sets the alarm again, at least RESOLUTION_S later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from .clock import Clock
 
 RESOLUTION_S = 0.001
-"""The least wait: an alarm that rings early and is set again lets the time pass."""
+"""The shortest wait, so that time passes before an alarm that rang early rings again."""
 
 
 class Alarm:
@@ -28,14 +28,14 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_by(self, when: float) -> None:
-        """Rings at `when` at the latest: an alarm that is set for an earlier moment stays."""
+        """Sets the alarm to `when`, unless it rings earlier already."""
         if when < self.at:
             self.cancel()
             self.at = when
             self._timer = self._loop.call_later(max(RESOLUTION_S, when - self._clock.monotonic()), self._rings)
 
     def cancel(self) -> None:
-        """Until it is set again it does not ring."""
+        """The alarm does not ring until it is set again."""
         self.at = math.inf
         if self._timer is not None:
             self._timer.cancel()

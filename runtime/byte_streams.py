@@ -1,4 +1,4 @@
-"""TCP on asyncio's streams: `serve_bytes` and `connect_bytes`, as `runtime/network.py` promises them."""
+"""TCP on asyncio's streams: the `serve_bytes` and `connect_bytes` of `runtime/network.py`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .network import STREAM_QUEUE_BYTES, ByteService, Endpoint
 from .tasks import Tasks
 
 READ_BYTES = 256 << 10
-"""At most at once."""
+"""Of one `read`."""
 CLOSE_S = 1.0
-"""For what is queued, when a connection is closed: a peer that does not read must not keep it open."""
+"""Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
 
 class TcpStream:
-    """`runtime.network.ByteStream`."""
+    """A `runtime.network.ByteStream` over a socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -57,7 +57,7 @@ class TcpStream:
 
 
 class TcpServing:
-    """`runtime.network.Serving`."""
+    """A `runtime.network.Serving` over a listening socket."""
 
     def __init__(self, service: ByteService) -> None:
         self._service = service
@@ -89,7 +89,7 @@ class TcpServing:
             await stream.close()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """No new connections; those that are open have `grace_s`, then they are closed. Idempotent."""
+        """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""
         self._server.close()
         await self._handlers.close(grace_s)
 

@@ -1,8 +1,8 @@
-"""Time and chance, the first two doors to the world.
+"""Time, as a process reads it.
 
-Waiting is asyncio's (`asyncio.sleep`, `asyncio.timeout`, `loop.call_later`): under simulation the event loop itself
-runs on virtual time, so that waiting code is the same in both worlds. Reading the time of day goes through `Clock`.
-Cores get `now` and `rng` as arguments and never come here.
+Waiting is asyncio's (`asyncio.sleep`, `asyncio.timeout`, `loop.call_later`): in a simulation the event loop itself runs
+on virtual time, so that code waits in the same way in both. Reading the time goes through `Clock`.
+Cores get `now` and `rng` as arguments and never import this module.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """Two clocks of one process."""
+
     def wall_ms(self) -> int:
         """Milliseconds since the epoch; may jump. For records that people read, never for deadlines."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that only goes forward. Its origin says nothing: compare it with itself alone."""
+        """Seconds on a clock that never goes back. Its origin has no meaning: compare it only with itself."""
         ...
 
 
 class SystemClock:
+    """The system's clocks: time of day, and CLOCK_MONOTONIC."""
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

@@ -1,14 +1,14 @@
-"""Configuration: one frozen dataclass per process, filled from four places, later ones winning.
+"""Configuration: one frozen dataclass per process, filled from four sources; a later source overrides an earlier one.
 
     defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>_<NAME> in the environment  ←  keyword overrides
 
-Every setting has a name with its unit, a type, a default, and a comment that says what it ends or bounds and what it
-costs: the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
+Every setting has a name with its unit, a type, a default, and a comment: what it ends or bounds, and what it costs. The
+comment is the text after the field in the source (`#` on its line, or a string literal below it). `settings` lists them
 for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
 environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
 relations and raises InvalidConfiguration or ValueError.
 
-Everything that is wrong is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
+Every mistake is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
 section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that is not
 TOML.
 """
@@ -34,7 +34,7 @@ from .network import Endpoint
 Config = TypeVar("Config")
 
 SECTIONS = ("bookie", "broker")
-"""Sections that a file may have; each process reads its own."""
+"""Sections of a file; each process reads its own."""
 
 
 class Setting(NamedTuple):
@@ -54,7 +54,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Config:
-    """The configuration `kind` (a frozen dataclass) of `section`. An override of None means: not given."""
+    """The configuration `kind` (a frozen dataclass) of `section`. An override of None is ignored."""
     values: dict[str, object] = {}
     if file is not None:
         _take(kind, values, f"[{section}] in {file}", _from_file(file, section))
@@ -112,7 +112,7 @@ def _from_file(file: str, section: str) -> Mapping[str, object]:
 
 
 def _take(kind: type, values: dict[str, object], source: str, given: Mapping[str, object]) -> None:
-    """Converts and adds what one source gives."""
+    """Converts and adds the settings of one source."""
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind)]
     for name, value in given.items():
@@ -150,7 +150,7 @@ def _is_tuple(kind: Any) -> bool:
 
 
 def _type_text(kind: Any) -> str:
-    """The type as a person says it, with its bounds."""
+    """The type in words, with its bounds."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Annotated:

@@ -1,10 +1,10 @@
-"""Files: the seam between the store and a disk.
+"""Files: the interface between the store and a disk.
 
-The promise of every implementation: `fdatasync` makes the bytes written to that file so far durable; a `pwrite` of a
-file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
-`sync_directory` of its folder; nothing else is. The simulated form
-(`runtime/sim/files.py`) forgets at a crash whatever was not made durable.
-All calls are synchronous: those that may wait for the disk are made from a `Worker` (runtime/workers.py).
+Every implementation guarantees: `fdatasync` makes durable all bytes that were written to that file before; a `pwrite`
+of a file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
+`sync_directory` of its folder. Nothing else is durable. The simulated disk (`runtime/sim/files.py`) loses everything
+else at a crash.
+All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/workers.py).
 Errors are `OSError`, as the system reports them.
 """
 
@@ -21,13 +21,13 @@ DIRECT_ALIGNMENT = 4096
 
 
 class File(Protocol):
-    """An open file. Positions are absolute: there is no cursor."""
+    """An open file. Positions are absolute: there is no file cursor."""
 
     @property
     def path(self) -> str: ...
     @property
     def direct(self) -> bool:
-        """Whether it was opened so: each write is durable when it returns."""
+        """Whether each write is durable when it returns."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -35,13 +35,13 @@ class File(Protocol):
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer and returns how much it is, as `pread`. Of a `direct` file it begins with an `arena`."""
+        """Fills the buffer as `pread`; the number of bytes. For a `direct` file it is the start of an `arena`."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset` and returns their total size; never short.
+        """Writes all buffers one after the other at `offset`; the number of bytes, never fewer than given.
 
-        A `direct` file takes one buffer that begins with an `arena` as it is, and copies anything else into one.
+        A `direct` file writes one buffer that is the start of an `arena` without a copy, and copies others into one.
         """
         ...
 
@@ -57,34 +57,36 @@ class File(Protocol):
         ...
 
     def advise_random(self) -> None:
-        """Hint: nothing is to be read beyond what is asked for."""
+        """Hint: do not read ahead."""
         ...
 
     def close(self) -> None: ...
 
 
 class Files(Protocol):
+    """The disk of a process."""
+
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """`create`: make it when absent (`exclusive`: fail with FileExistsError when present).
+        """`create`: make it when absent (`exclusive`: FileExistsError when present).
 
-        `direct`: past the page cache, each write synced. Where the file system does not do that, this or the first
-        read or write of the file fails with EINVAL or EOPNOTSUPP.
+        `direct`: without the page cache, each write synced. Where the file system does not support that, this call or
+        the first read or write of the file fails with EINVAL or EOPNOTSUPP.
         """
         ...
 
     def arena(self, size: int) -> memoryview:
-        """Memory that a `direct` file reads and writes without a copy, zeros at first."""
+        """Memory, filled with zeros, that a `direct` file reads and writes without a copy."""
         ...
 
     def exists(self, path: str) -> bool: ...
     def list_directory(self, path: str) -> list[str]:
-        """Names, sorted."""
+        """The names in a folder, sorted."""
         ...
 
     def make_directories(self, path: str) -> None:
-        """With parents, mode 0700, each new one synced into its parent; fine when it exists."""
+        """Makes the folder and its parents, mode 0700, each synced into its parent; an existing one is no error."""
         ...
 
     def rename(self, old: str, new: str) -> None: ...
@@ -95,11 +97,11 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> File:
-        """An exclusive lock on a lock file, held until closed or the process dies; raises BlockingIOError."""
+        """An exclusive lock on a lock file, until it is closed or the process ends; raises BlockingIOError."""
         ...
 
     def die(self, reason: str) -> None:
-        """Ends the process at once (exit code 70), flushing nothing: what to do after a failed fsync."""
+        """Ends the process at once (exit code 70) and flushes nothing: the reaction to a failed fsync."""
         ...
 
 

@@ -4,9 +4,9 @@
         store = await parts.start("metadata", SqliteStore.open(…), SqliteStore.close)
         bookie = await parts.start("bookie", Bookie.start(…), Bookie.close)
 
-When a part does not start, those before it are stopped and the error goes on. Each stop has a deadline; one that fails
-or takes too long is logged and the others are stopped all the same. Nothing is left running silently: `statistics`
-says of each part in what state it is and how long its start and stop took.
+When a part does not start, the parts before it are stopped, and the error is raised. Each stop has a deadline; one that
+fails or takes too long is logged, and the others are stopped nevertheless. `statistics` has the state of each part, and
+the time that its start and its stop took.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from .clock import Clock
 Part = TypeVar("Part")
 
 STOP_TIMEOUT_S = 10.0
-"""A part gets this long to end in order. What it guards is safe without (kill -9 is always possible), only slower."""
+"""For a part to end in order. Data are safe without it (kill -9 is always possible); the next start is only slower."""
 
 _LOG = logging.getLogger("magnetar.lifecycle")
 
 
 class PartState(enum.Enum):
+    """Of a part that has started."""
+
     RUNNING = "running"
     STOPPED = "stopped"
     FAILED = "failed to stop"
@@ -37,6 +39,8 @@ class PartState(enum.Enum):
 
 @dataclass(slots=True)
 class PartStatistics:
+    """A part: its state, and the seconds that its start and its stop took."""
+
     name: str
     state: PartState
     start_s: float
@@ -51,6 +55,8 @@ class _Started:
 
 
 class Parts:
+    """The parts of one process, in the order of their start."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._started: list[_Started] = []
@@ -63,7 +69,7 @@ class Parts:
         *,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Part:
-        """Awaits `starting`, remembers how to stop what came out of it, and returns that."""
+        """Awaits `starting` and returns its result, which `stop` will stop."""
         began = self._clock.monotonic()
         part = await starting
         statistics = PartStatistics(name, PartState.RUNNING, self._clock.monotonic() - began, 0.0)
@@ -71,7 +77,7 @@ class Parts:
         return part
 
     async def close(self) -> None:
-        """Stops what runs, last first. Never raises but for cancellation."""
+        """Stops the running parts, last first. Raises nothing but its own cancellation."""
         for started in reversed(self._started):
             if started.statistics.state is PartState.RUNNING:
                 await self._stop(started)

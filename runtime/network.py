@@ -1,23 +1,21 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
 Three transports, each real (runtime/grpc/rpc.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
-runtime/byte_streams.py on TCP) and simulated
-(runtime/sim/network.py), under the protocols of this module.
+runtime/byte_streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
 `async def produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same
-`MagnetarError` (status plus `magnetar-error-bin`). A handler whose caller is gone is not cancelled: a unary one goes on
-to its end, a streaming one learns of it from its stream.
+`MagnetarError` (status plus `magnetar-error-bin`). A handler is not cancelled when its caller disconnects: a unary one
+runs to its end, a streaming one gets the error from its stream.
 *Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; a
-flusher takes all that waits (up to about 1 MiB), sends one gRPC message, and never waits for more. `receive` gives all
-items that have come. So a gRPC message costs 100 µs a side and is paid once per turn, not once per entry.
+flusher sends all queued items (up to about 1 MiB) as one gRPC message, and never waits for more. `receive` returns all
+items that have arrived. So the 100 µs that a gRPC message costs a side are paid per turn of the loop, not per entry.
 
 **Peers.** A request has a short `head` (struct-packed, the service's own format) and payload `frames` that are not
-copied; the answer likewise. Requests are pipelined and matched by id; all that wait in one turn of the event loop leave
-as one multipart message that names the server's identity (16 bytes); a server with another identity answers
-WrongIdentity without looking further. Every request has a deadline. An answer that never comes is TimedOut or
-ConnectionLost: unknown, not failed.
+copied; so has the answer. Requests are pipelined and matched by id. All requests of one turn of the event loop are one
+multipart message that names the server's identity (16 bytes); a server with another identity answers WrongIdentity and
+reads no more of it. Every request has a deadline. A missing answer is TimedOut or ConnectionLost: unknown, not failed.
 """
 
 from __future__ import annotations
@@ -32,26 +30,28 @@ from google.protobuf.message import Message
 from .files import Buffer
 
 MESSAGE_BYTES_MAX = 16 << 20
-"""Largest gRPC message and peer frame that is accepted; an entry is at most 5 MiB, an envelope about 1 MiB more."""
+"""Largest accepted gRPC message and peer frame; an entry is at most 5 MiB, an envelope about 1 MiB more."""
 
 REQUEST_BYTES_MAX = 512 << 10
-"""Largest request to a broker that is no publish, and largest envelope of them: to parse one of nothing but the
-smallest parts holds the event loop for 5 ms (measured: 9 ms a MiB). A client puts what is more into several requests.
+"""Largest request to a broker that is no publish, and largest envelope of such requests: parsing one of the smallest
+parts only takes the event loop 5 ms (measured: 9 ms a MiB). A client splits what is larger into several requests.
 Entries and the records of the metadata have MESSAGE_BYTES_MAX."""
 
 COALESCE_BYTES = 1 << 20
-"""A flusher closes an envelope when it holds this much (measured: larger stalls the receiver, smaller costs calls)."""
+"""A flusher closes an envelope at this size (measured: larger ones stall the receiver, smaller ones cost calls)."""
 
 STREAM_QUEUE_BYTES = 8 << 20
-"""Bound of what waits in one direction of a stream before `send` waits (back-pressure)."""
+"""Bound of the queue in one direction of a stream; above it `send` waits (back-pressure)."""
 
 
 SLOW_S = 0.01
-"""Between two multiparts when a peer server is slowed down: 100 MB/s of what is refused, a fence of another process
-waits as long as there are connections before its own."""
+"""Between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of another
+process waits one such pause for each connection before its own."""
 
 
 class Endpoint(NamedTuple):
+    """A host and a port; its text is HOST:PORT, with brackets around an IPv6 address."""
+
     host: str
     port: int
 
@@ -74,7 +74,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """One rpc of a service. For streaming ones the types are the envelopes."""
+    """One rpc of a service. For a streaming one the types are the envelopes."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -83,13 +83,15 @@ class Rpc(Generic[Req, Rep]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Of a request, or of an envelope of them."""
+        """Bound of a request, or of an envelope of requests."""
         large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
+    """What a handler knows of its caller."""
+
     peer: str  # address of the caller, for logs and statistics
 
 
@@ -104,23 +106,23 @@ class Stream(Protocol[Out, In]):
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
     async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
-        """Returns when no more than that is queued."""
+        """Returns when at most `bytes_max` are queued."""
         ...
 
     @property
     def queued_bytes(self) -> int: ...
     @property
     def left_bytes(self) -> int:
-        """Of all that was sent, what is queued no more. With `queued_bytes`: where the next item begins."""
+        """Bytes sent that are no longer queued. With `queued_bytes`: the offset of the next item."""
         ...
 
     async def left(self, offset: int) -> None:
-        """Returns when so many bytes have left. ConnectionLost."""
+        """Returns when the first `offset` bytes have left the queue. ConnectionLost."""
         ...
 
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
-        """Client: half-close after what is queued, and wait for the other side to end. Server: nothing to do."""
+        """Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do."""
         ...
 
     def cancel(self) -> None:
@@ -133,7 +135,7 @@ class EndOfStream(Exception):
 
 
 class Channel(Protocol):
-    """A connection to one server, made when first used and remade when it breaks."""
+    """A connection to one server, made at its first use and again after it breaks."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -143,21 +145,24 @@ class Channel(Protocol):
 
 
 class Serving(Protocol):
+    """A listener."""
+
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens, with the port that was really taken."""
+        """Where it listens, with the real port."""
         ...
 
     async def close(self, grace_s: float = 0.0) -> None: ...
 
 
 class PeerServing(Serving, Protocol):
-    def slow_down(self, slow: bool) -> None:
-        """True: takes in little until False, so that what the requesters have to send waits with them.
+    """A listener for peers."""
 
-        Little, not nothing: one multipart every SLOW_S, from each connection in its turn. So a request that is needed
-        for the pressure to end, or for something else than what presses, comes through, and a connection that is alive
-        still looks it.
+    def slow_down(self, slow: bool) -> None:
+        """True: receive slowly until False, so that what the requesters send waits with them.
+
+        Slowly is one multipart every SLOW_S, from each connection in turn. So a request that ends the pressure, or has
+        nothing to do with it, still gets through, and a connection that is alive still answers heartbeats.
         """
         ...
 
@@ -170,12 +175,12 @@ class Request(Protocol):
 
     @property
     def connection(self) -> Hashable:
-        """Equal for requests that came over one connection."""
+        """Equal for requests of one connection."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """It comes from this machine: from a loopback address, or from another one that the machine has itself."""
+        """Whether it was sent from this machine: from a loopback address, or another address of the machine."""
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
@@ -184,12 +189,14 @@ class Request(Protocol):
 
 
 class Reply(NamedTuple):
+    """A peer's answer."""
+
     head: bytes
     frames: Sequence[Buffer]
 
 
 PeerService = Callable[[Sequence[Request]], None]
-"""Called with all requests that came in one turn. Must not wait and must not raise."""
+"""Called with all requests of one turn. Must not wait and must not raise."""
 
 
 class Peer(Protocol):
@@ -199,7 +206,7 @@ class Peer(Protocol):
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
         """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol or BackPressure
-        (too much waits to leave; definite)."""
+        (the queue is full; definite)."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -207,7 +214,7 @@ class Peer(Protocol):
 
 
 class ByteStream(Protocol):
-    """One end of a TCP connection: bytes in order, for a protocol that brings its own framing."""
+    """One end of a TCP connection: bytes in order, for a protocol with its own framing."""
 
     @property
     def peer(self) -> str:
@@ -215,16 +222,16 @@ class ByteStream(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """What has come, at least one byte; empty: the other end has closed. ConnectionLost. One reader at a time."""
+        """At least one byte; empty: the other end has closed. ConnectionLost. One reader at a time."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
-        """Queues them; never waits. On a broken connection they are lost, which `read` reports."""
+        """Queues the bytes; never waits. On a broken connection they are lost, which `read` reports."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """Written, and not given to the system yet."""
+        """Bytes that were written and have not left this process."""
         ...
 
     async def drained(self) -> None:
@@ -232,23 +239,25 @@ class ByteStream(Protocol):
         ...
 
     async def close(self) -> None:
-        """After what is queued. Idempotent; never raises."""
+        """Closes it after the queued bytes. Idempotent; never raises."""
         ...
 
 
 ByteService = Callable[[ByteStream], Awaitable[None]]
-"""Called for each connection, which is closed when it returns or raises. Cancelled when the server closes."""
+"""Called for each connection, which is closed when the call returns or raises. Cancelled when the server closes."""
 
 
 class Network(Protocol):
+    """The network of a process."""
+
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
-        """gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy when the port is taken."""
+        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken."""
         ...
 
     def connect(self, endpoint: Endpoint) -> Channel: ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
-        """TCP. Port 0: a free one. Busy when the port is taken."""
+        """Serves TCP. Port 0: a free one. Busy: the port is taken."""
         ...
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:

@@ -1,7 +1,7 @@
-"""A real process: the real world to stand on, and how it runs and ends.
+"""A real process: its world, and how it runs and ends.
 
-`real_world()` is the one place where the seams meet the system. `run(main)` runs a program on the fastest event loop
-there is, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
+`real_world()` is the one place where the interfaces get their real implementations. `run(main)` runs a program on the
+fastest available event loop, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .world import World
 
 
 class SystemNetwork:
-    """gRPC and ZeroMQ, one ZeroMQ context for all peers."""
+    """The `runtime.network.Network` of the system: gRPC, TCP, and ZeroMQ with one context for all peers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class SystemNetwork:
 
 
 def real_world(seed: int | None = None) -> World:
-    """The system's clock, disk, threads and network; `seed` fixes chance only."""
+    """The system's clock, disk, threads and network. `seed` fixes only the random numbers."""
     rng = random.Random(seed) if seed is not None else random.SystemRandom()
     clock = SystemClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
@@ -72,9 +72,9 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """Runs a program to its end and returns its exit code.
 
     SIGTERM and SIGINT cancel `main`, once: its `finally` and `async with` blocks close what it opened. A second signal
-    ends the process as if nothing were handled. Codes: what `main` returns (None: 0); 0 after SIGTERM, 130 after
-    SIGINT; 2 for a wrong configuration or request, 1 for another MagnetarError, both with one line on stderr. What is
-    no MagnetarError is a bug and comes out as it is.
+    ends the process with the system's default. Codes: what `main` returns (None: 0); 0 after SIGTERM, 130 after SIGINT;
+    2 for a wrong configuration or request, 1 for another MagnetarError, both with one line on stderr. Another exception
+    is a bug and is raised.
     """
     tune_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -125,7 +125,7 @@ def tune_memory() -> None:
     """Keeps buffers of 128 KiB and more on glibc's heap instead of one mmap and munmap for each.
 
     Measured: 41 µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process.
-    Does nothing where the C library is another one, or where the user has set MALLOC_* himself.
+    Does nothing with another C library, or where the user has set MALLOC_*.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -139,17 +139,17 @@ def tune_memory() -> None:
 
 
 GC_THRESHOLDS = (20_000, 20, 50)
-"""A server makes few cycles and many short-lived records: with Python's 700 allocations between two looks, collecting
+"""A server makes few cycles and many short-lived records. With Python's 700 allocations between two collections they
 cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these 88,000 to 108,500), and of the
 time of a replay."""
 
 GC_START = (200_000, 20, 50)
-"""Until `settle`: what is made while modules are imported lives on, and each look at it is for nothing. They were 17 of
-the 250 ms of processor time from the start of `magnetar standalone` to its first line."""
+"""Until `settle`: the objects of imported modules stay alive, so collecting them is useless. It took 17 of the 250 ms
+of processor time from the start of `magnetar standalone` to its first line."""
 
 
 def settle() -> None:
-    """After start-up: what lives now will live on, and the collector need not look at it again."""
+    """After start-up: the objects of now stay alive, and the collector skips them from here on."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

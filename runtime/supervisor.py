@@ -1,17 +1,17 @@
-"""The long-lived tasks of a part: none of them ends without being seen.
+"""The long-lived tasks of a part: each failure is logged, counted and followed by a restart.
 
     background = Supervisor()
     background.keep("bookie-upkeep", upkeep.run)     runs it; when it fails it is logged, counted, and run again
     background.failing                               name → why, of those that failed and have not run for SOUND_S since
     await background.close()                         cancels all of them, and waits
 
-A task *fails* when it raises, and also when it is cancelled by anybody but `close`: a cancelled future that it awaited
-looks the same from outside. It is run again, from its beginning, after `RETRY_MIN_S`, then twice as long each time, up
-to `RETRY_MAX_S`; one that ran for `SOUND_S` begins with `RETRY_MIN_S` again. A task that returns is over, as it wished.
-So what is kept must stand being begun anew in its object: it finds its state as the last run left it.
+A task *fails* when it raises, and also when something other than `close` cancels it: a cancelled future that it awaited
+looks the same. It is run again, from its beginning, after `RETRY_MIN_S`, then twice as long each time, up to
+`RETRY_MAX_S`; after `SOUND_S` of running the pause is `RETRY_MIN_S` again. A task that returns has ended.
+So a task must be able to begin again in its object, with the state that its last run left.
 
-`final` says which errors end a task for good: `Kept.ended` raises them, and it is shown as failing. The restart is a
-timer and no task, so that nothing of this keeps a loop from ending. Guards: tests/runtime/test_supervisor.py.
+`final` decides which errors end a task for good: `Kept.ended` raises them, and the task is shown as failing. A restart
+is a timer, not a task, so it does not keep a loop from ending. Guards: tests/runtime/test_supervisor.py.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LOG = logging.getLogger("magnetar.background")
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
-"""What a task that fails at once costs: a log line and its own first steps, twice a minute."""
+"""The cost of a task that fails at once: a log line and its first steps, twice a minute."""
 SOUND_S = 60.0
-"""After so long a task was well: what fails then is something new."""
+"""A task that ran for so long was sound: its next failure is a new one."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 Final = Callable[[Exception], bool]
@@ -40,7 +40,7 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class Kept:
-    """One task, in all its lives."""
+    """One task, over all its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Kept:
         self._pause_s = RETRY_MIN_S
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self.ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+        self.ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may have no waiter
         self._run()
 
     def _run(self) -> None:
@@ -88,7 +88,7 @@ class Kept:
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """For good; the task that is to be awaited, if it runs."""
+        """Ends it for good; returns the task to await, if it runs."""
         if not self.ended.done():
             self.ended.cancel()
         if self._timer is not None:
@@ -100,7 +100,7 @@ class Kept:
 
 
 class Supervisor:
-    """Of one part. What all of a process have to say is `failing_now` and `restarted`, which its metrics show."""
+    """The tasks of one part. `failing_now` and `restarted` are of the whole process, for its metrics."""
 
     everywhere: ClassVar[weakref.WeakSet[Supervisor]] = weakref.WeakSet()
     restarted: ClassVar[int] = 0
@@ -112,7 +112,7 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Name → how many tasks of that name fail now, of all parts of the process; 0: it runs as it should."""
+        """Name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -127,11 +127,11 @@ class Supervisor:
 
     @property
     def failing(self) -> dict[str, str]:
-        """Name → why, of the tasks that do not run as they should."""
+        """Name → why, of the tasks that fail now."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:
-        """Cancels all, and waits for what they do at their end. What failed is no news of a part that is closed."""
+        """Cancels all, and waits for what they do at their end. Later failures are not reported."""
         ended, self._kept = self._kept, []
         running = [task for kept in ended if (task := kept.cancel()) is not None]
         await asyncio.gather(*running, return_exceptions=True)

@@ -1,16 +1,16 @@
-"""Tasks of one part: each has a name and an owner, and ends with it.
+"""Tasks of one part: each has a name and an owner, and ends with its owner.
 
     tasks = Tasks()
-    tasks.spawn(work(), "bookie-read")        begins now; what it raises is logged with its name and counted
+    tasks.spawn(work(), "bookie-read")        starts now; its error is logged with its name and counted
     await tasks.drain()                       waits for all of them
     tasks.cancel()                            cancels all of them, without waiting; others may begin after it
     await tasks.close()                       cancels all of them, and waits for what they do at their end
 
     await together([a(), b()], "repair")      all at once; the first error ends the others, and is raised
 
-Which of the three: work that must run as long as its part does is a `Supervisor`'s (supervisor.py), which begins it
-again; work that is spawned in passing is a `Tasks`'s; work whose caller waits for it is a `together`. A task that its
-caller awaits elsewhere belongs to neither, because its error is raised there. Guarded by tests/runtime/test_tasks.py.
+Which of the three: work that must run as long as its part does is a `Supervisor`'s (supervisor.py), which restarts it;
+work that is spawned in passing is a `Tasks`'s; work whose caller waits for it is a `together`. A task that its caller
+awaits elsewhere belongs to none of them, because its error is raised there. Guarded by tests/runtime/test_tasks.py.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 
 class Tasks:
-    """Of one part. `failures`: of tasks, since it was made. `on_failure` is called with the error of each of them."""
+    """The tasks of one part. `failures` counts those that failed; `on_failure` is called with the error of each."""
 
     def __init__(self, on_failure: Callable[[Exception], object] | None = None) -> None:
         self._on_failure = on_failure
-        self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their beginning
+        self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their start
         self.closed = False
         self.failures = 0
 
     def __len__(self) -> int:
-        """Tasks that run."""
+        """Running tasks."""
         return len(self._running)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Begins the work in the running loop; not after `close`."""
+        """Starts the work in the running loop; after `close` it raises RuntimeError."""
         if self.closed:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
@@ -57,7 +57,7 @@ class Tasks:
                 self._on_failure(error)
 
     async def drain(self) -> None:
-        """Until no task runs, those included that begin meanwhile."""
+        """Returns when no task runs, including those that start meanwhile."""
         while self._running:
             await asyncio.wait(list(self._running))
 

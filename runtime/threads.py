@@ -1,9 +1,8 @@
 """The real workers: one thread each, fed by a queue, answering through the event loop.
 
-Calls run in the order given. Results come back in that order through `call_soon_threadsafe`, and one wake-up of the
-loop serves every result that is there by then: a wake-up costs a system call and a turn of the loop, a result a
-few hundred nanoseconds. The border between the threads is `_main` on one side and `_deliver` on the other; nothing else
-is shared.
+Calls run in the order given. Results return in that order through `call_soon_threadsafe`, and one wake-up of the loop
+delivers all results that are ready by then: a wake-up costs a system call and a turn of the loop, a result a few
+hundred nanoseconds. `_main` runs on the worker's thread and `_deliver` on the loop's; they share nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[s
 
 
 class SystemWorker:
-    """One thread. Used from one event loop, the one that was running when it was started."""
+    """One thread. Used from the event loop in which it was started."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,7 +41,7 @@ class SystemWorker:
         return future
 
     async def close(self) -> None:
-        """Returns when every call that was queued has run and its future is done."""
+        """Returns when every queued call has run and its future is done."""
         if self._closed:
             return
         last = self.run(threading.get_ident)
@@ -58,7 +57,7 @@ class SystemWorker:
                 self._answer(future, function(*args, **kwargs), None)
             except BaseException as error:
                 self._answer(future, None, error)
-            del call, future, function, args, kwargs  # or the buffers of the last call live until the next
+            del call, future, function, args, kwargs  # otherwise the buffers of the last call live until the next
 
     def _answer(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._results.append((future, result, error))
@@ -66,11 +65,11 @@ class SystemWorker:
             self._waking = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no task waits for the result
                 self._results.clear()
 
     def _deliver(self) -> None:
-        # Down before the drain: a result appended after it finds the flag down and wakes the loop again.
+        # Clear the flag before the drain: a later result finds it cleared and wakes the loop again.
         self._waking = False
         while self._results:
             future, result, error = self._results.popleft()
@@ -78,12 +77,14 @@ class SystemWorker:
                 continue
             if error is None:
                 future.set_result(result)
-            elif isinstance(error, StopIteration):  # a future may not carry it
+            elif isinstance(error, StopIteration):  # a future refuses it
                 future.set_exception(RuntimeError(f"a worker's call raised {error!r}"))
             else:
                 future.set_exception(error)
 
 
 class SystemWorkers:
+    """The `runtime.workers.Workers` of the system."""
+
     def start(self, name: str) -> SystemWorker:
         return SystemWorker(name)

@@ -1,7 +1,7 @@
 """Workers: threads that wait for the disk so that the event loop does not.
 
-A worker runs one call at a time, in the order in which they were given. Under simulation there is no thread: the call
-runs on the event loop after a virtual delay, so that everything else may happen in between.
+A worker runs one call at a time, in the order given. In a simulation there is no thread: the call runs on the event
+loop after a virtual delay, so that other work may run in between.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ R = TypeVar("R")
 
 
 class Worker(Protocol):
+    """One worker."""
+
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queues the call; the future belongs to the calling event loop. Order is kept."""
+        """Queues the call; the future belongs to the calling event loop. Calls run in order."""
         ...
 
     async def close(self) -> None:
-        """After the calls that are queued."""
+        """Returns after the queued calls."""
         ...
 
 

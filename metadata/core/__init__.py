@@ -1,1 +1,1 @@
-"""The metadata service's decisions: what a request may be, who has a session, what a watch still has to hear."""
+"""The metadata service's decisions: which requests are valid, which sessions are open, what a watch has missed."""

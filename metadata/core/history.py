@@ -1,10 +1,10 @@
 """The last changes of the tree, for watches that resume without a gap.
 
-The history holds every change of the revisions above `floor`, in order, up to `revision`. A watch is only a number
-here, the revision it has seen; `since` gives what came after. So a slow watcher costs nothing and cannot grow a queue:
-when the changes after its revision are no longer all there, or when its revision lies in the future (a tree that was
-replaced by an older one), it gets `Reset`: list again, and go on after the revision that Reset names.
-The changes of one revision are never torn apart: they come together or not at all. Guarded by test_history.py.
+The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
+the revision that it has seen; `since` returns the changes after it. So a slow watcher costs nothing and grows no queue.
+A watcher gets `Reset` when changes after its revision have left the history, or when its revision is in the future (an
+older tree replaced this one): it lists again, and continues after the revision that Reset names.
+The changes of one revision are returned together or not at all. Guarded by test_history.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ..store import Changed, Reset
 from .rules import below
 
 CHANGES_MAX = 10_000
-"""About 2 MB; a watcher that is 10,000 changes late is quicker with a new list."""
+"""About 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
 
 
 class History:
+    """The last changes of one tree, bounded by `changes_max`."""
+
     def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
-        """Begins empty at `revision`: nothing before it can be asked for."""
+        """Begins empty at `revision`: earlier changes are a Reset."""
         assert changes_max >= 1
         self.revision = revision
         self.floor = revision
@@ -32,7 +34,7 @@ class History:
         return len(self._changes)
 
     def append(self, revision: int, changes: Sequence[Changed]) -> None:
-        """The next revision of the tree and all that it changed, maybe nothing."""
+        """Adds the next revision of the tree and all its changes, which may be none."""
         assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
         self.revision = revision
         self._changes.extend(changes)
@@ -42,11 +44,11 @@ class History:
                 self._changes.popleft()
 
     def since(self, prefix: str, after_revision: int) -> list[Changed] | Reset:
-        """The changes of `prefix` and below it after a revision; afterwards the watcher has seen `self.revision`."""
+        """The changes of `prefix` and below it after a revision. With them the watcher has seen `self.revision`."""
         if not self.floor <= after_revision <= self.revision:
             return Reset(self.revision)
         news: list[Changed] = []
-        for change in reversed(self._changes):  # from the new end: a watch is usually one or two revisions late
+        for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
             if change.revision <= after_revision:
                 break
             if below(prefix, change.path):

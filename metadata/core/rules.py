@@ -1,9 +1,9 @@
-"""What a path, a watch prefix and a commit may be. Both stores ask here before anything is sent or written.
+"""What a path, a watch prefix and a commit may be. Both stores check this before they send or write anything.
 
 A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
 A commit has 1 to OPERATIONS_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and values.
-Breaking a rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
+A broken rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooL
 from ..store import ABSENT, ANY, VALUE_BYTES_MAX, Operation, Put
 
 PATH_BYTES_MAX = 4096
-"""A topic and a subscription name, percent-encoded, fit several times."""
+"""Several times the length of a percent-encoded topic name and subscription name."""
 OPERATIONS_MAX = 1024
 COMMIT_BYTES_MAX = 8 << 20
-"""Half of the largest gRPC message, so that a commit that is allowed can also be sent."""
+"""Half of the largest gRPC message, so that a permitted commit also fits into a request."""
 
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
@@ -42,7 +42,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def below(prefix: str, path: str) -> bool:
-    """Whether `path` is `prefix` itself or stands somewhere below it."""
+    """Whether `path` is `prefix` itself or below it, at any depth."""
     return prefix == "/" or path == prefix or path.startswith(prefix + "/")
 
 

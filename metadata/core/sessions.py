@@ -1,16 +1,16 @@
-"""The table of sessions: who is here, and until when without a sign of life.
+"""The table of sessions: which are open, and the deadline of each without a sign of life.
 
-    open ──touch──▶ open        the deadline moves to now + timeout
-    open ──close──▶ gone        at once, by its owner
-    open ──expire─▶ gone        the deadline has passed
+    open ──touch──▶ open        the deadline becomes now + timeout
+    open ──close──▶ ended       at once, by its owner
+    open ──expire─▶ ended       the deadline has passed
 
-A session without a timeout (that of a user in the same process) ends only by `close`, or after `abandon` gave it a
-deadline. Who ends a session must delete its ephemerals after every commit that was accepted under it: that is the
-driver's order (metadata/sqlite.py). An id that is not in the table is expired; ids are never used twice.
+A session without a deadline (that of a user in the same process) ends only by `close`; `abandon` gives it a deadline.
+The driver that ends a session deletes its ephemerals after every commit that was accepted under it
+(metadata/sqlite.py). An id that is missing from the table has expired; ids are never reused.
 
-*Who sleeps does not judge*: when the table itself is asked more than LATE_S after a deadline, it was this process that
-stood still (a stopped machine, a blocked loop), with signs of life perhaps unread in its sockets. Then nobody expires
-and every deadline moves by the lateness. Guarded by test_sessions.py.
+*A process that stood still does not judge*: a check more than LATE_S after a deadline means that this process was
+stopped (a stopped machine, a blocked loop), and signs of life may be unread in its sockets. Then no session expires,
+and every deadline moves by the lateness and one timeout. Guarded by test_sessions.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Session:
 
 
 class Sessions:
-    """Times are the caller's monotonic seconds."""
+    """The open sessions. Every `now` is the caller's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
@@ -45,21 +45,21 @@ class Sessions:
         return list(self._sessions)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
-        """`now` None: without a deadline."""
+        """Adds a session with a deadline `timeout_s` after `now`; `now` None: without a deadline."""
         assert session, "a session has a name"
         assert session not in self._sessions, f"session {session!r} is opened twice"
         assert timeout_s > 0
         self._sessions[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def touch(self, session: str, now: float) -> float:
-        """A sign of life; the timeout in seconds. Raises SessionExpired."""
+        """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
         found = self.require(session)
         if found.deadline is not None:
             found.deadline = now + found.timeout_s
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Its user went away without a word: the deadline runs from now."""
+        """Its user left without closing it: the deadline counts from now."""
         if session in self._sessions:
             found = self._sessions[session]
             found.deadline = now + found.timeout_s
@@ -72,14 +72,14 @@ class Sessions:
         return found
 
     def close(self, session: str) -> bool:
-        """Whether it was open."""
+        """Ends the session; whether it was open."""
         return self._sessions.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
         return min((s.deadline for s in self._sessions.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Ends the sessions whose deadline has passed and returns their ids, in the order of their opening."""
+        """Ends the sessions whose deadline has passed; their ids, in the order in which they were opened."""
         first = self.next_deadline()
         if first is None or now < first:
             return []

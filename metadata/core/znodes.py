@@ -1,25 +1,25 @@
-"""How our tree of keys lies in a ZooKeeper: names of znodes, and what a commit becomes.
+"""How the tree of keys is stored in a ZooKeeper: the names of znodes, and the transaction of a commit.
 
 **Names.** A path is a key and needs no parents; a znode needs all of them, and an ephemeral one may have no children.
 So values and folders are different znodes: the value of `/a/b/c` is znode `/a/b/=c` in the folders `/a` and `/a/b`.
-A folder holds no value and is a *container*: ZooKeeper deletes it some time after its last child. Nobody sees folders:
-a segment is listed when its value is there, or when some value lies below its folder. What ZooKeeper does not allow
-in a name, a first "=" and "\\\\" itself are written `\\\\<hex>;`.
+A folder has no value and is a *container*: ZooKeeper deletes it some time after its last child. Folders are not listed:
+a segment is listed when it has a value, or when a key below its folder has one. Characters that ZooKeeper refuses in a
+name, a first "=" and "\\\\" itself are written `\\\\<hex>;`.
 
-**Commits.** ZooKeeper's transaction has create, set, delete and check, each at an exact version, and no "whatever is
-there". So a commit is planned on what was read of its paths, in order, each operation seeing those before it; every
-step names the version that the plan stands on. When one no longer holds, nothing was done, and it is planned again.
+**Commits.** ZooKeeper's transaction has create, set, delete and check, each at an exact version; it has no operation at
+any version. So a commit is planned from a read of its paths, in order, each operation after those before it; every step
+names the version that was read. When one version has changed, nothing is done, and the commit is planned again.
 
     found        operation              steps
     absent       put                    create
-    version v    put                    set at v (the node stays what it was, lasting or ephemeral of this session)
-    version v    put that makes it another kind, or takes it from another session
-                                        delete at v, create, and v + 1 sets: the version is ZooKeeper's, always
+    version v    put                    set at v (the node keeps its kind: lasting, or ephemeral of this session)
+    version v    put that changes its kind, or takes it from another session
+                                        delete at v, create, and v + 1 sets: the version is always ZooKeeper's
     version v    delete                 delete at v
     version v    check                  check at v
-    absent       delete, check          create and delete: only that proves absence; nothing if it would stand alone
+    absent       delete, check          create and delete, which proves the absence; nothing if it were the only step
 
-A watch sees these steps, so a node that changes its kind is seen to go and to come again. It costs a step per
+A watch sees these steps: a node that changes its kind is deleted and created for the watch. The change costs a step per
 version, so beyond RETYPED_VERSION_MAX it is refused: delete the node first.
 Guarded by tests/metadata/zookeeper/test_znodes.py.
 """
@@ -37,10 +37,10 @@ from .rules import check_version
 
 VALUE = "="
 RETYPED_VERSION_MAX = 500
-"""Each version is a step of the transaction; nodes whose kind changes are records of who lives, hardly ever changed."""
+"""Each version is a step of the transaction. Only liveness records change their kind, and their versions stay small."""
 
 _FORBIDDEN = re.compile("^[=]|[\\\\\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""ZooKeeper looks at Java's chars: whatever is beyond the basic plane is a pair of forbidden surrogates to it."""
+"""ZooKeeper checks Java chars: a character beyond the basic plane is a pair of surrogates, which it forbids."""
 _ESCAPED = re.compile(r"\\([0-9a-f]+);")
 
 
@@ -54,12 +54,12 @@ def _unescape(segment: str) -> str:
 
 
 def folder(prefix: str) -> str:
-    """The folder below which everything lies whose key stands below `prefix`; "" for "/"."""
+    """The folder of all keys below `prefix`; "" for "/"."""
     return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
 
 
 def value(path: str) -> str:
-    """The znode that holds the value of a key."""
+    """The znode that contains the value of a key."""
     above, _, last = path.rpartition("/")
     return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
 
@@ -71,7 +71,7 @@ def folders(path: str) -> list[str]:
 
 
 def key(znode: str) -> str | None:
-    """The key whose value the znode holds; None for a folder. Inverse of `value`."""
+    """The key whose value the znode contains; None for a folder. Inverse of `value`."""
     above, _, last = znode.rpartition("/")
     if not last.startswith(VALUE):
         return None
@@ -79,10 +79,10 @@ def key(znode: str) -> str | None:
 
 
 class Listed(NamedTuple):
-    """What a folder holds: segments of keys, sorted."""
+    """What a folder contains: segments of keys, sorted."""
 
     values: list[str]
-    below: list[str]  # that have a folder, which may hold something or not
+    below: list[str]  # segments that have a folder, which may be empty
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Listed:
@@ -100,6 +100,8 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
+    """A step: make the znode."""
+
     path: str
     value: bytes
     ephemeral: bool
@@ -107,6 +109,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
+    """A step: write the znode at this version."""
+
     path: str
     value: bytes
     version: int
@@ -114,12 +118,16 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
+    """A step: delete the znode at this version."""
+
     path: str
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Require:
+    """A step: the znode has this version."""
+
     path: str
     version: int
 
@@ -128,15 +136,17 @@ Step = Create | Set | Remove | Require
 
 
 class Plan(NamedTuple):
+    """The transaction of a commit, and its answer."""
+
     steps: list[Step]  # empty: nothing to do
     versions: list[int]  # the answer to the commit
 
 
 def plan(operations: Sequence[Operation], found: Mapping[str, Found | None], session: int) -> Plan:
-    """What a commit becomes, given what was read of each of its paths. BadVersion: refused, as things stood then."""
+    """The steps of a commit, from what was read of each of its paths. BadVersion: those versions refuse the commit."""
     nodes = dict(found)
     steps: list[Step] = []
-    absences: dict[str, None] = {}  # stand only on the node's absence
+    absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
     versions: list[int] = []
     for operation in operations:
         path, node = operation.path, nodes[operation.path]
@@ -171,7 +181,7 @@ def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found
         return Found(version, owner)
     if version > RETYPED_VERSION_MAX:
         raise InvalidRequest(
-            f"{put.path}: version {node.version} is too far on for a node that becomes ephemeral, or lasting, or "
+            f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
             "another session's: delete it first", path=put.path,
         )  # fmt: skip
     steps += [Remove(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
@@ -186,7 +196,7 @@ MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """At least what the transaction has on the wire; `root_bytes`: of the path before ours."""
+    """At least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value(step.path).encode())

@@ -1,16 +1,16 @@
-"""The line to a ZooKeeper: kazoo's connection thread on one side, our event loop on the other. Imports kazoo.
+"""The connection to a ZooKeeper: kazoo's connection thread on one side, our event loop on the other. Imports kazoo.
 
-Kazoo keeps the connection and the session: it finds a server, takes the session along to the next, pings, and speaks
-the protocol. What it has not, or does through threads that would lose the order, is added here:
+Kazoo keeps the connection and the session: it finds a server, moves the session to the next one, pings, and speaks the
+protocol. This module adds what kazoo lacks, or does through threads that would lose the order:
 
-- *One order.* Answers, watch events and changes of state come from kazoo's connection thread straight to the event
-  loop, in the order in which they came over the connection. So a client that reads and watches knows which came first.
+- *One order.* Answers, watch events and changes of state go from kazoo's connection thread straight to the event loop,
+  in the order of their arrival. So a client that reads and watches knows which of two was first.
   Kazoo's own callback threads are not started.
-- *Requests that kazoo has not*: metadata/zookeeper/requests.py.
-- *No second session.* When ZooKeeper says that the session has expired, kazoo would open another; here it stops.
+- *Requests that kazoo lacks*: metadata/zookeeper/requests.py.
+- *No second session.* When ZooKeeper reports that the session has expired, kazoo would open another; here it stops.
 
-Nothing here blocks: requests are futures, and kazoo's thread is told to end, never joined on the loop for long.
-It leans on kazoo's inside (`_call`, `_connection`), so pyproject.toml pins its minor version.
+No call blocks: requests are futures, and kazoo's thread is asked to end; the loop does not wait for it.
+The module uses internals of kazoo (`_call`, `_connection`), so pyproject.toml pins its minor version.
 Guarded by the conformance suite against a real server, tests/metadata/zookeeper/test_zookeeper.py.
 """
 
@@ -51,21 +51,25 @@ from ..core import znodes
 from .requests import EPHEMERAL, AddWatch, CreateFolder, Multi, RemoveWatches
 
 _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
-_KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each try to connect; metadata/zookeeper/store.py says what it comes to
+_KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metadata/zookeeper/store.py logs the outcome
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A server that is just starting may drop what opens a session; kazoo would wait a whole session timeout for it."""
+"""A server that is starting may drop the request that opens a session; kazoo would wait a session timeout for it."""
 WAITING_MAX = 10_000
 """Requests without an answer."""
 
 
 class ConnectionState(enum.Enum):
+    """Of the connection, as kazoo reports it."""
+
     CONNECTED = "connected"
     SUSPENDED = "suspended"
     LOST = "lost"
 
 
 class EventKind(enum.IntEnum):
+    """ZooKeeper's numbers."""
+
     CREATED = 1
     DELETED = 2
     CHANGED = 3
@@ -73,15 +77,15 @@ class EventKind(enum.IntEnum):
 
 
 class Missing(Exception):
-    """There is no such znode."""
+    """The znode does not exist."""
 
 
 class Taken(Exception):
-    """There is such a znode."""
+    """The znode exists already."""
 
 
 class Refused(Exception):
-    """A step of a transaction did not hold; nothing was done."""
+    """A step of a transaction failed; nothing was done."""
 
     def __init__(self, *, missing: bool) -> None:
         super().__init__()
@@ -90,19 +94,23 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """A change that a watch reports."""
+
     kind: int
     path: str
     zxid: int  # of the change; -1 from servers before 3.9
 
 
 class Answer(NamedTuple):
+    """ZooKeeper's answer to a request."""
+
     value: Any
     zxid: int  # of the server's tree when it answered
 
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted
 class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
-    """Without the callback threads, which nobody here uses."""
+    """Without the callback threads, which this program does not use."""
 
     def start(self) -> None:
         self._running = True
@@ -112,13 +120,13 @@ class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """Says what kazoo keeps to itself: the session's real timeout, and each event with its zxid."""
+    """Exposes what kazoo keeps internal: the session's real timeout, and each event with its zxid."""
 
     on_event: Callable[[Event], None]
     clock: Clock
     timeout_s = 0.0
-    number = 0  # of the connections that there were
-    greeted = 0.0  # when the handshake that was answered last was sent
+    number = 0  # of connections so far
+    greeted = 0.0  # when the last answered handshake was sent
     _zxid = -1
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
@@ -141,7 +149,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 
 class _Reply:
-    """Where kazoo's thread puts an answer; from there it goes to the loop. Once."""
+    """Kazoo's thread puts one answer here, and it is passed to the loop."""
 
     def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
         None]) -> None:
@@ -157,7 +165,7 @@ class _Reply:
 
 
 class ZooKeeperConnection:
-    """One session's line. `on_state` and `on_event` are called on the loop, in order with the answers."""
+    """The connection of one session. `on_state` and `on_event` are called on the loop, in order with the answers."""
 
     def __init__(
         self, hosts: str, timeout_s: float, clock: Clock,
@@ -176,27 +184,27 @@ class ZooKeeperConnection:
         self._on_event = on_event
         self._waiting = 0
         self.session = 0
-        self.zxid = 0  # the highest heard of: all changes up to it whose events were to come have come
+        self.zxid = 0  # the highest received: the events of all changes up to it have arrived
         self.client.add_listener(self._listen)
         self.client.start_async()
 
     @property
     def timeout_s(self) -> float:
-        """As agreed with the server; 0 before."""
+        """As agreed with the server; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
     def connection(self) -> int:
-        """Another one after each handshake: what was asked and answered at the same number went over one connection."""
+        """Differs after each handshake: a request and an answer at the same number used one connection."""
         return int(self._connection.number)
 
     @property
     def greeted(self) -> float:
-        """When the handshake that was answered last was sent, by the clock."""
+        """When the last answered handshake was sent, by the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
-        """On kazoo's thread."""
+        """Runs on kazoo's thread."""
         if state == KazooState.CONNECTED:
             self.session = self.client._session_id
             self.on_loop(self._on_state, ConnectionState.CONNECTED)
@@ -207,7 +215,7 @@ class ZooKeeperConnection:
             self.on_loop(self._on_state, ConnectionState.LOST)
 
     def on_loop(self, function: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever would listen
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *args)
 
     def _heard(self, event: Event) -> None:
@@ -216,7 +224,7 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """The answer, or Missing, Taken, or a MagnetarError; `then` hears it in order with events."""
+        """The answer, or Missing, Taken, or a MagnetarError; `then` is called with it in order with events."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -242,7 +250,7 @@ class ZooKeeperConnection:
         def fail(error: Exception) -> None:
             if settle() and not future.done():
                 future.set_exception(_translated(error, request))
-                future.exception()  # its waiter may have gone
+                future.exception()  # its waiter may be cancelled
 
         self.client._call(request, _Reply(self, succeed, fail))
         return future
@@ -252,7 +260,7 @@ class ZooKeeperConnection:
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """Its stat, or None."""
+        """The znode's stat, or None."""
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
@@ -269,7 +277,7 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
-        """Events of the znode and of everything below it, from the answer on, until the connection ends."""
+        """Events of the znode and of everything below it, from the answer until the connection ends."""
         return self.request(AddWatch(path))
 
     def unwatch(self, path: str) -> None:
@@ -289,11 +297,11 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- ending
     def drop(self) -> None:
-        """Gives the connection up, and takes another."""
+        """Ends this connection; kazoo makes another."""
         self._push(_CONNECTION_DROP)
 
     def end(self, *, farewell: bool) -> None:
-        """LOST follows. With a farewell the session ends at the server, when it can be reached; else it expires."""
+        """LOST follows. With a farewell the session ends at the server if it can be reached; otherwise it expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -303,7 +311,7 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """After LOST: what kazoo still holds. While its thread tries to reach a server, it keeps its two sockets."""
+        """After LOST: frees what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

@@ -1,8 +1,8 @@
-"""Requests that kazoo has not, in ZooKeeper's bytes: what metadata/zookeeper/connection.py sends besides its own.
+"""Requests that kazoo lacks, in ZooKeeper's bytes; metadata/zookeeper/connection.py sends them.
 Imports kazoo.
 
     AddWatch, RemoveWatches   a persistent recursive watch (ZooKeeper 3.6), and its end
-    CreateFolder              a container: ZooKeeper deletes it some time after the last znode in it has gone (3.5.1)
+    CreateFolder              a container: ZooKeeper deletes it some time after its last child (3.5.1)
     Multi                     a transaction whose answer names the step that failed
 
 Each has kazoo's form of a request: its number, its bytes, and how its answer is read.
@@ -25,6 +25,8 @@ ANY_WATCH = 3  # WatcherType.Any
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
+    """Begins a persistent recursive watch on a znode."""
+
     path: str
     type: ClassVar[int] = 106
 
@@ -38,6 +40,8 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
+    """Ends the watches on a znode."""
+
     path: str
     type: ClassVar[int] = 18
 
@@ -51,6 +55,8 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
+    """Makes a container."""
+
     path: str
     type: ClassVar[int] = 19  # createContainer
 

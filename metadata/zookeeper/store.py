@@ -1,23 +1,23 @@
 """A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
 
-The states of its session are metadata/session.py's: SUSPENDED is connecting again, maybe to another server.
+The states of its session are those of metadata/session.py: SUSPENDED is connecting again, perhaps to another server.
 
-- *Linearizable reads*: `sync`, then the read, on one connection (else both again): what any server answered is seen. (A
-  leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
-  bound. Nothing is decided by reading alone: every write names the versions that it stands on.)
-- *Commits* are planned on a read and sent as one transaction at exact versions (core/znodes.py). The first plan stands
-  on what the connected server has; a refusal only on a read after a sync. A transaction that ZooKeeper refuses did
-  nothing and is planned again. It is sent once: a connection that breaks then is ConnectionLost, *unknown*.
-- *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So nobody takes
-  ownership, and the owner goes on: fencing keeps data safe (ledger protocol §3.2).
+- *Linearizable reads*: `sync`, then the read, on one connection (else both again), sees all that any server answered.
+  (A leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
+  bound. No decision depends on a read alone: every write names the versions that were read.)
+- *Commits* are planned from a read and sent as one transaction at exact versions (core/znodes.py). The first plan reads
+  the connected server's state; a refusal is decided only by a read after a sync. A transaction that ZooKeeper refuses
+  did nothing and is planned again. It is sent once: if the connection breaks then it is ConnectionLost, *unknown*.
+- *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So no process
+  takes ownership, and the owner keeps serving: fencing protects the data (ledger protocol §3.2).
 - *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
-  life; a handshake is one, too. When the deadline has passed, or ZooKeeper says so, all ephemerals are gone or will be:
-  every call says SessionExpired, `wait_session_lost` returns, the line is closed.
-- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: zookeeper_watch.py says what that means. Servers before
-  3.9 do not tell an event's zxid; a change then carries the last one heard of, which is not above its own, and
-  a watch that resumes after it receives Reset.
-- *Size*: what exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), for ZooKeeper's
-  answer would be a broken connection, again and again.
+  life; a handshake is one, too. When the deadline has passed, or ZooKeeper reports it, all ephemerals are deleted, now
+  or soon: every call raises SessionExpired, `wait_session_lost` returns, the connection is closed.
+- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: metadata/zookeeper/watch.py shows the consequences.
+  Servers before 3.9 do not send an event's zxid; a change then has the last zxid that was received, which is not above
+  its own, and a watch that resumes after it receives Reset.
+- *Size*: a commit that exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), because
+  ZooKeeper would answer it by breaking the connection, again and again.
 Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
 """
 
@@ -51,24 +51,18 @@ from .watch import Watches
 _LOG = logging.getLogger("magnetar.metadata.zookeeper")
 
 ASKED_AT_ONCE = 200
-"""Znodes of a listing that are asked for together."""
+"""Znodes of a listing that are requested together."""
 
 T = TypeVar("T")
 
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
     """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
-    store = ZookeeperStore(world, address, timeout_s)
-    try:
-        await store.start()
-    except BaseException:
-        await store.close()
-        raise
-    return store
+    return await ZookeeperStore(world, address, timeout_s).started()
 
 
 class ZookeeperStore(SessionStore):
-    """Made by `connect_zookeeper`."""
+    """The tree in a ZooKeeper. Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
         super().__init__(f"ZooKeeper at {address}", world.clock)
@@ -83,7 +77,7 @@ class ZookeeperStore(SessionStore):
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not ours."""
+        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root refuses us."""
         self._begin()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
@@ -100,7 +94,7 @@ class ZookeeperStore(SessionStore):
                     await self._read(partial(self._line.create, znode), fresh=False)
 
     async def _keep(self) -> None:
-        """Signs of life, until there is none for the timeout."""
+        """Asks for signs of life, until the session is lost."""
         unanswered = 0
         while self._state is not SessionState.LOST:
             sent = self._clock.monotonic()
@@ -110,14 +104,14 @@ class ZookeeperStore(SessionStore):
                     await self._line.exists(self._address.root)
             except TimeoutError:
                 unanswered += self._state is SessionState.CONNECTED
-            except MagnetarError:  # the connection broke: the next is under way
+            except MagnetarError:  # the connection broke: kazoo makes the next
                 await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
                 continue
             else:
                 unanswered = 0
                 self._lived(sent)
                 await asyncio.sleep(max(0.0, self._left_s(sent + self._timeout_s / 3)))
-            if unanswered >= 2:  # this connection swallows what is sent, and there is time for another
+            if unanswered >= 2:  # the connection loses what is sent, and there is time for another
                 unanswered = 0
                 self._line.drop()
 
@@ -131,7 +125,7 @@ class ZookeeperStore(SessionStore):
             self._state = SessionState.CONNECTING
             self._settled.clear()
             self._watches.on_broken()
-            _LOG.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
+            _LOG.warning("no connection to ZooKeeper: owned topics are served, no new ones are taken")
         else:
             _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
@@ -151,7 +145,7 @@ class ZookeeperStore(SessionStore):
         return f"{self._line.session:#x}"
 
     async def close(self) -> None:
-        """Ends the session at ZooKeeper when it can be reached; otherwise it expires there."""
+        """Ends the session at ZooKeeper if it can be reached; otherwise it expires there."""
         if self._closing:
             return
         self._closing = True
@@ -176,7 +170,7 @@ class ZookeeperStore(SessionStore):
         return Versioned(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """One listing at one moment for the names that have values; each other name is judged a moment later."""
+        """One listing at one moment for the names that have values; each other name is checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)
@@ -185,7 +179,7 @@ class ZookeeperStore(SessionStore):
         return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
 
     async def _holds(self, prefix: str) -> bool:
-        """Whether a value lies somewhere below: a folder may be empty until ZooKeeper deletes it."""
+        """Whether a key below the prefix has a value: a folder may be empty until ZooKeeper deletes it."""
         listed = await self._list(prefix, fresh=False)
         if listed.values:
             return True
@@ -209,7 +203,7 @@ class ZookeeperStore(SessionStore):
         return self._address.root + znodes.value(path)
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
-        """Repeated until it is answered or the deadline has passed. `fresh`: as of now; else as the server has it."""
+        """Repeats until it is answered or the deadline has passed. `fresh`: the current state; else the server's."""
 
         async def once(end: float) -> T:
             return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
@@ -219,8 +213,8 @@ class ZookeeperStore(SessionStore):
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
         """A sync, and the read on the same connection, where it waits for the sync at the server.
 
-        Kazoo's thread may drop the connection between the two: the read then goes over the next one, to a server that
-        may lag. So the answer counts only when the sync was answered, and the connection is the same as before.
+        Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
+        lag. So the answer counts only when the sync was answered and the connection is still the same.
         """
         connection, synced = self._line.connection, self._line.sync(self._address.root)
         answer: T | Missing
@@ -261,10 +255,10 @@ class ZookeeperStore(SessionStore):
                 fresh = True
             else:
                 return plan.versions
-        raise Unavailable(f"{operations[0].path}: others write there all the time; try again")
+        raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
     async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
-        """A plan that does nothing, or refuses, stands on a fresh read."""
+        """A plan without steps, or a refusal, is decided by a fresh read."""
         try:
             plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
@@ -305,7 +299,7 @@ class ZookeeperStore(SessionStore):
         return self._watches.follow(prefix, after_revision, self._ready)
 
     async def _ready(self) -> None:
-        """A watch waits for a connection as long as there is hope of one."""
+        """A watch waits for a connection until the session is lost."""
         await self._settled.wait()
         self._check_session()
 
@@ -315,7 +309,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """ASKED_AT_ONCE together."""
+    """The answer for each item; ASKED_AT_ONCE are requested together."""
     answers: list[bool] = []
     for start in range(0, len(items), ASKED_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])

@@ -1,13 +1,13 @@
-"""Watches on a ZooKeeper, which keeps no history: heard in order from a beginning that is proved, or Reset.
+"""Watches on a ZooKeeper, which keeps no history: a watch gets all changes from a proved beginning, or Reset.
 
 A watch *attaches*: it sets persistent recursive watches (on the folder of its prefix and on the prefix' own value),
-then looks at all that is there and remembers each version. The youngest change to be seen there (mzxid of values,
-pzxid of folders, of the nearest folder above when something of the prefix is missing) is the youngest there was. It is
-not above what the reader has seen, and nothing was heard meanwhile: nothing was missed, and it goes on. Else the reader
-hears one Reset. A broken connection ends ZooKeeper's watches; each attaches again.
-While attached, every change is one event; its version is counted from the one before. All that is heard comes in one
-order (metadata/zookeeper/connection.py), so a look and an event never contradict each other.
-A reader that leaves its watch lying keeps at most WATCH_QUEUE_MAX changes; then they become one Reset.
+then reads all versions below. The youngest change that this read finds (mzxid of values, pzxid of folders, of the
+nearest folder above when a part of the prefix is missing) is the youngest of all. If it is not above the revision that
+the reader has seen, and no event arrived meanwhile, no change was missed, and the watch continues. Otherwise the reader
+gets one Reset. A broken connection ends ZooKeeper's watches; each watch attaches again.
+While attached, every change is one event, and its version is counted from the version before. Answers and events have
+one order (metadata/zookeeper/connection.py), so the read and an event never contradict each other.
+A watch keeps at most WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..store import ABSENT, Changed, Reset
 from .connection import Answer, Event, EventKind, Missing, ZooKeeperConnection
 
 LOOKED_AT_ONCE = 200
-"""Znodes that are asked for together; a prefix holds a few hundred at most (bookies, damaged or missing ledgers)."""
+"""Znodes that are read together; a prefix has a few hundred at most (bookies, damaged or missing ledgers)."""
 
 
 class TreeWatch:
-    """What one watch has heard and its reader has not taken yet."""
+    """The changes that one watch has received and its reader has not taken yet."""
 
     def __init__(self, prefix: str, seen: int) -> None:
         self.prefix = prefix
-        self.seen = seen  # the reader has heard, or finds in the queue, all changes up to this revision
-        self.attached = False  # to the connection of now
-        self.calm = True  # nothing was heard since it began to look
+        self.seen = seen  # the reader has received all changes up to this revision, or they are in the queue
+        self.attached = False  # to the current connection
+        self.calm = True  # no event arrived since it began to attach
         self.versions: dict[str, int] = {}
         self.queue: deque[Changed | Reset] = deque()
         self.news = asyncio.Event()
@@ -49,14 +49,14 @@ class TreeWatch:
             self.versions.pop(path, None)
         elif kind == EventKind.CREATED:
             self.versions[path] = 0
-        elif path in self.versions:  # else the look comes to it
+        elif path in self.versions:  # otherwise the read sets it
             self.versions[path] += 1
         if self.attached:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
             self._tell(Changed(path, version, revision))
 
     def looked(self, youngest: int, now: int) -> None:
-        """The end of `begin`: from here on it hears everything above `now`."""
+        """The end of `begin`: from here on it receives every change above `now`."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._tell(Reset(now))
@@ -75,7 +75,7 @@ class TreeWatch:
 
 
 class Watches:
-    """Of one session."""
+    """The watches of one session."""
 
     def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
         self._line = line
@@ -85,7 +85,7 @@ class Watches:
         self._connection = 0
 
     def on_event(self, event: Event) -> None:
-        """In order with all answers of the line."""
+        """Called in order with all answers of the connection."""
         if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
             return
         path = znodes.key(event.path[len(self._root) :])
@@ -107,7 +107,7 @@ class Watches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Changed | Reset]:
-        """For ever; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        """Endless; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -132,7 +132,7 @@ class Watches:
         return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
-        """Whether it worked is in `watch.attached`; a connection that breaks meanwhile leaves it for the next."""
+        """`watch.attached` tells whether it succeeded; after a broken connection the next one attaches."""
         connection = self._connection
         watch.begin()
         try:
@@ -147,7 +147,7 @@ class Watches:
 
 
 class _Look:
-    """All versions below a prefix, into its watch; and how young the youngest change is."""
+    """Reads all versions below a prefix into its watch, and finds the revision of the youngest change."""
 
     def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
         self._line = line
@@ -191,7 +191,7 @@ class _Look:
         return True
 
     async def _above(self, prefix: str) -> None:
-        """What is missing may have gone: the nearest folder that is there tells when something went from it."""
+        """What is missing may have been deleted: the pzxid of the nearest existing folder tells when."""
         for folder in reversed(["", *znodes.folders(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:

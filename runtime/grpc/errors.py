@@ -1,20 +1,20 @@
-"""The border between gRPC's failures and ours: translated here and nowhere else.
+"""Translation between gRPC's errors and Magnetar's, in this module only.
 
-A handler's MagnetarError travels as a status and the trailer `magnetar-error-bin` and is raised again as the same
-class; what is not one becomes InternalError. Failures of gRPC itself:
+A handler's MagnetarError is sent as a status and the trailer `magnetar-error-bin`, and the caller raises the same
+class. Another exception of a handler becomes InternalError. Errors of gRPC itself:
 
 | gRPC says | raised | definite |
 |---|---|---|
-| UNAVAILABLE, no connection, or no word on it | Unavailable, field `unreached` | yes: nothing was sent |
+| UNAVAILABLE, no connection, or no bytes on it | Unavailable, field `unreached` | yes: nothing was sent |
 | UNAVAILABLE otherwise, CANCELLED, ABORTED | ConnectionLost | no |
 | DEADLINE_EXCEEDED | TimedOut | no |
 | UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
 | RESOURCE_EXHAUSTED (message above MESSAGE_BYTES_MAX) | MessageTooLarge | yes |
-| INTERNAL, of the caller's own gRPC: the call ended while a part of it was on its way | ConnectionLost | no |
+| INTERNAL, of the caller's own gRPC: the call ended while a part of it was being sent | ConnectionLost | no |
 | anything else | InternalError | no |
 
-gRPC tells a connection that never came about from one that broke only in the words of its details; the words are in
-`_NEVER_CONNECTED` and the tests notice when they change (then the error is ConnectionLost: less certain, never wrong).
+Only the text of gRPC's details tells a connection that was never made from one that broke. The phrases are in
+`_NEVER_CONNECTED`, and the tests fail when they change (the error is then ConnectionLost: less certain, never wrong).
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ if TYPE_CHECKING:
 ERROR_TRAILER = "magnetar-error-bin"
 
 _DETAILS_MAX = 1024
-"""The status' text is for people who look with other tools, and headers are bounded; the trailer has all of it."""
+"""The status' text is for other tools, and headers are bounded; the trailer has the whole error."""
 
 _NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "name resolution", "dns resolution")
 _SILENT = "timed out before receiving settings frame"
-"""Connected, and not a byte came: a process that is stopped, or a link that passes nothing. It may answer later."""
+"""Connected, and no byte arrived: the process is stopped, or the link passes nothing. It may answer later."""
 _NO_ANSWER = ("handshaker shutdown", "timed out", "timeout", "deadline")
-"""gRPC gave an attempt to connect up."""
+"""gRPC ended an attempt to connect."""
 _ENDED_MEANWHILE = "Internal error from Core"
-"""What grpc.aio says at the caller when the server's end of a call meets its own first operations."""
+"""grpc.aio's message at the caller when the server ends a call during its first operations."""
 _NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
 
 _LOG = logging.getLogger("magnetar.rpc")
 
 
 def grpc_module() -> ModuleType:
-    """grpc, imported with the first use, quiet, and without its fork handlers (after a fork channels are made anew)."""
+    """grpc, imported at its first use, quiet, and without its fork handlers (channels are made again after a fork)."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     import grpc.aio
@@ -73,14 +73,14 @@ def grpc_module() -> ModuleType:
 
 
 def copy_of(error: MagnetarError) -> MagnetarError:
-    """The same error to be raised once more: an exception object collects the traceback of each place it passes."""
+    """The same error, to be raised again: an exception object collects the traceback of each place that raises it."""
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
 
 
 def from_grpc(error: grpc.aio.AioRpcError, endpoint: Endpoint) -> MagnetarError:
-    """The MagnetarError that a failed call means, by the table of this module."""
+    """The MagnetarError for a failed call, by the table of this module."""
     trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
         if key == ERROR_TRAILER and isinstance(value, bytes):
@@ -119,9 +119,9 @@ def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
 
 
 def _how_it_failed(details: str, words: str) -> tuple[str, str]:
-    """"refused" (somebody or something said no, at once) or "silent" (nothing was heard in time); and in words."""
+    """"refused" (the host, or a router, refused at once) or "silent" (no answer in time); and the same in words."""
     if _SILENT in words:
-        return "silent", "it takes connections and says nothing"
+        return "silent", "it accepts connections and sends nothing"
     if any(each in words for each in _NEVER_CONNECTED[1:]):
         if any(each in words for each in _NO_ANSWER):
             return "silent", "the name service did not answer"
@@ -132,7 +132,7 @@ def _how_it_failed(details: str, words: str) -> tuple[str, str]:
 
 
 async def abort(context: Any, error: BaseException) -> None:
-    """Ends a call at the server with an error; raises gRPC's own exception, as gRPC wants it."""
+    """Ends a call at the server with an error; raises gRPC's own exception, as gRPC requires."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)

@@ -1,10 +1,10 @@
-"""gRPC and event loops that end.
+"""Drops gRPC's events for event loops that have ended.
 
-gRPC's asyncio side has one queue of events for all event loops of a process, and whichever loop looks first hands an
-event to the loop that it is for. Calls that are cancelled end a moment later; when their loop was closed meanwhile
-(`asyncio.run` has returned), handing it over raises RuntimeError in a loop that has nothing to do with it, which logs
-twenty lines, and the events that follow in the queue wait for the next one. Nobody waits for such an event: it is
-dropped here. Guard: tests/client/blocking/test_leaving.py.
+gRPC's asyncio side has one queue of events for all event loops of a process, and the first loop that reads it passes
+each event to the loop that waits for it. Calls that are cancelled end a moment later. When their loop was closed
+meanwhile (`asyncio.run` has returned), passing the event raises RuntimeError in an unrelated loop: it logs twenty
+lines, and the next events of the queue are delayed. No task waits for such an event: it is dropped here.
+Guard: tests/client/blocking/test_leaving.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def drop_late_events(loop: asyncio.AbstractEventLoop) -> None:
-    """Events of gRPC that come after `loop` was closed are dropped. Costs nothing while it is open."""
+    """Drops events of gRPC that arrive after `loop` was closed. Costs nothing while it is open."""
     if loop in _seen:
         return
     _seen.add(loop)

@@ -1,7 +1,7 @@
 """Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
 
-`configure` is called once, at the start of a process. Loggers are named `magnetar.<part>`. Facts belong in `extra`, as
-names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows them as `ledger=7`, JSON as members.
+`configure` is called once, at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in `extra`,
+as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has members.
 A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
 """
 
@@ -22,7 +22,7 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def configure(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends all logs of the process to `stream` (default stderr), replacing what was configured before."""
+    """Sends all logs of the process to `stream` (default stderr) and replaces the configuration before."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
@@ -38,11 +38,13 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
 
 
 def facts(record: logging.LogRecord) -> dict[str, object]:
-    """What was given as `extra`."""
+    """The values of `extra`."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
 class TextLines(logging.Formatter):
+    """One line per record, with its facts at the end."""
+
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
@@ -52,6 +54,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
+    """One JSON object per record."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

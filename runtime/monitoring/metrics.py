@@ -1,14 +1,14 @@
-"""Metrics: plain numbers while the process works, one `Page` of Prometheus text when it is asked for.
+"""Metrics: plain numbers while the process works, one `Page` of Prometheus text per request.
 
     self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
     page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # … and is asked for them
-    page.foreign("bookie_ledgers_count", "…", 7)           # the same number under the name another system has for it
+    page.foreign("bookie_ledgers_count", "…", 7)           # the same number under another system's name
 
-Nothing is registered and nothing runs until a page is asked for (metrics_server.py): each page is made anew from the
-parts that are there, so what is gone (a topic, a bookie) is not on it. Names begin with `magnetar_`, counters end in
-`_total`, units are seconds and bytes; one name has one kind and one set of label names. `foreign` and `foreign_summary`
-alone take other names, those that another system's dashboards ask for. Only `Page` imports prometheus-client.
+Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
+exist, so a deleted topic is not on it. Names begin with `magnetar_`, counters end in
+`_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `foreign` and
+`foreign_summary` take other names, for the dashboards of another system. Only `Page` imports prometheus-client.
 Guarding test: tests/runtime/monitoring/test_metrics.py.
 """
 
@@ -47,9 +47,9 @@ _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
 
 class Histogram:
-    """Counts per bucket; `counts[i]` are the values ≤ `bounds[i]` and above the bound before; the last has no bound.
+    """Counts per bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is unbounded.
 
-    One thread observes, the one that is asked for the page.
+    One thread observes, the same that makes the page.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -70,7 +70,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """(bound, how many values are not above it), as Prometheus wants it."""
+        """(bound, count of the values up to it), as in Prometheus' format."""
         so_far = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
@@ -80,17 +80,17 @@ class Histogram:
 
 
 class Recent:
-    """The quantiles of what a histogram was given in the last minute or two, for those who cannot read buckets.
+    """The quantiles of a histogram's values of the last one or two minutes, for tools that cannot read buckets.
 
-    Looks that are less than a minute apart compare with the same earlier counts; without a look for long it is all
-    since then. A quantile is interpolated inside its bucket; beyond the last bound it is the last bound.
+    Calls within a minute compare with the same earlier counts; after a long pause the quantiles are of all values since
+    the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last bound.
     """
 
     def __init__(self) -> None:
-        self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # when, counts then, counts before that
+        self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """One value for each wanted share; NaN: nothing was observed. `key` names the histogram between looks."""
+        """One value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -116,19 +116,19 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 def labels(**values: str) -> str:
-    """As they are written in a line: sorted and escaped."""
+    """The labels of a line: sorted and escaped."""
     return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
 
 
 def escaped(text: str) -> str:
-    """As the value of a label."""
+    """`text` as the value of a label."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
 class Series:
-    """One metric of very many things (topics): its lines, as they go out, each written when its thing is looked at.
+    """One metric of very many things (topics): its lines, each written when its thing is read.
 
-    A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4.
+    A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
     """
 
     __slots__ = ("_head", "_lines", "_name")
@@ -149,20 +149,20 @@ class Series:
             self._lines.append(f"{labels}{shown(value)}\n")  # type: ignore[no-untyped-call]
 
     def chunks(self) -> Iterator[bytes]:
-        """The text, in pieces of CHUNK_LINES: none of them holds the interpreter for a millisecond."""
+        """The text, in pieces of CHUNK_LINES: none of them takes the interpreter for a millisecond."""
         for first in range(0, len(self._lines), CHUNK_LINES):
             text = self._name + self._name.join(self._lines[first : first + CHUNK_LINES])
             yield (text if first else self._head + text).encode()
 
 
 class Page:
-    """What all metrics are at one moment: prometheus-client's Collector interface, and the `series` of very many.
+    """All metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
 
-    `shown` has every number and histogram that was put on it, by name and labels, for a caller that shows it again.
+    `shown` has every number and histogram of the page, by name and labels, for a caller that shows it a second time.
     """
 
     def __init__(self) -> None:
-        self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # and the names of its labels
+        self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # name → metric, names of its labels
         self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
         self._series: list[Series] = []
 
@@ -197,7 +197,7 @@ class Page:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """A number under another system's name and spelling; without a type, which would add a suffix to it."""
+        """A number under another system's name; without a type, which would add a suffix to the name."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -214,7 +214,7 @@ class Page:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """All of a part's `statistics()`: those in `gauges` as they are, the others as counters."""
+        """All of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

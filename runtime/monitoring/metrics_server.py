@@ -1,16 +1,16 @@
 """Metrics over HTTP: `GET /metrics`, served by prometheus-client in a thread of its own.
 
-    server = await MetricsServer.start(endpoint, measure)      `measure(page)` writes everything that is known
-    server.endpoint                                            with the port that was really taken
+    server = await MetricsServer.start(endpoint, measure)      `measure(page)` writes all metrics
+    server.endpoint                                            with the port that it listens on
     await server.close()
 
-The text is Prometheus' plain format (0.0.4), whatever is asked for. What there is once or for some bookies goes through
-prometheus-client; what there is of each topic is written line by line while the loop looks at it (metrics.py `Series`),
-in slices that hold neither the loop nor the interpreter, and leaves in pieces.
+The text is always Prometheus' plain format (0.0.4). Metrics of which there are few go through prometheus-client; those
+of each topic are written line by line while the event loop reads the topics (metrics.py `Series`), in slices that delay
+neither the loop nor the interpreter, and are sent in pieces.
 
-Rule: the parts are looked at by their own event loop and by nobody else; the thread that answers a request waits for
-that, at most `MEASURE_TIMEOUT_S`, then the request fails (500) and the numbers of that moment are missing.
-prometheus-client and `http.server` are imported when a server starts, and not before: off costs nothing.
+Rule: only the event loop of the parts reads them. The thread that answers a request waits for the loop, at most
+`MEASURE_TIMEOUT_S`; then the request fails (500), and the numbers of that moment are missing.
+prometheus-client and `http.server` are imported when a server starts: switched off, metrics cost nothing.
 Guarding tests: tests/runtime/monitoring/test_metrics_server.py, tests/cli/metrics/test_metrics.py.
 """
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MEASURE_TIMEOUT_S = 5.0
-"""Half of Prometheus' default scrape timeout: who asks hears of it before he gives up."""
+"""Half of Prometheus' default scrape timeout: the scraper gets the error before it gives up."""
 
 Measure = Callable[[Page], Awaitable[None]]
 
 
 class _Parts:
-    """The collector: asks the event loop, from the thread of a request."""
+    """The collector: calls the event loop from the thread of a request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, measure: Measure) -> None:
         self._loop = loop
@@ -80,7 +80,7 @@ def _application(parts: _Parts, process: CollectorRegistry) -> WSGIApplication:
             return (b"",)
         pieces = text()
         first = next(pieces)
-        second = next(pieces)  # what fails has failed by now
+        second = next(pieces)  # an error has been raised by now
         headers = [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)]
         every: Iterable[bytes] = chain((first, second), pieces)
         if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
@@ -93,7 +93,7 @@ def _application(parts: _Parts, process: CollectorRegistry) -> WSGIApplication:
 
 
 def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    packer = zlib.compressobj(1, wbits=31)  # 31: with gzip's header
+    packer = zlib.compressobj(1, wbits=31)  # 31: with the header of gzip
     for piece in pieces:
         if packed := packer.compress(piece):
             yield packed
@@ -101,7 +101,7 @@ def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServer, Thread]:
-    """As prometheus-client does it, for an application of ours."""
+    """As prometheus-client does it, for our application."""
     from threading import Thread
     from wsgiref.simple_server import make_server
 
@@ -118,6 +118,8 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
 
 
 class MetricsServer:
+    """A listener, its thread, and the loop that it asks for pages."""
+
     def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
         self._server = server
         self._thread = thread
@@ -125,7 +127,7 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Busy: the port is taken, or the address is none of this machine."""
+        """Busy: the port is taken, or the address is not of this machine."""
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         process = CollectorRegistry()
@@ -138,7 +140,7 @@ class MetricsServer:
         return cls(*serving, endpoint.host)
 
     async def close(self) -> None:
-        """The port is free when this returns. Requests on their way end by themselves."""
+        """The port is free when this returns. Requests in progress end by themselves."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

@@ -1,26 +1,26 @@
-"""Peers over ZeroMQ: pipelined requests between processes, as `runtime/network.py` promises them. The client end.
+"""Peers over ZeroMQ, the client end: pipelined requests between processes (`runtime/network.py` has the contract).
 
 One DEALER per client end, one ROUTER per server (`runtime/peer/server.py`); bytes as in `runtime/peer/envelope.py`;
 sockets as in `runtime/peer/sockets.py`.
 
-**Coalescing.** A request is queued and the flush scheduled with `call_soon`: all requests of one turn of the loop leave
-as one multipart, closed at COALESCE_BYTES. The server takes in what has come, hands all of it to the service at once,
-and answers the same way, per connection. Nothing ever waits for more.
+**Coalescing.** A request is queued and the flush is scheduled with `call_soon`: all requests of one turn of the loop
+leave as one multipart, closed at COALESCE_BYTES. The server passes all requests that have arrived to the service at
+once, and answers in the same way, per connection. Neither waits for more.
 
-**Deadlines.** One alarm per peer: it rings at the earliest deadline, fails what is due, and is set to the earliest
-deadline that is left. With equal time-outs that is one look at the table per time-out.
+**Deadlines.** One alarm per peer: it rings at the earliest deadline, fails the requests that are due, and is set to the
+earliest deadline that is left. With equal time-outs the table is read once per time-out.
 
-**Broken connections.** The socket's monitor tells of every disconnect and refused connection; all requests in flight,
-and those that were waiting to leave, fail at once with ConnectionLost. Replies that had come are delivered first.
-A socket whose connection broke is given up (ZeroMQ does not connect again after an error of protocol) and the next
-request makes another; refused ones ZeroMQ repeats by itself, after 50 ms and then more slowly, up to 1 s. Requests made
-meanwhile wait for the outcome of the next attempt.
+**Broken connections.** The socket's monitor reports every disconnect and refused connection. All requests in flight or
+in the queue then fail at once with ConnectionLost; replies that have arrived are delivered first. A socket whose
+connection broke is closed (ZeroMQ does not connect again after an error of protocol), and the next request makes
+another. ZeroMQ itself repeats refused connections, after 50 ms and then more slowly, up to 1 s; requests made meanwhile
+wait for the next attempt.
 
-Requests leave only after ZeroMQ's handshake; a port where that breaks HANDSHAKES_MAX times does not speak ZeroMQ:
-WrongProtocol, and nothing was sent.
+Requests leave only after ZeroMQ's handshake; a port where the handshake fails HANDSHAKES_MAX times does not speak
+ZeroMQ: WrongProtocol, and nothing was sent.
 
-**Bounds.** A message part: MESSAGE_BYTES_MAX. Waiting to leave: QUEUE_BYTES_MAX; beyond it the future fails with
-BackPressure (definite: nothing was sent), and a server drops the answers of the connection that does not take them.
+**Bounds.** A message part: MESSAGE_BYTES_MAX. The queue: QUEUE_BYTES_MAX; above it the future fails with BackPressure
+(definite: nothing was sent), and a server drops the answers of a connection that does not take them.
 `statistics()` has the counters.
 
 Buffers given to `request` and `reply` must not change until they have left: large ones are not copied.
@@ -43,11 +43,11 @@ from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
 HANDSHAKES_MAX = 3
-"""So many connections in a row that break before the handshake is over mean another protocol. A server of ours breaks
-one when it is killed just then."""
+"""So many connections in a row that break during the handshake mean another protocol. One of our servers breaks one
+when it is killed at that moment."""
 
 _AGAIN_S = 0.05
-"""Pause after the first broken handshake; twice as long after the second."""
+"""Pause after the first failed handshake; twice as long after the second."""
 
 _MONITOR = struct.Struct("=Hi")
 """A monitor's message: event and value, in the machine's byte order."""
@@ -125,7 +125,7 @@ class ZmqPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits as long as the socket takes it; the rest goes when it is writable or connected."""
+        """Sends the queue as far as the socket takes it; the rest is sent when it is writable or connected."""
         if self._closed:
             return
         if self._link is None:
@@ -184,12 +184,12 @@ class ZmqPeer:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def link_broke(self) -> None:
-        """The connection was there and is gone, and the socket with it; the next request makes another."""
+        """The connection was established and broke, and its socket is closed; the next request makes another."""
         self._forget_link()
         self.disconnected("it broke")
 
     def handshake_failed(self, *, certain: bool) -> None:
-        """Nothing of ours was sent yet: requests wait for further attempts, as many as an honest server may need."""
+        """Nothing was sent yet: requests wait for further attempts, as many as an honest server may need."""
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -266,7 +266,7 @@ class _Link:
         return True
 
     def _watch(self) -> None:
-        """Takes in all monitor events (edge-triggered as every ZeroMQ socket)."""
+        """Handles all monitor events (edge-triggered as every ZeroMQ socket)."""
         zmq = self._zmq
         while not self._monitor.closed:
             try:

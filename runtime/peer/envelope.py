@@ -5,19 +5,19 @@ All integers big-endian. Part 0 is the header, the parts after it are the large 
     header = magic 4 ("MGTP") | version u8 (1) | kind u8 | identity 16 | count u32 | item × count
     item   = id u64 | head size u32 | frames u32 | frame size u32 × frames | head | frames of at most INLINE_BYTES
 
-A frame of more than INLINE_BYTES travels as a part of its own (sent and received without a copy when it is large), a
-smaller one lies in the header after its item's head: a ZeroMQ part costs a few microseconds, whatever it holds.
-`identity`: in requests, the server that is meant; in replies, the server that speaks.
+A frame of more than INLINE_BYTES is a part of its own (sent and received without a copy when it is large). A smaller
+frame is in the header, after its item's head: a ZeroMQ part costs a few microseconds, whatever its size.
+`identity`: in requests the server that is addressed, in replies the server that answers.
 
 | kind | from | meaning |
 |---|---|---|
 | REQUESTS | client | do these; each is answered once |
 | REPLIES | server | answers, by id |
-| WRONG_IDENTITY | server | I am `identity`, not the one you named; the items carry the ids, nothing was done |
-| WRONG_PROTOCOL | server | I do not speak this version; no items; nothing was done |
+| WRONG_IDENTITY | server | the server is `identity`, not the one addressed; the items have the ids, nothing was done |
+| WRONG_PROTOCOL | server | the server does not speak this version; no items; nothing was done |
 
-`decode` takes the header alone and says which sizes the further parts must have. Every length is checked against what
-is there; whatever does not add up exactly is `Malformed`. Nothing here touches a socket.
+`decode` takes the header alone and returns the sizes of the further parts. Every length is checked against the bytes
+received; an envelope whose lengths do not add up exactly is `Malformed`. This module uses no socket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INLINE_BYTES = 4096
 """Frames up to this travel inside the header: copying 4 KiB costs less than a ZeroMQ part (about 2 µs each side)."""
 
 FRAMES_MAX = 65536
-"""Frames of one item. More is a lie: it would not fit the largest message with any content."""
+"""Frames of one item. More are malformed: they would not fit the largest message with any content."""
 
 _HEADER = struct.Struct(">4sBB16sI")
 _ITEM = struct.Struct(">QII")
@@ -46,6 +46,8 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
+    """What a multipart contains; the table above."""
+
     REQUESTS = 1
     REPLIES = 2
     WRONG_IDENTITY = 3
@@ -56,16 +58,16 @@ _KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class Malformed(ValueError):
-    """The bytes are not an envelope of ours: lengths that lie, parts too many or too few."""
+    """The bytes are not an envelope of ours: wrong lengths, or too many or too few parts."""
 
 
 class WrongMagic(ValueError):
-    """Not our protocol, or a version that this process does not speak."""
+    """Another protocol, or a version that this process does not speak."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One request or reply. `frames` of a decoded item holds None where a part is still to come."""
+    """One request or reply. `frames` of a decoded item has None where a part is still missing."""
 
     id: int
     head: bytes
@@ -74,6 +76,8 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
+    """A decoded header."""
+
     kind: EnvelopeKind
     identity: bytes
     items: list[Item]
@@ -84,7 +88,7 @@ class Envelope:
 
 
 def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
-    """The parts of a multipart message: the header, then the large frames as they are (not copied)."""
+    """The parts of a multipart message: the header, then the large frames, not copied."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
     for id_, head, frames in items:

@@ -1,4 +1,4 @@
-"""What waits to leave on one peer connection: bounded in bytes, taken in multiparts of about COALESCE_BYTES."""
+"""The queue of one peer connection: bounded in bytes, sent in multiparts of about COALESCE_BYTES."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..files import Buffer
 from ..network import COALESCE_BYTES
 
 QUEUE_BYTES_MAX = 64 << 20
-"""What may wait to leave on one connection: a second of 512 Mbit/s; more would only be late."""
+"""Bound of the queue of one connection: a second of 512 Mbit/s; more would only be late."""
 
 _ITEM_BYTES = 64
-"""Cost of an item beside its content, so that a flood of empty ones is bounded too."""
+"""Cost of an item besides its content, so that the bound also holds for empty ones."""
 
 Queued = tuple[int, bytes, Sequence[Buffer]]
 """(id, head, frames) of a request or a reply."""
@@ -26,7 +26,7 @@ def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
 
 
 class Outbox:
-    """What waits to leave on one connection, in order, and how much of it goes into the next multipart."""
+    """The queue of one connection, in order, and the size of its next multipart."""
 
     __slots__ = ("bytes", "items")
 
@@ -39,11 +39,11 @@ class Outbox:
         self.bytes += size
 
     def full(self, size: int) -> bool:
-        """Whether `size` more is too much. One item is always taken, whatever its size."""
+        """Whether `size` more exceeds the bound. A single item is always taken, of any size."""
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def head(self) -> tuple[int, list[Queued]]:
-        """(bytes, items) of the next multipart; they stay until `sent`."""
+        """(bytes, items) of the next multipart; they stay in the queue until `sent`."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:

@@ -1,15 +1,15 @@
 """The server end of peers over ZeroMQ: one ROUTER socket, every requester a route of it.
 
-Takes in what has come in a turn of the loop, refuses what means another process (WrongIdentity) or another protocol,
-hands all the rest to the service at once, and sends the answers of a turn together, per connection. A connection that
-takes nothing now is tried again every _RETRY_S; what waits for it is bounded (`runtime/peer/outbox.py`) and beyond that
-dropped and counted: its requester sees TimedOut, which is the truth.
+In each turn of the loop it receives what has arrived, refuses requests for another process (WrongIdentity) or of
+another protocol, passes all others to the service at once, and sends the answers of a turn together, per connection. A
+connection that takes nothing now is tried again every _RETRY_S. Its queue is bounded (`runtime/peer/outbox.py`); an
+answer above the bound is dropped and counted, and its requester gets TimedOut, which is true.
 
-**Back-pressure.** A turn takes in about TURN_BYTES. `slow_down(True)`: then one multipart every SLOW_S, whoever's turn
-it is (a ROUTER takes from its connections in turn). What is not taken waits in ZeroMQ (RECEIVED_MAX multiparts of each
-connection), then in the kernel's buffers, then with the requester: its high-water mark, its outbox, BackPressure. Never
-nothing at all: ZeroMQ stops reading a connection whose queue here is full, also its heartbeats, and would give up after
-some seconds a requester that is only waiting. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+**Back-pressure.** A turn receives about TURN_BYTES. After `slow_down(True)` it is one multipart every SLOW_S (a ROUTER
+takes from its connections in turn). The rest waits in ZeroMQ (RECEIVED_MAX multiparts of each connection), then in the
+kernel's buffers, then at the requester: its high-water mark, its outbox, BackPressure. Receiving never stops: ZeroMQ
+does not read a connection whose queue is full, nor its heartbeats, and after some seconds would drop a requester that
+only waits. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     import zmq
 
 _RETRY_S = 0.002
-"""A ROUTER does not tell when one of its routes takes messages again."""
+"""A ROUTER does not report when one of its routes takes messages again."""
 
 ANSWERS_BYTES_MAX = 256 << 20
-"""What may wait to leave to all connections together; past it, who has more than LAGGARD_BYTES waiting gets no more."""
+"""Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""
 LAGGARD_BYTES = 4 << 20
 
 RECEIVED_MAX = 16
-"""Multiparts of about 1 MiB that a connection may have waiting here, besides what the kernel holds."""
+"""Multiparts of about 1 MiB of one connection that wait in this process, besides those in the kernel."""
 
 
 class ZmqRequest:
-    """A request at the server; remembers where its answer goes."""
+    """A request at the server; it remembers the route of its answer."""
 
     __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
@@ -57,7 +57,7 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """By the address at the other end of the message's own connection: a routing id may be anybody's choice."""
+        """By the address of the message's own connection: a client may choose any routing id."""
         return is_local(str(self._came.get("Peer-Address")))
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
@@ -78,7 +78,7 @@ class ZmqPeerServer:
         self._loop = asyncio.get_running_loop()
         self._outboxes: dict[bytes, Outbox] = {}
         self._flushing = False
-        self._queued = 0  # bytes of answers that wait to leave, to all
+        self._queued = 0  # bytes of answers in the queues of all connections
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._slow = False
@@ -100,7 +100,7 @@ class ZmqPeerServer:
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """What was answered before leaves if the socket takes it at once; then the port is free."""
+        """Earlier answers leave if the socket takes them at once; then the port is free."""
         if self._closed:
             return
         self._flush()
@@ -113,7 +113,7 @@ class ZmqPeerServer:
         self._wire.close()
 
     async def _free_port(self) -> None:
-        """ZeroMQ stops listening in its own thread: waits for the event that says so, at most a second."""
+        """ZeroMQ stops listening in its own thread: waits for the event, at most a second."""
         import zmq
 
         socket = self._wire.socket
@@ -127,7 +127,7 @@ class ZmqPeerServer:
         monitor.close(0)
 
     def slow_down(self, slow: bool) -> None:
-        """As `PeerServing` says."""
+        """See `PeerServing`."""
         self._slow = slow
         if not slow:
             self._wire.wake()
@@ -144,7 +144,7 @@ class ZmqPeerServer:
         return more
 
     def _take(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of a turn's multiparts, of one when slowed down; whether there may be more."""
+        """Adds the requests of a turn's multiparts, of one when slowed down; whether more may be waiting."""
         size = 0
         for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
             message = self._wire.receive()
@@ -187,7 +187,7 @@ class ZmqPeerServer:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Sends what waits, connection by connection; a connection that takes nothing is tried again in _RETRY_S."""
+        """Sends the queues, one connection after the other; one that takes nothing is tried again in _RETRY_S."""
         self._flushing = False
         if self._closed:
             return
@@ -209,7 +209,7 @@ class ZmqPeerServer:
         self._flush()
 
     def _writable(self) -> None:
-        """A ROUTER is nearly always writable for some peer: what was refused is tried again by the timer."""
+        """A ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer."""
 
     def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
         import zmq
@@ -219,7 +219,7 @@ class ZmqPeerServer:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.answers_dropped += 1  # who asked is gone
+            self.answers_dropped += 1  # the requester has disconnected
             return True
         self.multiparts_sent += sent
         return sent
@@ -244,7 +244,7 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
 
 
 def is_local(address: str) -> bool:
-    """Whether an IP address is one of this machine's: only those can be bound to."""
+    """Whether an IP address is one of this machine's: only such an address can be bound to."""
     address = address.removeprefix("::ffff:")
     family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
     try:
@@ -256,7 +256,7 @@ def is_local(address: str) -> bool:
 
 
 async def _resolved(endpoint: Endpoint) -> Endpoint:
-    """ZeroMQ binds to addresses only."""
+    """The endpoint's IP address: ZeroMQ does not bind to names."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socketlib.SOCK_STREAM)
     return Endpoint(str(found[0][4][0]), endpoint.port)

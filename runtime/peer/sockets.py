@@ -1,14 +1,14 @@
 """A ZeroMQ socket in an asyncio loop, by its file descriptor.
 
-The descriptor of a ZeroMQ socket is *edge-triggered*: it says that something may have changed, once, and any call on
-the socket (a send as well) may take that signal away. So the rule of this module: after every drain and after every
-send the socket's EVENTS are read again, and what they say is done at once or in the next turn of the loop. Who sends
-calls `Wire.recheck` afterwards.
+The descriptor of a ZeroMQ socket is *edge-triggered*: it signals once that something may have changed, and any call on
+the socket (a send as well) may consume that signal. So the rule of this module: after every drain and after every send
+the socket's EVENTS are read again, and handled at once or in the next turn of the loop. A sender calls `Wire.recheck`
+afterwards.
 
-`Wire.receive` gives one envelope with its large frames; what does not add up is dropped to its last part and counted.
-One context (one I/O thread) serves all sockets of a world; it ends with the last of them, so nothing is left
-and nothing needs to be closed at the end of the process.
-Never `zmq.asyncio`: it costs four to five times the CPU at 1 KB (measured).
+`Wire.receive` returns one envelope with its large frames; a malformed message is dropped to its last part and counted.
+One context (one I/O thread) serves all sockets of a world and ends with the last of them, so that nothing needs to be
+closed at the end of the process.
+`zmq.asyncio` is not used: it costs four to five times the CPU at 1 KB (measured).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import zmq
 
 NO_COPY_BYTES = 512 << 10
-"""Frames of at least this size are sent and received without a copy; below, handing them over costs more: pyzmq's
-collector thread wants the interpreter for each. Three bookies in one process, 128 KiB entries, four interleaved pairs
+"""Frames of at least this size are sent and received without a copy. Below it, sharing them costs more: pyzmq's
+collector thread takes the interpreter for each. Three bookies in one process, 128 KiB entries, four interleaved pairs
 (copied against not copied from 64 KiB on): 82,061/89,666/100,917/93,556 against 51,083/83,740/81,577/66,531 msg/s."""
 
 MULTIPARTS_QUEUED_MAX = 64
-"""High-water mark of a socket, in multiparts of up to about 1 MiB: beyond it messages wait, and coalesce, with us."""
+"""High-water mark of a socket, in multiparts of about 1 MiB: above it messages wait, and coalesce, in the outbox."""
 
 MULTIPARTS_PER_TURN = 32
-"""How many multiparts a socket takes in before the loop's other work has its turn."""
+"""Multiparts that a socket receives before the loop's other work runs."""
 
 TURN_BYTES = 4 << 20
-"""And about how much a server hands to its service at once, which then says whether it wants more."""
+"""Bytes, about, that a server passes to its service at once; the service then decides whether it takes more."""
 
 _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 15_000
@@ -47,7 +47,7 @@ _RECONNECT_MAX_MS = 1_000
 
 
 def address(endpoint: Endpoint) -> str:
-    """As ZeroMQ writes it."""
+    """The endpoint in ZeroMQ's form."""
     return f"tcp://{endpoint}"
 
 
@@ -94,13 +94,13 @@ class Context:
 
 
 class Wire:
-    """One socket: calls `readable` when envelopes may be there and `writable` when a refused send may work again."""
+    """One socket: calls `readable` when envelopes may have arrived and `writable` when a refused send may succeed."""
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
 
         self.socket = socket
-        self.first: zmq.Frame | None = None  # the routing id of what was received last: it knows the sender's address
+        self.first: zmq.Frame | None = None  # the last routing id received: it has the sender's address
         self.dropped = 0
         self._routed = routed
         self._zmq = zmq
@@ -114,14 +114,14 @@ class Wire:
         self._resting: asyncio.TimerHandle | None = None
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
-        """`readable` takes in up to MULTIPARTS_PER_TURN envelopes and returns whether there may be more."""
+        """`readable` receives up to MULTIPARTS_PER_TURN envelopes and returns whether more may be waiting."""
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
         self.recheck()
 
     def rest(self, seconds: float) -> None:
-        """Takes nothing in for so long, or until `wake`: what comes waits in ZeroMQ, and when that is full, outside."""
+        """Receives nothing for `seconds`, or until `wake`: messages wait in ZeroMQ, and when that is full, outside."""
         self.wake()
         self._resting = self._loop.call_later(seconds, self.wake)
 
@@ -143,7 +143,7 @@ class Wire:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def recheck(self) -> None:
-        """After a send: the signal of the descriptor may have been used up by it."""
+        """To be called after a send, which may have consumed the descriptor's signal."""
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:
@@ -168,7 +168,7 @@ class Wire:
             self.recheck()
 
     def receive(self) -> tuple[bytes, Envelope | WrongMagic] | None:
-        """The next message as (routing id, envelope), None when there is none. Malformed ones are dropped here."""
+        """The next message as (routing id, envelope), None when there is none. Drops malformed ones."""
         zmq = self._zmq
         socket = self.socket
         while True:
@@ -214,7 +214,7 @@ class Wire:
             raise Malformed("more parts than announced")
 
     def _skip(self) -> None:
-        """Drops the rest of the message: what comes next is the next message's first part."""
+        """Drops the rest of the message, so that the next part is the first of the next message."""
         zmq = self._zmq
         while self.socket.getsockopt(zmq.RCVMORE):
             self.socket.recv(zmq.NOBLOCK, copy=False)

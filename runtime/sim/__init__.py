@@ -1,1 +1,1 @@
-"""The simulated world: a loop on virtual time, a network that misbehaves, disks that forget; all from one seed."""
+"""The simulated world: a loop on virtual time, a network with faults, disks that lose what is not synced; one seed."""

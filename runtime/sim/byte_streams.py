@@ -1,6 +1,6 @@
-"""TCP over simulated cables: bytes arrive in order, in other pieces than they were written, or the connection is lost.
+"""TCP over simulated cables: bytes arrive in order, in other pieces than they were written, or the connection breaks.
 
-On the cable: ("bytes", data), ("credit", n): n bytes were read; a sender stops when WINDOW_BYTES are not.
+On the cable: ("bytes", data), ("credit", n): n bytes were read; a sender stops when WINDOW_BYTES are unread.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ..tasks import Tasks
 from .wires import End, Owner, Wires
 
 WINDOW_BYTES = 1 << 20
-"""What may be on its way or unread in one direction."""
+"""Bytes in transit or unread in one direction."""
 CLOSE_S = 1.0
 """As runtime/byte_streams.py."""
 PIECE_BYTES = 1000
-"""Arrives at once: about a packet, so that a protocol meets torn frames."""
+"""One arrival: about a packet, so that a protocol meets torn frames."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
 
 class SimByteStream:
-    """`runtime.network.ByteStream`, on one end of a cable."""
+    """A `runtime.network.ByteStream` on one end of a cable."""
 
     def __init__(self, end: End) -> None:
         self._end = end

@@ -1,20 +1,20 @@
-"""A disk in memory that forgets, at a power loss, what was not made durable; one per simulated node.
+"""A disk in memory that loses at a power loss what was not made durable; one per simulated node.
 
-What is durable is exactly what runtime/files.py promises:
+Durable is exactly what runtime/files.py guarantees:
 - *content*: `fdatasync` of a file makes its writes, truncations and allocations so far durable, and nothing else does;
 - *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
   else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
 
 `Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
-A process kill (`process_died`) loses nothing but locks and open files: the system's cache survives.
+A process kill (`process_died`) loses only locks and open files: the system's cache survives.
 A power loss (`power_lost(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
-512-byte sectors kept or dropped), each later operation on a name is kept or dropped: in any combination, which is more
-than real file systems do, and all that a correct store may rely on.
+512-byte sectors kept or dropped), each later operation on a name is kept or dropped, in any combination: more than
+real file systems do, and all that a correct store may rely on.
 
-Faults on purpose: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
+Injected faults: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
 rest), `arm` (run something, for example a crash, at the n-th operation from now, *before* it happens). Every operation
-that takes effect is given to `record` as an `Operation`: crash-point enumeration (tests/crashes) builds its states from
-that log.
+that takes effect is passed to `record` as an `Operation`: crash-point enumeration (tests/crashes) builds its states
+from that log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .pages import Pages
 
 SECTOR_BYTES = 512
 ENTRY_BYTES = 4096
-"""What a file or directory costs on the disk even when empty."""
+"""The size on the disk of an empty file or directory."""
 
 
 UNLIMITED_BYTES = 1 << 40
@@ -41,7 +41,7 @@ UNLIMITED_BYTES = 1 << 40
 class Operation(NamedTuple):
     """One operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
 
-    `inode` says which file it was, whatever its name is by now: the number of the operation that created it.
+    `inode` identifies the file, whatever its name is now: the number of the operation that created it.
     """
 
     number: int
@@ -76,17 +76,21 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class Write:
+    """Bytes that were written and not synced."""
+
     offset: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
+    """A size that was set and not synced."""
+
     size: int
 
 
 class Inode:
-    """A file's content: as seen (`now`), as after a power loss at the least (`durable`), the changes between them."""
+    """A file's content: as read (`now`), as it is at least after a power loss (`durable`), and the changes between."""
 
     __slots__ = ("durable", "now", "number", "volatile")
 
@@ -127,7 +131,7 @@ def _apply(pages: Pages, change: Write | Resize) -> None:
 
 
 def _survivors(write: Write, rng: random.Random) -> list[Write]:
-    """What a power loss leaves of an unsynced write: all, nothing, the front, or any sectors of it."""
+    """What a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
     fate = rng.randrange(4)
     if fate == 0:
         return [write]
@@ -146,6 +150,8 @@ def _survivors(write: Write, rng: random.Random) -> list[Write]:
 
 
 class Directory:
+    """The names in a folder."""
+
     __slots__ = ("durable", "now", "volatile")
 
     def __init__(self) -> None:
@@ -159,7 +165,7 @@ Node = Inode | Directory
 
 @dataclass(eq=False, slots=True)
 class NameChange:
-    """`removed` names leave, `added` names arrive, at once; a rename is one change in one or two directories."""
+    """The `removed` names end and the `added` names begin in one step; a rename is one in one or two directories."""
 
     removed: list[tuple[Directory, str, Node]]
     added: list[tuple[Directory, str, Node]]
@@ -181,7 +187,7 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """When an earlier change of the same name was lost, this one finds nothing to remove and is lost with it."""
+        """If an earlier change of the same name was lost, this one finds nothing to remove and is lost with it."""
         if self.done:
             return
         self.done = True
@@ -199,11 +205,11 @@ class Disk:
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = Directory()
         self.capacity_bytes = capacity_bytes
-        self.takes_direct = False  # as some file systems do not: what is synced is then an operation that one can see
+        self.takes_direct = False  # as on some file systems; a sync is then an operation of its own
         self.faults: list[FileFault] = []
         self.record: Callable[[Operation], None] | None = None
         self.failed: Callable[[str, str], None] | None = None
-        """Is told of what `faults` made fail: kind and path."""
+        """Gets kind and path of each operation that `faults` made fail."""
         self.operations = 0
         self._locks: dict[int, Inode] = {}
         self._armed: tuple[int, Callable[[], None]] | None = None
@@ -218,7 +224,7 @@ class Disk:
         self._armed = None
 
     def process_died(self) -> None:
-        """Locks are gone; content and names stay as they were seen."""
+        """Releases the locks; content and names stay as they were read."""
         self._locks.clear()
         self.disarm()
 
@@ -241,7 +247,7 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damage at rest: one bit of what is stored, seen and durable alike."""
+        """Damage at rest: one bit of the stored content, as read and as durable."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -261,7 +267,7 @@ class Disk:
         self.process_died()
 
     def snapshot(self) -> Directory:
-        """What is durable now, as a backup would have it; `restore` takes it."""
+        """What is durable now, as a backup; for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -281,7 +287,7 @@ class Disk:
         return root
 
     def restore(self, root: Directory) -> None:
-        """The disk is what it was then. Of a process that is dead."""
+        """Sets the disk back to a snapshot. No process uses it."""
         self.root = root
         self.process_died()
 

@@ -1,6 +1,6 @@
-"""A simulated process' files (`runtime.files.Files`): its view of a `Disk` (disk.py), and dead when the process is.
+"""A simulated process' files (`runtime.files.Files`): its view of a `Disk` (disk.py), dead with the process.
 
-Behaves as runtime/disk.py: the same errors for the same mistakes. What survives a crash is the disk's business.
+Behaves as runtime/disk.py: the same errors for the same mistakes. The disk decides what survives a crash.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles
 
 
 class SimulatedDeath(BaseException):
-    """The process ended here (`Files.die`, or a crash inside an operation). Nothing catches it but the simulation."""
+    """The process ended here (`Files.die`, or a crash inside an operation). Only the simulation catches it."""
 
 
 class DeadProcess(BaseException):
-    """Code of a dead process used its world: it must not be running any more."""
+    """Code of a dead process used its world: it must not run any more."""
 
 
 class SimFile:
@@ -70,11 +70,11 @@ class SimFile:
         self._sync(0)
 
     def _sync(self, size: int) -> None:
-        """`size`: of the direct write that syncs itself."""
+        """`size`: of the direct write that syncs itself; 0 for `fdatasync`."""
         try:
             self._operate("fdatasync", size=size)
         except OSError:
-            self._inode.volatile.clear()  # as Linux: the pages count as clean, no later sync will write them
+            self._inode.volatile.clear()  # as Linux: the pages count as clean, and no later sync writes them
             raise
         self._inode.sync()
 
@@ -121,7 +121,7 @@ class SimFile:
 
 
 class SimFiles:
-    """One process' files on a `Disk`. `on_death(reason)` is told of `die`; when `is_alive()` is false it is dead."""
+    """One process' files on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is dead."""
 
     def __init__(
         self,
@@ -264,5 +264,5 @@ class SimFiles:
 
 
 def _fail(number: int, path: str) -> NoReturn:
-    """As the system does: FileNotFoundError, FileExistsError, …, by number."""
+    """Raises the system's error for the number: FileNotFoundError, FileExistsError, …"""
     raise OSError(number, os.strerror(number), path)

@@ -1,14 +1,14 @@
 """An asyncio event loop on virtual time: no threads, no sockets, no waiting.
 
-While something is ready it runs, in the order in which it was scheduled. When nothing is ready, time jumps to the next
-timer. When there is no timer either, nothing can ever happen again: `Deadlock`, with the tasks that wait.
-The clock starts at `origin_s`, anywhere between 0 and years, as that of a host that has been up for so long.
-Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues) runs here unchanged and costs no time.
+Ready callbacks run in the order in which they were scheduled. When none is ready, time jumps to the next timer. When
+there is no timer either, the simulation can never go on: `Deadlock`, with the tasks that wait.
+The clock starts at `origin_s`, between 0 and years, as on a host that has been up for so long.
+Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues) runs here unchanged and takes no time.
 
-*Whose step is it?* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS` in it
+*The process of a step.* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS`
 names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
 again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.)
-The steps of one that stands still (SIGSTOP) are kept, and run when it goes on: by then its timers are late.
+The steps of one that is stopped (SIGSTOP) are kept, and run when it continues: by then its timers are late.
 
 *Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes,
 by default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class Process(Protocol):
-    """What the loop must know of the owner of a step."""
+    """What the loop knows of the owner of a step."""
 
     alive: bool
     held: list[events.Handle] | None
-    """Not None: the process stands still, and these are its steps since then."""
+    """Not None: the process is stopped, and these are its steps since then."""
 
     def adopt(self, task: SimTask[Any]) -> None:
         """Keeps the task, so that it is not collected when the process dies."""
@@ -46,7 +46,7 @@ class Process(Protocol):
 PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
-"""At least; two steps of the clock's floating point number after years: a timer that is due must count as due."""
+"""At least; two steps of the clock's floating point number after years: a due timer must count as due."""
 
 
 class Deadlock(Exception):
@@ -54,11 +54,11 @@ class Deadlock(Exception):
 
 
 class OutOfBounds(Exception):
-    """The run took more steps or more virtual time than it was given: a livelock, or something that never ends."""
+    """The run exceeded its bound of steps or virtual time: a livelock, or work without an end."""
 
 
 class NotSimulated(RuntimeError):
-    """Asked for threads, sockets or name resolution: go through `World` instead."""
+    """Use of threads, sockets or name resolution: use `World` instead."""
 
 
 class SimTask(asyncio.Task[T]):
@@ -80,7 +80,7 @@ class SimTask(asyncio.Task[T]):
 
 
 class _Interruptible(Coroutine[Any, Any, T]):
-    """A coroutine of a simulated process; what it gets where it waits may be an exception of the test (throw_into)."""
+    """A coroutine of a simulated process; the test may raise an exception where it waits (throw_into)."""
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
@@ -104,12 +104,12 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """The task meets `fault` at the await where it waits now, as if a line of its code raised it. It waits somewhere,
-    and belongs to a process."""
+    """The task gets `fault` at the await where it waits now, as if its own code raised it. It must wait, and belong to
+    a process."""
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
     coroutine.fault = fault
-    task.cancel()  # wakes it; what it gets is the fault
+    task.cancel()  # wakes it; it gets the fault
     task.uncancel()
 
 
@@ -142,7 +142,7 @@ class _TimerHandle(events.TimerHandle):
 
 
 class _Jump(selectors.BaseSelector):
-    """In the place of a selector: where a real loop would wait, time jumps."""
+    """Replaces the selector: where a real loop would wait, time jumps."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -165,7 +165,7 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop of one simulation. `steps_max` and `seconds_max` (virtual) bound it: beyond, OutOfBounds."""
+    """The loop of one simulation. More than `steps_max` steps or `seconds_max` virtual seconds is OutOfBounds."""
 
     _ready: Any
     _scheduled: list[events.TimerHandle]
@@ -192,11 +192,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def elapsed_s(self) -> float:
-        """Since the loop was made; what people are told, and limits."""
+        """Virtual seconds since the loop was made; used in messages and for the bounds."""
         return self._now - self.origin_s
 
     def _jump(self) -> None:
-        """To the next timer, exactly (adding a difference would lose the last bits)."""
+        """Sets the time to the next timer, exactly (adding a difference would lose the last bits)."""
         self._now = max(self._now, self._scheduled[0].when())
         if self.elapsed_s > self._seconds_max:
             raise OutOfBounds(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
@@ -219,7 +219,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # ------------------------------------------------------------------ steps
     def _admit(self, handle: events.Handle) -> bool:
-        """Counts and hashes one step; False: its process is dead and it is dropped."""
+        """Counts and hashes one step; False: its process is dead, and the step is dropped."""
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
         if process is not None:
             if not process.alive:
@@ -258,7 +258,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return SimFuture(loop=self)
 
     def go_on(self, held: list[events.Handle]) -> None:
-        """Steps of a process that stood still are due now, in their order."""
+        """Schedules the steps of a process that was stopped, in their order."""
         self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not

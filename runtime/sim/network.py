@@ -13,7 +13,7 @@ from .wires import Owner, Wires
 
 
 class SimNetwork:
-    """Dead with its process: any use then raises DeadProcess."""
+    """Unusable when its process is dead: any use then raises DeadProcess."""
 
     def __init__(self, wires: Wires, owner: Owner, is_alive: Callable[[], bool]) -> None:
         self._wires = wires

@@ -1,10 +1,10 @@
 """Peers over simulated cables: the semantics of runtime/peer/client.py, with its envelopes (runtime/peer/envelope.py).
 
-Same as the real one: requests of one turn leave together; a broken or refused connection fails everything in flight
-and everything that waits to leave with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and
-requests made meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
-Messages may be lost on the way (`NetworkFaults.drop_rate`), which a TCP connection does not do, but a broken switch,
-a stalled process or a full queue look like it: the deadline hits.
+As the real one: requests of one turn leave together; when a connection breaks or is refused, all requests in flight or
+in the queue fail with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and requests made
+meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
+Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
+process or a full queue has the same effect: the deadline passes.
 A server that is slowed down takes one envelope every SLOW_S, from its connections in turn.
 """
 
@@ -239,7 +239,7 @@ class SimPeerServer:
         self._arm()
 
     def take(self, connection: _Connection, envelope: Envelope) -> None:
-        """Hands the requests to the service, or keeps them for later while slowed down."""
+        """Passes the requests to the service, or keeps them for later while slowed down."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
             return
@@ -282,7 +282,7 @@ class SimPeerServer:
 
 
 class _Connection:
-    """One client at the server: takes requests in, collects the answers of a turn."""
+    """One client at the server: receives requests, collects the answers of a turn."""
 
     def __init__(self, server: SimPeerServer, end: End) -> None:
         self.end = end
@@ -320,7 +320,7 @@ class _Connection:
 
 
 def _batches(items: list[_Item]) -> list[list[_Item]]:
-    """As much as a multipart takes at a time."""
+    """The items in groups, each of the size of a multipart."""
     batches: list[list[_Item]] = []
     size = COALESCE_BYTES + 1
     for item in items:

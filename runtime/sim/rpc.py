@@ -1,12 +1,12 @@
 """gRPC over simulated cables: channels, calls and coalescing streams with the semantics of runtime/grpc/rpc.py.
 
-Messages are serialised and parsed again, so nobody shares an object with another process; errors travel as
-`wire.Error` bytes. One connection per channel, made when first used and remade when it broke.
+Messages are serialised and parsed again, so processes share no object; errors are sent as `wire.Error` bytes. One
+connection per channel, made at its first use and again after it breaks.
 On the cable:
 
-    ("call", id, path, bytes) → ("reply", id, bytes) | ("failed", id, error)      ("cancel", id): the caller gave up
+    ("call", id, path, bytes) → ("reply", id, bytes) | ("failed", id, error)      ("cancel", id): the caller cancelled
     ("open", id, path), ("items", id, bytes)*, ("half", id) → ("items", id, bytes)*, ("end", id, error or b"")
-    ("credit", id, n): n bytes of items were taken; a sender stops when WINDOW_BYTES are not
+    ("credit", id, n): n bytes of items were taken; a sender stops when WINDOW_BYTES are not taken
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _error_from(data: bytes) -> errors.MagnetarError:
 
 
 class SimChannel:
-    """`runtime.network.Channel`."""
+    """A `runtime.network.Channel` over simulated cables."""
 
     def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint) -> None:
         self._wires = wires
@@ -200,7 +200,7 @@ class SimServing:
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """No new calls; those that run have `grace_s`, then their connections are cut and they are cancelled."""
+        """Accepts no more calls; running ones have `grace_s`, then their connections break and they are cancelled."""
         if self.closed:
             return
         self.closed = True
@@ -235,7 +235,7 @@ class _Connection:
         elif kind == "open":
             self._open(id_, message[2])
         elif kind == "cancel":
-            if id_ in self._streams:  # the handler of a single call goes on, as in runtime/grpc/rpc.py
+            if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/rpc.py
                 self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].arrived(message)
@@ -262,7 +262,7 @@ class _Connection:
             target, function = self._server.methods[path]
             reply = await function(target.request.FromString(data), CallContext(self._end.peer))
             answer = ("reply", id_, reply.SerializeToString(deterministic=True))
-        except asyncio.CancelledError:  # gRPC says CANCELLED for it
+        except asyncio.CancelledError:  # gRPC answers CANCELLED
             data = _error_bytes(errors.ConnectionLost("the handler was cancelled"))
             self._send(("failed", id_, data), f"failed {id_} cancelled")
             raise
@@ -271,7 +271,7 @@ class _Connection:
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
     async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any]) -> None:
-        """A caller that is gone does not cancel the handler: it learns that from its stream."""
+        """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
         failure = b""
         try:
             await function(stream, CallContext(self._end.peer))

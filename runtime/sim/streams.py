@@ -1,11 +1,11 @@
 """One end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
 
-| ends with | `receive`, after what had come | `send` |
+| ends with | `receive`, after the items that arrived | `send` |
 |---|---|---|
 | the other side closed it | EndOfStream | ConnectionLost (a half-closed client still takes answers) |
 | the handler raised | that error | ConnectionLost |
 | cut, crash, the other side cancelled | ConnectionLost | ConnectionLost |
-| `cancel`, `close` of one's own | ConnectionLost | ConnectionLost |
+| `cancel` or `close` on this side | ConnectionLost | ConnectionLost |
 
 The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/grpc/rpc.py.
 """
@@ -25,14 +25,14 @@ from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream
 from .wires import End, Owner
 
 WINDOW_BYTES = 4 << 20
-"""What may be on its way or unread in one direction of a stream (HTTP/2's window)."""
+"""Bytes in transit or unread in one direction of a stream (HTTP/2's window)."""
 
 CLOSE_TIMEOUT_S = 10.0
 """How long an orderly close of a stream waits for the other side before it cancels (as runtime/grpc/rpc.py)."""
 
 
 class SimStream:
-    """Either end of a stream (`runtime.network.Stream`); `attach` gives it its cable when that is there.
+    """Either end of a stream (`runtime.network.Stream`); `attach` connects it to its cable.
 
     `envelope` is the type that arrives. Items are serialised when they are sent (as the real one does) and parsed when
     they are taken; an item may be given as its bytes.
@@ -54,8 +54,8 @@ class SimStream:
         self._half_closed = False
         self._half_sent = False
         self._in: list[bytes] = []
-        self._in_over = False  # the other end sends no more, in order
-        self._broken: errors.MagnetarError | None = None  # what senders are told; the stream is over
+        self._in_over = False  # the other end has closed in order
+        self._broken: errors.MagnetarError | None = None  # what senders get; the stream has ended
         self._failure: errors.MagnetarError | None = None  # what `receive` raises after the last item
         self._reading = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -97,7 +97,7 @@ class SimStream:
         self._check_open()
 
     async def close(self) -> None:
-        """Client: half-closes after what is queued, waits for the other side's end (CLOSE_TIMEOUT_S). Never raises."""
+        """Client: half-closes after the queued items, waits for the other's end (CLOSE_TIMEOUT_S). Never raises."""
         if not self._is_client:
             return
         self._half_closed = True
@@ -142,7 +142,7 @@ class SimStream:
             self._end.send(("half", self._id), f"half {self._id}")
 
     def _send_envelope(self) -> None:
-        """One message of all that waits, up to COALESCE_BYTES."""
+        """Sends one message of the queued items, up to COALESCE_BYTES."""
         assert self._end is not None
         pieces: list[bytes] = []
         size = 0
@@ -205,7 +205,7 @@ class SimStream:
         self._wake()
 
     def broke(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
-        """Over: senders get `error` (ConnectionLost), `receive` too after what has come, unless it ended in order."""
+        """Ends it: senders get `error` (ConnectionLost), and `receive` after the items unless it ended in order."""
         if self._broken is not None:
             return
         if not in_order:

@@ -1,8 +1,8 @@
 """The trace of a simulation: one running hash over everything that happened, and its lines on demand.
 
-Two runs are the same run when their hashes are equal. What is fed: every step of the loop (its virtual time and the
-name of what ran), every message of the network, every operation on a file, every fault, and what the test notes.
-Nothing that differs between processes may be fed: no `id()`, no `hash()` of text, no wall time.
+Two runs are the same run when their hashes are equal. The trace gets every step of the loop (its virtual time and the
+name of what ran), every message of the network, every operation on a file, every fault, and the test's notes.
+It must not get anything that differs between processes: no `id()`, no `hash()` of text, no wall time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """`note`: a line of the story; `detail`: one of its small print; `step`: of the loop, hashed and never shown."""
+    """`note`: a line of the story; `detail`: a line of its details; `step`: of the loop, hashed and never shown."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
@@ -26,7 +26,7 @@ class Trace:
         self._frozen = False
 
     def freeze(self) -> None:
-        """The run is over: what is fed from now on (cleaning up) is not part of it."""
+        """Ends the trace: what follows is cleaning up, and no part of it."""
         self._frozen = True
 
     def step(self, now: float, what: str) -> None:
@@ -45,7 +45,7 @@ class Trace:
             self.show(line)
 
     def detail(self, now: float, text: str) -> None:
-        """One message, one operation of a disk."""
+        """Adds one message, or one operation of a disk."""
         if self._frozen:
             return
         self.lines += 1

@@ -1,18 +1,18 @@
 """The cables: connections between simulated processes, with delay, loss, cuts and partitions.
 
-A connection is two `End`s. What one sends arrives at the other in order (as TCP), after a random delay; between two
+A connection is two `End`s. What one end sends arrives at the other in order (as TCP), after a random delay; between two
 connections there is no order. Faults, all drawn from the simulation's seed:
 
 - *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
-- *loss* of one message of the peer transport (`droppable`): never answered, the other side's deadline hits;
-- *cut*: the connection breaks; both ends learn it, one later than the other; what was on its way may or may not arrive;
-- *half-open*: a connection swallows what is sent, both ways; its ends learn only after a while that it is gone;
-- *clog*: what two nodes say to each other takes much longer;
-- *partition* between two nodes, one-way or both: what is sent waits (as TCP retransmits) and arrives after `heal`;
-- a process that is killed: what it had sent still arrives, then the others learn it; after a power loss they learn it
-  only when a keep-alive notices (`silence_s`).
+- *loss* of one message of the peer transport (`droppable`): it is never answered, and the requester's deadline passes;
+- *cut*: the connection breaks; both ends notice, one later than the other; messages in transit may or may not arrive;
+- *half-open*: a connection loses what is sent, both ways; its ends notice only after a while;
+- *clog*: messages between two nodes take much longer;
+- *partition* between two nodes, one-way or both: messages wait (as TCP retransmits) and arrive after `heal`;
+- a process that is killed: what it had sent arrives, then the others notice; after a power loss they notice only when a
+  keep-alive fails (`silence_s`).
 
-Addresses: every listener has a port of its own in the whole simulation; a port names it, the host is for people.
+Addresses: every listener has a port of its own in the whole simulation; the port identifies it, the host is only shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .loop import VirtualLoop
 from .trace import Trace
 
 DIAL_TIMEOUT_S = 20.0
-"""A connection attempt into a partition gives up after this (gRPC's own bound)."""
+"""A connection attempt into a partition ends after this (gRPC's own bound)."""
 
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")
@@ -60,10 +60,12 @@ class NetworkFaults:
 
 
 class Listener(Protocol):
+    """What accepts connections at a port."""
+
     owner: Owner
 
     def accept(self, end: End) -> None:
-        """A connection came. Sets the end's `receive` and `lost`."""
+        """A connection was made. Sets the end's `receive` and `lost`."""
         ...
 
 
@@ -79,20 +81,20 @@ class End:
         self.lost: Callable[[], None] = _nothing
         self._wires = wires
         self._arrives_at = 0.0
-        self._coming: deque[Any] = deque()  # sent to this end and not arrived, in the order in which it arrives
-        self._held = 0  # of those, how many are due and wait for the end of a partition
+        self._coming: deque[Any] = deque()  # messages in transit to this end, in the order of their arrival
+        self._held = 0  # how many of those are due and wait for the end of a partition
 
     @property
     def peer(self) -> str:
         return f"{self.other.owner.node}#{self.number}"
 
     def send(self, message: Any, what: str, *, droppable: bool = False) -> None:
-        """To the other end. Never fails: what is sent on a broken connection vanishes."""
+        """Sends to the other end. Never fails: on a broken connection the message is lost."""
         if self.open:
             self._wires._send(self, message, what, droppable)
 
     def close(self) -> None:
-        """In order: the other end gets what was sent before, then `lost`."""
+        """Closes in order: the other end gets what was sent before, then `lost`."""
         if self.open:
             self.open = False
             self._wires._forget(self)
@@ -105,7 +107,7 @@ class Wires:
     def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
         self.observe: Callable[[End, Any], None] | None = None
-        """Sees every message in the moment in which it is sent, lost or not; it must not change anything."""
+        """Gets every message when it is sent, lost or not; it must not change anything."""
         self._loop = loop
         self._trace = trace
         self._rng = rng
@@ -119,7 +121,7 @@ class Wires:
 
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
-        """Busy when the port is taken by a living process. Port 0: one that was never used."""
+        """Busy: a living process has the port. Port 0: one that was never used."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1
@@ -137,7 +139,7 @@ class Wires:
             del self._listeners[port]
 
     def dial(self, owner: Owner, endpoint: Endpoint) -> asyncio.Future[End]:
-        """A connection, or errors.Unavailable: nobody listens there (at once), or no answer for DIAL_TIMEOUT_S."""
+        """A connection, or errors.Unavailable: no listener (at once), or no answer for DIAL_TIMEOUT_S."""
         future: asyncio.Future[End] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
         self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
@@ -149,7 +151,7 @@ class Wires:
         listener = self._listeners.get(endpoint.port)
         if listener is None or not listener.owner.alive:
             self._trace.detail(self._loop.elapsed_s, f"{owner.node} is refused at {endpoint.port}")
-            future.set_exception(errors.Unavailable(f"nobody listens on {endpoint}"))
+            future.set_exception(errors.Unavailable(f"no process listens on {endpoint}"))
             return
         if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
             self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)
@@ -179,9 +181,9 @@ class Wires:
             self._blocked[target, source] = True
 
     def heal(self, source: str | None = None, target: str | None = None) -> None:
-        """Ends the partition between two nodes, or all of them and all that is clogged.
+        """Ends the partition between two nodes, or all of them and all clogs.
 
-        What waited is delivered, in order.
+        The messages that waited are delivered, in order.
         """
         self._trace.note(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
         if source is None:
@@ -199,7 +201,7 @@ class Wires:
         return (source, target) in self._blocked
 
     def cut(self, source: str, target: str) -> int:
-        """Breaks every connection between two nodes; how many there were."""
+        """Breaks every connection between two nodes; the number of them."""
         ends = [
             end
             for (_, side), end in list(self._ends.items())
@@ -210,7 +212,7 @@ class Wires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Every connection between two nodes is silent from now on, and lost up to `noticed_s` later; how many."""
+        """Silences every connection between two nodes; each breaks up to `noticed_s` later; the number of them."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.note(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
@@ -219,7 +221,7 @@ class Wires:
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """What they say to each other takes up to so much longer; 0: it does not any more."""
+        """Messages between the two take up to so much longer; 0 ends it."""
         self._trace.note(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -228,7 +230,7 @@ class Wires:
                 self._clogged.pop(pair, None)
 
     def process_died(self, owner: Owner, *, silent: bool) -> None:
-        """`silent`: its machine lost power, nothing tells the others until a keep-alive fails."""
+        """`silent`: its machine lost power, and the others notice when a keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._forget(end)
@@ -256,7 +258,7 @@ class Wires:
         self._time_arrival(target)
 
     def _time_arrival(self, target: End) -> None:
-        """Of the first that has none yet: whatever is due, what was sent first arrives first."""
+        """Sets the arrival of the first message that has none: messages arrive in the order of sending."""
         delay = self._delay()
         if self._clogged:
             delay += self._rng.random() * self._clogged.get((target.other.owner.node, target.owner.node), 0.0)
@@ -272,7 +274,7 @@ class Wires:
         target.receive(target._coming.popleft())
 
     def _cut(self, end: End) -> None:
-        """Both ends learn it, each after its own delay; half the time what is on its way is lost at once."""
+        """Breaks it: both ends notice, each after its own delay; half the time messages in transit are lost."""
         if not end.open or not end.other.open:
             return
         self.cuts += 1

@@ -1,8 +1,8 @@
-"""Workers without threads: the call runs on the loop, after a delay; its result comes back after another.
+"""Workers without threads: the call runs on the loop, after a delay; its result returns after another delay.
 
-As with a real thread (runtime/threads.py): one call at a time, in the order given, the next one does not wait until the
-last result was delivered; results come back in order; a cancelled future does not stop its call.
-Between the two delays the work is done but nobody knows: a crash there leaves a synced write unanswered.
+As with a real thread (runtime/threads.py): one call at a time, in the order given; the next one does not wait for the
+delivery of the last result; results return in order; a cancelled future does not stop its call.
+Between the two delays the work is done and its caller does not know: a crash there leaves a synced write unanswered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class DiskDelays:
-    """How long a call waits before it runs, and its result after it: exponential around `mean_s`, sometimes stalled."""
+    """The delay before a call runs, and that of its result: exponential around `mean_s`, sometimes stalled."""
 
     mean_s: float = 0.0005
     stall_rate: float = 0.0
@@ -35,6 +35,8 @@ class DiskDelays:
 
 
 class SimWorker:
+    """One worker of a simulated process (`runtime.workers.Worker`)."""
+
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name
         self._rng = rng
@@ -78,8 +80,8 @@ class SimWorker:
         try:
             result = call()
         except SimulatedDeath:
-            return  # the process is gone, and this worker with it
-        except StopIteration as caught:  # a future may not carry it
+            return  # the process has died, and this worker with it
+        except StopIteration as caught:  # a future refuses it
             error = RuntimeError(f"a worker's call raised {caught!r}")
         except Exception as caught:
             error = caught
@@ -102,6 +104,8 @@ class SimWorker:
 
 
 class SimWorkers:
+    """The `runtime.workers.Workers` of a simulated process."""
+
     def __init__(self, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self._rng = rng
         self._delays = delays

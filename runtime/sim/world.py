@@ -79,7 +79,7 @@ class Node:
     disk_delays: DiskDelays = field(default_factory=DiskDelays)
     skew_ms: int = 0
     booted_s: float = 0.0
-    """When its monotonic clock was 0, in the time of the simulation; a power loss starts it again."""
+    """The simulation's time at which its monotonic clock was 0; a power loss sets it anew."""
     lives: int = 0
     process: SimProcess | None = None
 
@@ -114,7 +114,7 @@ class SimProcess:
 
     @property
     def tasks(self) -> list[SimTask[Any]]:
-        """In the order in which they were made; some of them are over."""
+        """In the order in which they were made; some of them have ended."""
         return self._tasks
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -137,10 +137,10 @@ class SimProcess:
         for future in waiting:
             if not future.done():
                 future.set_exception(NodeCrashed(f"{self.node}: {reason}"))
-                future.exception()  # a caller that does not wait need not know
+                future.exception()  # the caller need not wait
 
     def bury(self) -> None:
-        """After the run: ends what was left hanging. Its `finally` blocks run now, when nothing can see it."""
+        """After the run: ends its remaining coroutines. Their `finally` blocks run now, without any effect."""
         self.alive = False
         for task in self._tasks:
             _end(task)
@@ -170,11 +170,11 @@ class Simulation:
         self.wires = Wires(self.loop, self.trace, self.stream("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
-        """What asyncio would have logged: exceptions that nobody retrieved, of processes that were alive."""
+        """What asyncio would have logged: unretrieved exceptions of processes that were alive."""
         self.on_crash: list[Callable[[str, bool], None]] = []
-        """Told of every death of a process: (node, whether the machine lost power). For observers."""
+        """Called at every death of a process: (node, whether the machine lost power). For observers."""
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None
-        """Told of every task that a process makes: (node, task)."""
+        """Called for every task that a process makes: (node, task)."""
         self._buried: list[SimProcess] = []
         self._crash_rng = self.stream("crashes")
         self._over = False
@@ -213,11 +213,11 @@ class Simulation:
         return self._process(name).world
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Runs it in the node's process. The future is the caller's: it survives the process (NodeCrashed)."""
+        """Runs it in the node's process. The future is the caller's: when the process dies it raises NodeCrashed."""
         return self.spawn_in(self._process(name), coroutine)
 
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """`spawn`, in a process that need not be the first of its node: see `second_process`."""
+        """`spawn`, in any process of a node: see `second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.expect(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -226,18 +226,18 @@ class Simulation:
         return outer
 
     def second_process(self, name: str) -> SimProcess:
-        """One more on the node, which `crash` and `pause` do not know; it lives until `end_process`."""
+        """A second process on the node; `crash` and `pause` do not affect it, and it lives until `end_process`."""
         return SimProcess(self, self.node(name))
 
     def end_process(self, process: SimProcess) -> None:
-        """`kill -9` of a second process. Its locks are the business of who holds none: it must not hold any."""
+        """`kill -9` of a second process. Its locks stay: it must hold none."""
         if process.alive:
             process.die("killed")
             self._buried.append(process)
             self.wires.process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """`kill -9`, or with `power_loss` the plug of the machine: what was not synced is gone in part or whole."""
+        """`kill -9`; with `power_loss` the machine stops: what was not synced is lost in part or whole."""
         node = self.node(name)
         process = node.process
         if process is None or not process.alive:
@@ -266,7 +266,7 @@ class Simulation:
         self.node(name).disk.arm(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """SIGSTOP: the node's process takes no step until `go_on`; what is sent to it waits. False: it has none."""
+        """SIGSTOP: the node's process takes no step until `go_on`; messages to it wait. False: there is no process."""
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -275,7 +275,7 @@ class Simulation:
         return True
 
     def go_on(self, name: str) -> None:
-        """SIGCONT."""
+        """SIGCONT: the process continues, with its timers late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.note(f"{name} goes on")
@@ -284,12 +284,12 @@ class Simulation:
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs to the end of `main`, which belongs to no node, and closes everything. Once per simulation."""
+        """Runs `main`, which belongs to no node, to its end, and closes everything. Once per simulation."""
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
-        gc.disable()  # collection of cycles runs finalisers at moments that depend on the whole process' past
+        gc.disable()  # collecting cycles runs finalisers at moments that depend on the history of the whole process
         chance = random.getstate()
-        random.seed(f"{self.seed}/module")  # what draws from the module's generator (a library) draws the same again
+        random.seed(f"{self.seed}/module")  # a library that uses the module's generator gets the same numbers again
         try:
             return self.loop.run_until_complete(main)
         finally:
@@ -368,10 +368,10 @@ def _end(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine: Any = task.get_coro()
     try:
-        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # it dies with what it was to wait for
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # it ends with what it would have awaited
             for each in coroutine.cr_frame.f_locals.values():
                 if inspect.iscoroutine(each):
                     each.close()
         coroutine.close()
     except (Exception, DeadProcess, SimulatedDeath, MagnetarError, GeneratorExit):
-        return  # its cleanup used a dead world: as it must
+        return  # its cleanup used a dead world, and must fail
