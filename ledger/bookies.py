@@ -26,6 +26,7 @@ from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavai
 from ..runtime.files import Buffer
 from ..runtime.network import Endpoint, Peer, Reply
 from ..runtime.supervisor import Kept, Supervisor
+from ..runtime.tasks import Tasks
 from ..runtime.world import World
 from .config import LedgerConfig
 from .core.bookie_health import BookieHealth, TroubleKind
@@ -58,10 +59,11 @@ class Bookies:
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._listings = 0
         self._background = Supervisor()
         self._follower: Kept | None = None
-        self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
+        self._closing = Tasks()  # of peers that were replaced
 
     async def ready(self) -> None:
         """Returns after the first listing. Raises what ended the watch: SessionExpired, or Unavailable once closed."""
@@ -270,10 +272,10 @@ class Bookies:
 
     async def look_again(self) -> None:
         """Lists the bookies now, because the watch may lag; concurrent callers share one listing."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._list())
-            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if no caller waits
-        await asyncio.shield(self._looking)
+        listings = self._listings
+        async with self._looking:
+            if self._listings == listings:
+                await self._list()
 
     async def _list(self) -> None:
         await self._refresh_racks()
@@ -282,6 +284,7 @@ class Bookies:
             del self._available[gone]
         for name in names:
             await self._refresh(name)
+        self._listings += 1
 
     async def _refresh_racks(self) -> None:
         async with self._refreshing:
@@ -310,9 +313,7 @@ class Bookies:
             self._quarantine.started(bookie, self._world.clock.monotonic())
             self._trouble.forgive(bookie)
             if peer is not None:
-                task = asyncio.get_running_loop().create_task(peer.close())
-                self._closing[task] = None
-                task.add_done_callback(lambda done: self._closing.pop(done, None))
+                self._closing.spawn(peer.close(), "ledger-peer-close")
         self._available[bookie] = record
         self._last_racks[bookie] = record.rack
 
@@ -329,11 +330,8 @@ class Bookies:
     async def close(self) -> None:
         self._closed = True
         await self._background.close()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
         await self.damage.close()
-        await asyncio.gather(*list(self._closing))
+        await self._closing.drain()
         for peer in list(self._peers.values()):
             await peer.close()
         self._peers.clear()

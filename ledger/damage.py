@@ -23,6 +23,7 @@ from ..metadata.records import DamagedEntriesRecord
 from ..metadata.store import ABSENT, MetadataStore
 from ..metadata.update import get_record, put_record
 from ..proto.errors import BadVersion, MagnetarError
+from ..runtime.tasks import Tasks
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -92,6 +93,7 @@ class DamageReports:
         self._metadata = metadata
         self._told: dict[tuple[int, str, int], None] = {}
         self._waiting: dict[tuple[int, str], list[int]] = {}
+        self._tasks = Tasks()
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
         self.dropped = 0
@@ -106,7 +108,7 @@ class DamageReports:
         self._told[ledger, bookie, entry] = None
         self._waiting.setdefault((ledger, bookie), []).append(entry)
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write(), name="damage-reports")
+            self._writer = self._tasks.spawn(self._write(), "damage-reports")
 
     async def _write(self) -> None:
         while self._waiting:
@@ -121,11 +123,8 @@ class DamageReports:
 
     async def flushed(self) -> None:
         """Returns when every report queued so far is written or given up."""
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
+        await self._tasks.drain()
 
     async def close(self) -> None:
         self._closed = True
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
+        await self._tasks.close()

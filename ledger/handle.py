@@ -44,6 +44,7 @@ from ..proto.errors import (
     OutcomeUnknown,
 )
 from ..runtime.files import Buffer
+from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
@@ -109,6 +110,7 @@ class LedgerWriter:
         self._unanswered_max = config.unanswered_bytes_max
         self._room: asyncio.Event | None = None  # a caller waits for it
         self._on_changed: list[Callable[[LedgerRecord], None]] = []
+        self._tasks = Tasks()
         self._change_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
         self._end_error: MagnetarError | None = None
@@ -213,9 +215,11 @@ class LedgerWriter:
         running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        self._run(self._core.abandon())
-        self._stop_watching()
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:  # also when the caller is cancelled: `append`, `ready` and `close` wait for the outcome
+            self._run(self._core.abandon())
+            self._stop_watching()
 
     async def wait_finished(self) -> None:
         """Returns when the ledger has ended or the handle is poisoned, for any cause: then call `close`."""
@@ -231,10 +235,10 @@ class LedgerWriter:
             elif isinstance(effect, SendAdd):
                 self._sender.push((effect,))
             elif isinstance(effect, ChangeEnsemble):
-                self._change_task = self._loop.create_task(self._change(effect))
+                self._change_task = self._tasks.spawn(self._change(effect), "ledger-change")
             else:
                 self._finished.clear()
-                self._end_task = self._loop.create_task(self._end(effect))
+                self._end_task = self._tasks.spawn(self._end(effect), "ledger-end")
         if self._core.state in (WriterState.CLOSED, WriterState.POISONED):
             self._sender.close()
             self._stop_watching()

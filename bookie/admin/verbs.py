@@ -40,6 +40,7 @@ from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..maintenance.garbage import Collected, Collector, GarbageProgress
 from ..maintenance.limbo import LimboExit
 from ..maintenance.scrub import Scrubber
@@ -237,15 +238,15 @@ class _Runs:
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self._collector = collector
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._progress: GarbageProgress | None = None
         self._last: Json | None = None
 
     def start(self, *, force: bool, major: bool, roll: bool) -> None:
-        if self._task is not None and not self._task.done():
+        if len(self._tasks):
             raise Busy("garbage collection is running already; gc-status says how far it is")
         self._progress = None
-        self._task = asyncio.create_task(self._run(force, major, roll), name="bookie-gc-by-hand")
+        self._tasks.spawn(self._run(force, major, roll), "bookie-gc-by-hand")
 
     async def _run(self, force: bool, major: bool, roll: bool) -> None:
         began = self._clock.wall_ms()
@@ -265,12 +266,10 @@ class _Runs:
 
     def status(self) -> Json:
         progress = None if self._progress is None else self._progress._asdict()
-        return {"running": self._task is not None and not self._task.done(), "progress": progress, "last": self._last}
+        return {"running": len(self._tasks) > 0, "progress": progress, "last": self._last}
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
 
 def _done(done: Collected) -> Json:

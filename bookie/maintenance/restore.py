@@ -67,7 +67,7 @@ class Restorer:
         found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
         if found is None:
             return None
-        self._store.introduce(ledger, found[0].key)
+        self._store.keys.introduce(ledger, found[0].key)
         if not _placed(found[0], self._bookie):
             self._give_up_others(found[0])
             return None
@@ -84,7 +84,7 @@ class Restorer:
             reason = await self._fill(reader, record, first, last, whole)
             if reason is not None:
                 return reason
-        status = self._store.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
+        status = self._store.keys.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
         if not await self._store.settled(ledger):

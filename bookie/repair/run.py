@@ -1,8 +1,7 @@
 """Repair: auditor and worker together, as every bookie runs them, or `magnetar repair run` alone.
 
     repair = Repair(world, metadata, client, config, name="…")
-    await repair.run()      until cancelled or closed; raises SessionExpired when the metadata session is lost
-    await repair.close()
+    await repair.run()      until cancelled; raises SessionExpired when the metadata session is lost
 
 All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
 gladly: the election and the locks are ephemeral, everything else is in the marks.
@@ -46,18 +45,10 @@ class Repair:
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
         self.worker = Worker(world, metadata, client, config, self.name, token)
-        self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         await self._client.bookies.ready()
-        self._running = asyncio.create_task(together([self.auditor.run(), self.worker.run()], "repair"), name="repair")
-        await self._running
-
-    async def close(self) -> None:
-        """Ends `run`, wherever it is."""
-        if self._running is not None and not self._running.done():
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        await together([self.auditor.run(), self.worker.run()], "repair")
 
     def statistics(self) -> dict[str, int]:
         return {**self.auditor.statistics(), **self.worker.statistics()}

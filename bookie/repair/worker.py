@@ -231,7 +231,6 @@ class Worker:
                 except MagnetarError as error:
                     stuck = Wait(await self._why_open(look, error), f"it cannot be recovered: {error}")
             elif not tried:
-                assert look.record is not None, "a ledger without a record has no gaps"
                 stuck = await self._fill(look, step.gaps) or stuck
                 tried = True
                 continue
@@ -255,23 +254,13 @@ class Worker:
             damaged = in_last_fragment(record, await marks.damaged(self._metadata, ledger))
             asked = to_ask(record, gone)
             answers = await asyncio.gather(*[
-                self._held(record, bookie, final.first, final.last)
+                self._copier.held(record, bookie, final.first, final.last)
                 if bookie in available and not available[bookie].limbo else _silent()
                 for final, bookie in asked
             ])  # fmt: skip
             held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
-        return Look(
-            record,
-            frozenset(mark.bookies),
-            gone,
-            gone - available.keys(),
-            held,
-            self._unsettled_s(ledger, record, gone | damaged),
-            damaged,
-        )
-
-    async def _held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
-        return await self._copier.held(record, bookie, first, last)
+        unsettled_s = self._unsettled_s(ledger, record, gone | damaged)
+        return Look(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
         """For how long the last fragment has been as it is. What a writer changes begins anew."""
@@ -312,11 +301,9 @@ class Worker:
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
         """Tries each gap once; why the first that failed did."""
-        assert look.record is not None
-        ledger, total = look.record.ledger_id, _bytes_of(look.record, gaps)
-        self.progress[ledger] = (0, total)
-        worst: Wait | None = None
-        record = look.record
+        record, worst = look.record, None
+        assert record is not None, "a ledger without a record has no gaps"
+        self.progress[record.ledger_id] = (0, _bytes_of(record, gaps))
         for gap in gaps:
             try:
                 record = await self._fill_one(record, look.gone, gap)
@@ -354,7 +341,7 @@ class Worker:
         return found[gap.slot]
 
     async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
-        held = await self._held(record, bookie, gap.first, gap.last)
+        held = await self._copier.held(record, bookie, gap.first, gap.last)
         if held is None:
             raise CopyFailed(Stuck.UNREACHABLE, f"bookie {bookie} does not answer")
         return held

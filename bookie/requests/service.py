@@ -75,8 +75,8 @@ class BookieService:
         self._reads_max = reads_max
         self.newcomers: Newcomers | None = None  # None: any ledger may begin
         if metadata is not None:
-            store.ask_for_newcomers()
-            self.newcomers = Newcomers(metadata, store.introduce, self._take_again, self._refuse)
+            store.keys.ask_for_newcomers()
+            self.newcomers = Newcomers(metadata, store.keys.introduce, self._take_again, self._refuse)
         self.adds = Adds(
             store, clock, self._intend, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
@@ -211,7 +211,7 @@ class BookieService:
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
         """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
-        status = self._store.opens(head.ledger, head.key)
+        status = self._store.keys.opens(head.ledger, head.key)
         if status is not Status.OK:
             self._turn_away(request, head, came, status)
         return status is Status.OK

@@ -175,6 +175,8 @@ class Replay:
         try:
             return await self._run(files, directory, uuid, worker)
         finally:
+            if self._flushing is not None:  # cut short between two flushes; the caller closes the workers
+                await asyncio.gather(self._flushing, return_exceptions=True)
             self._checkpoint.writer = before
 
     async def _run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> JournalPosition:

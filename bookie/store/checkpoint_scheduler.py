@@ -31,7 +31,6 @@ class CheckpointScheduler:
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
         descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
-        swapped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
         self._journal = journal
@@ -42,7 +41,7 @@ class CheckpointScheduler:
         self._interval_s = interval_s
         self._journal_bytes_max = journal_bytes
         self._on_room = on_room
-        self._source = Source(lambda: journal.position, journal.release, swapped)
+        self._source = Source(lambda: journal.position, journal.release, self._swapped)
         self._due = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -68,6 +67,10 @@ class CheckpointScheduler:
     def _journal_bytes(self) -> int:
         """Written to the journal since the last checkpoint began."""
         return self._journal.counters["synced_bytes"] - self._flushed_bytes
+
+    def _swapped(self) -> None:
+        """The memtable has room again: adds are admitted from the next turn of the event loop on."""
+        asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
         """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""

@@ -1,12 +1,11 @@
 """The store of one bookie: what it keeps, and the order in which adds, fences and reads meet.
 
-Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`; each checks, changes
-memory and enqueues its journal record in one step without an await (ledger protocol §1.5), so that a fence
-sees every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are
-synced.
-**Reads**: `read`, `read_now`, `read_lac` (store/reads.py).
+**Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`. Each checks, changes memory and
+enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add that was
+admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
+**Reads**: `read`, `read_now`, `read_lac` (reads/reads.py). **Keys** of ledgers: `keys` (ledgers/keys.py).
 
-A start is store/boot.py's, the checkpoints between it and the end are store/keeper.py's, deletion is store/burial.py's.
+boot.py starts the store, checkpoint_scheduler.py runs the checkpoints, ledgers/tombstones.py deletes ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 """
@@ -14,7 +13,6 @@ Bounds: two memtables, the journal's queue, the read cache, the index's cache. P
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,12 +32,12 @@ from .compaction.compaction import Compactor
 from .config import StoreConfig
 from .data_losses import Known
 from .entrylog import files as log_files
-from .index.cache import Lru
 from .index.index import ExtentPlace
 from .intervals import Intervals
 from .journal.journal import Done, Journal
 from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptor
+from .ledgers.keys import LedgerKeys
 from .ledgers.tombstones import TombstoneWriter
 from .loading import Loaded, StoreWorkers, load
 from .memtable import Stored
@@ -52,9 +50,6 @@ from .space.headroom import Headroom
 __all__ = ["Store", "StoreConfig", "StorePorts"]
 
 _LOG = logging.getLogger("magnetar.bookie.store")
-
-_INTRODUCED_MAX = 4096
-"""Ledgers that were introduced and did not begin: those of a burst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +76,9 @@ class Store:
         self.descriptors = loaded.descriptors
         self.memtable = loaded.memtable
         self.index = loaded.index
-        self._fencing: dict[int, Descriptor] = {}  # whose fence or key goes out with the next seal
+        self._fencing: dict[int, Descriptor] = {}  # whose fence goes out with the next seal
         self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
         self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
-        self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
-        self._keying: dict[int, Descriptor] = {}
         self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
         self._ending: asyncio.Task[None] | None = None
         self.counters = {
@@ -106,13 +99,13 @@ class Store:
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
+        self.keys = LedgerKeys(self.descriptors, self._journal)
         self.room = Headroom(
             files, directory, workers.flush, loaded.reserve, self._journal, self.checkpoint, ports.on_no_space
         )  # fmt: skip
         self._keeper = CheckpointScheduler(
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
-            swapped=partial(_soon, ports.on_room),
         )  # fmt: skip
         self._burial = TombstoneWriter(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
         self.compactor = Compactor(
@@ -193,7 +186,7 @@ class Store:
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
-            if not self._may_begin(ledger, key):
+            if not self.keys.may_begin(ledger, key):
                 return Status.NO_SUCH_LEDGER
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
@@ -204,7 +197,7 @@ class Store:
         if not self.has_room:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
-            descriptor = self._with_key(ledger, key)
+            descriptor = self.keys.with_key(ledger, key)
         last = self.memtable.insert_many(ledger, entries, size)
         self._journal.enqueue_adds(ledger, entries)
         self._adding.append((ledger, entries))
@@ -215,29 +208,20 @@ class Store:
         self.counters["add_bytes"] += size
         return Status.OK
 
-    def _with_key(self, ledger: int, key: bytes) -> Descriptor:
-        """The ledger's descriptor, made if there is none; its key record is in this turn's group."""
-        descriptor = self.descriptors.get(ledger) or self.descriptors.create(ledger, key)
-        if not descriptor.key_synced and ledger not in self._keying:
-            self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
-            self._keying[ledger] = descriptor
-        return descriptor
-
     def fence(self, ledger: int, key: bytes) -> Status:
         """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
         is on its way there is one record of it, however many ask: `fence_is_durable` says what became of it.
+
+        The exception: NO_SUCH_LEDGER at once, where the key of an unknown ledger was not introduced
+        (`LedgerKeys.may_begin`). Nothing changed then, and no client gets this status as an answer to a fence: the
+        service asks the metadata (bookie/requests/newcomers.py), and fences, or refuses, which is no vote.
         """
-        descriptor = self.descriptors.get(ledger)
-        if descriptor is None:
-            if ledger in self.descriptors.tombstones:
-                return Status.OK
-            if not self._may_begin(ledger, key):
-                return Status.NO_SUCH_LEDGER
-        elif not descriptor.opens_with(key):
-            return Status.UNAUTHORIZED
-        descriptor = self._with_key(ledger, key)
+        status = self.keys.verdict(ledger, key)
+        if status is not Status.OK:
+            return Status.OK if status is Status.FENCED else status
+        descriptor = self.keys.with_key(ledger, key)
         if not descriptor.fence_synced and ledger not in self._fencing and ledger not in self._fenced:
             descriptor.fenced = True
             self._journal.enqueue(RecordType.FENCE, ledger, -1)
@@ -253,55 +237,16 @@ class Store:
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
         """OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of a seal is written."""
-        descriptor = self.descriptors.get(ledger)
-        if descriptor is None:
-            if ledger in self.descriptors.tombstones:
-                return Status.FENCED
-            if not self._may_begin(ledger, key):
-                return Status.NO_SUCH_LEDGER
-        elif not descriptor.opens_with(key):
-            return Status.UNAUTHORIZED
-        descriptor = self._with_key(ledger, key)
+        status = self.keys.verdict(ledger, key)
+        if status is not Status.OK:
+            return status
+        descriptor = self.keys.with_key(ledger, key)
         descriptor.lac = max(descriptor.lac, lac)
         self._lacs[ledger] = max(self._lacs.get(ledger, -1), lac)
         self.descriptors.touch(descriptor)
         return Status.OK
 
-    # ------------------------------------------------------------------------------------ whose ledger it is
-    def ask_for_newcomers(self) -> None:
-        """From now on a ledger that is not here begins only with a key that was introduced
-        (bookie/requests/newcomers.py)."""
-        self._introduced = Lru(_INTRODUCED_MAX)
-
-    def introduce(self, ledger: int, key: bytes) -> None:
-        """The metadata has a record of the ledger with this key."""
-        if self._introduced is not None:
-            self._introduced.put(ledger, key, 1)
-
-    def _may_begin(self, ledger: int, key: bytes) -> bool:
-        if self._introduced is None:
-            return True
-        known = self._introduced.get(ledger)
-        return known is not None and hmac.compare_digest(known, key)
-
-    def opens(self, ledger: int, key: bytes) -> Status:
-        """OK: who has this key may know what is here of the ledger. NO_SUCH_LEDGER: its key was lost, and must be
-        introduced."""
-        descriptor = self.descriptors.get(ledger)
-        if descriptor is not None:
-            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
-        lost = 0 <= ledger <= self.descriptors.limbo_upto and ledger not in self.descriptors.tombstones
-        return Status.NO_SUCH_LEDGER if lost and not self._may_begin(ledger, key) else Status.OK
-
     # ------------------------------------------------------------------------------------ what was lost
-    def adopt(self, ledger: int, key: bytes) -> Status:
-        """OK: the ledger's key is known, durable when the next `seal` is done; it may have been lost."""
-        descriptor = self.descriptors.get(ledger)
-        if ledger in self.descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
-            return Status.UNAUTHORIZED
-        self._with_key(ledger, key)
-        return Status.OK
-
     def found_whole(self, ledger: int, first: int, count: int) -> None:
         """These entries were read and verified: none of them needs its quarantine."""
         for entry in range(first, first + count):
@@ -333,10 +278,9 @@ class Store:
             self._journal.enqueue(RecordType.LAC, ledger, lac)
         self._lacs.clear()
         fencing, self._fencing = self._fencing, {}
-        keying, self._keying = self._keying, {}
         adding, self._adding = self._adding, []
         self._fenced |= fencing.keys()
-        self._journal.seal(partial(self._sealed, fencing, keying, adding), done)
+        self._journal.seal(partial(self._sealed, fencing, self.keys.take(), adding), done)
 
     def _sealed(
         self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
@@ -380,11 +324,11 @@ class Store:
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Whether a log has a good copy of the entry (store/reads.py)."""
+        """Whether a log has a good copy of the entry (reads/reads.py)."""
         return await self._reads.verify(ledger, entry)
 
     async def held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Which of the entries `first … last` are here and durable, as memory and index know (store/held.py)."""
+        """Which of the entries `first … last` are here and durable, as memory and index know (reads/held.py)."""
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
@@ -454,8 +398,3 @@ class Store:
             "quarantined": len(self.descriptors.quarantined()),
             "limbo": int(self.descriptors.limbo_upto >= 0),
         }
-
-
-def _soon(call: Callable[[], None]) -> None:
-    """In the next turn of the event loop."""
-    asyncio.get_running_loop().call_soon(call)

@@ -47,6 +47,7 @@ from ...metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata import fragment_of, striping_of
 from .pending import AddAcked, AddFailed, PendingAdds, SendAdd
 from .stored import StoredCopy
+from .votes import EntryVerdict, Votes
 
 Choose = Callable[[Sequence[str]], str | None]
 """A writable bookie that is not among the given ones, or None."""
@@ -160,34 +161,6 @@ Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
 Effect = SendFence | SendRead | SendAdd[StoredCopy] | CloseRecovered | GiveUp | Finish
-
-
-class EntryVerdict(enum.Enum):
-    """What the votes on an entry prove; UNKNOWN: every slot has voted, and they prove nothing."""
-
-    WAITING = enum.auto()
-    POSITIVE = enum.auto()
-    NEGATIVE = enum.auto()
-    UNKNOWN = enum.auto()
-
-
-class Votes:
-    """The votes of the write set `of` (slots) on one entry."""
-
-    __slots__ = ("answered", "found", "missing", "of")
-
-    def __init__(self, of: Sequence[int]) -> None:
-        self.of = of
-        self.answered: set[int] = set()
-        self.missing: set[int] = set()
-        self.found: StoredCopy | None = None
-
-    def verdict(self, misses_for_negative: int) -> EntryVerdict:
-        if self.found is not None:
-            return EntryVerdict.POSITIVE
-        if len(self.missing) >= misses_for_negative:
-            return EntryVerdict.NEGATIVE
-        return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING
 
 
 class Recovery:
@@ -320,11 +293,7 @@ class Recovery:
         return effects
 
     def _verdict(self, entry: int, votes: Votes) -> EntryVerdict:
-        if entry > self.lac0:
-            return votes.verdict(self.striping.misses_for_negative)
-        if votes.found is not None:
-            return EntryVerdict.POSITIVE
-        return EntryVerdict.UNKNOWN if len(votes.answered) == len(votes.of) else EntryVerdict.WAITING
+        return votes.verdict(self.striping.misses_for_negative) if entry > self.lac0 else votes.found_or_unknown()
 
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredCopy) -> list[Effect]:

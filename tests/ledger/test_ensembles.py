@@ -311,6 +311,20 @@ async def test_abandoning_while_a_change_is_on_its_way_leaves_the_ledger_to_a_re
     assert (await five.client().recover(writer.ledger_id)).last_entry == 0, "two bookies have it"
 
 
+async def test_an_abandon_that_is_cancelled_itself_answers_all_who_wait(five: Cluster) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    closing = asyncio.ensure_future(writer.close())
+    await metadata.reached.wait()
+    abandoning = asyncio.ensure_future(writer.abandon())
+    await asyncio.sleep(0)
+    abandoning.cancel()
+    outcomes = await asyncio.gather(abandoning, closing, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert isinstance(outcomes[1], OutcomeUnknown)
+
+
 async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confirms_what_is_in_it(five: Cluster) -> None:
     writer = await five.client().create()
     metadata = Metadata(five, writer)

@@ -10,8 +10,9 @@ import pytest
 
 from magnetar.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
 from magnetar.ledger.core.reader import Bound
-from magnetar.ledger.core.recovery import Recovery, Votes
+from magnetar.ledger.core.recovery import Recovery
 from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.core.votes import Votes
 from magnetar.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
 from tests.ledger.core.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 from tests.ledger.miniature import Miniature, Sabotage

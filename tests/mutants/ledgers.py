@@ -16,8 +16,9 @@ from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.core import metadata
 from magnetar.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
 from magnetar.ledger.core.reader import Bound
-from magnetar.ledger.core.recovery import Recovery, Votes
+from magnetar.ledger.core.recovery import Recovery
 from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.core.votes import Votes
 from magnetar.ledger.core.writer import CloseLedger, NoReplacement, Outcome, Writer, WriterState
 from magnetar.ledger.format.peer import Flags, Op, RequestHead
 from magnetar.metadata.records import CLOSED, IN_RECOVERY

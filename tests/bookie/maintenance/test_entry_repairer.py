@@ -121,7 +121,7 @@ def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quaranti
         await writer.append(b"one")
         ledger, placed = writer.ledger_id, writer.record.fragments[0].bookies
         bookie = next(each for each in deployment.bookies.values() if each.id not in placed)
-        bookie.store.introduce(ledger, writer.record.key)
+        bookie.store.keys.introduce(ledger, writer.record.key)
         bookie.store.descriptors.quarantine(ledger, 0, 0)
         bookie._mender.found()
         await asyncio.sleep(0.2)

@@ -179,7 +179,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     async def live() -> None:
         bookie.background.keep("checkpoint", bookie.store.checkpoint)
         await stop.wait()
-        bookie.store.introduce(ledger, KEY)
+        bookie.store.keys.introduce(ledger, KEY)
         assert await add(bookie.store, ledger, 0, payload(ledger, 0)) is Status.OK
         simulation.crash_at(NODE, crash, power_loss=True)
         await bookie.close()
