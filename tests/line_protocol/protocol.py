@@ -111,9 +111,7 @@ class _Connection:
         self.send("opened", id_, session.name, session.credit)
 
     async def _consume(self, id_: str, topic: str, subscription: str, type_: str) -> None:
-        options = SubscribeOptions(
-            topic, subscription, SubscriptionType[type_.upper()], InitialPosition.EARLIEST
-        )
+        options = SubscribeOptions(topic, subscription, SubscriptionType[type_.upper()], InitialPosition.EARLIEST)
         try:
             port = _ConsumerLines(self, id_)
             session = await ConsumerSession.open(self._broker, options, port, self._stream.peer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -12,44 +11,16 @@ from typing import Any
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.broker.server import Broker
 from magnetar.proto.errors import InvalidRequest, ProducerBusy
-from magnetar.runtime.network import ByteStream, Endpoint, Serving
+from magnetar.runtime.network import Endpoint, Serving
 from magnetar.runtime.sim.world import Simulation
 from magnetar.runtime.world import World
+from tests.line_protocol.client import Lines
 from tests.line_protocol.protocol import LineProtocol
 from tests.metadata.stores import SimulatedBackend
 from tests.support.cluster import SMALL, cluster
 
 ANY = Endpoint("127.0.0.1", 0)
 T = "persistent://public/default/t"
-
-
-class Lines:
-    """A client that speaks lines."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        self.stream = stream
-        self._came: deque[str] = deque()
-        self._rest = b""
-
-    def send(self, *words: object) -> None:
-        self.stream.write_nowait((" ".join(map(str, words)) + "\n").encode())
-
-    async def next(self, *verbs: str) -> list[str]:
-        """The next line that begins with one of the verbs; the others keep waiting."""
-        async with asyncio.timeout(20):
-            while True:
-                for line in self._came:
-                    if line.split(" ")[0] in verbs:
-                        self._came.remove(line)
-                        return line.split(" ")
-                data = await self.stream.read()
-                assert data, "the broker has closed"
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                self._came.extend(line.decode() for line in lines)
-
-    async def messages(self, count: int) -> list[tuple[str, str]]:
-        """(position, text) of each."""
-        return [(words[2], words[4]) for words in [await self.next("message") for _ in range(count)]]
 
 
 async def scenario(world: World, endpoint: Endpoint) -> None:
