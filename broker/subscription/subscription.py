@@ -42,7 +42,7 @@ from itertools import islice
 from pyroaring import BitMap
 
 from ...proto.errors import InternalError, MagnetarError, Unavailable
-from ...proto.model import AckedEntry, EntrySet, SubscriptionType
+from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
@@ -56,8 +56,8 @@ from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
-from .core.policies import SubscriptionOptions, policy_of
-from .core.policies.policy import Blocked, Member
+from .core.policies import EXCLUSIVE, SubscriptionType
+from .core.policies.policy import Blocked, Member, SubscriptionOptions
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
@@ -93,7 +93,7 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
-        "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
+        "_moving", "_returns", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
         "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
@@ -106,13 +106,12 @@ class Subscription:
         self.cursor = cursor
         self.store = store
         self.type: SubscriptionType | None = None
-        self._terms = SubscriptionOptions()
         self.consumers: dict[int, Consumer] = {}
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
-            log.shape, cursor, policy_of(SubscriptionType.EXCLUSIVE), tracks=store is not None,
+            log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
@@ -171,9 +170,7 @@ class Subscription:
         return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
-    def join(
-        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
-    ) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         """Adds the consumer. ConsumerBusy: another type, or the policy refuses.
 
         What others give back is finished first: await `expect` before, so that it is done in slices.
@@ -182,31 +179,33 @@ class Subscription:
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
         self._return_all()
-        topic, config = self._log.topic, self._config
-        terms = SubscriptionOptions(
-            topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
-            hash_ranges=config.key_shared_hash_ranges, waiting_bytes_max=config.key_shared_waiting_bytes,
-        )  # fmt: skip
-        if not self.consumers:
-            self.dispatcher.use(policy_of(type_, terms))
-            self.type, self._terms = type_, terms
-        elif type_ != self.type:
-            raise self._refused(
-                SubscribeRefusal.OTHER_TYPE,
-                f"it is {_type_name(self.type)} while its consumers are connected, and cannot be {_type_name(type_)}"
-            )
-        elif terms != self._terms:
-            raise self._refused(
-                SubscribeRefusal.OTHER_MODE,
-                "its consumers are of another Key_Shared mode, or differ on out-of-order delivery",
-            )
-        why = self.dispatcher.policy.refuses(consumer.member)
-        if why is not None:
-            raise self._refused(SubscribeRefusal.POLICY, why)
+        self._admit(consumer.member, type_)
         self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
         self.wake()
+
+    def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
+        """Sets the type, if it is the first consumer. ConsumerBusy: it may not join."""
+        if not self.consumers:
+            topic = self._log.topic
+            options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
+            self.dispatcher.use(type_.policy(options))
+            self.type = type_
+        policy = self.dispatcher.policy
+        if type_ is not self.type:
+            raise self._refused(
+                SubscribeRefusal.OTHER_TYPE,
+                f"it is {self._type_title} while its consumers are connected, and cannot be {type_.title}"
+            )
+        if (why := policy.differs(newcomer)) is not None:
+            raise self._refused(SubscribeRefusal.OTHER_MODE, why)
+        if (why := policy.refuses(newcomer)) is not None:
+            raise self._refused(SubscribeRefusal.POLICY, why)
+
+    @property
+    def _type_title(self) -> str:
+        return self.type.title if self.type is not None else "of no type"
 
     def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
@@ -313,7 +312,8 @@ class Subscription:
             if self._loop.time() > end:
                 self.wake()
                 return
-        self._tell_who_is_active()
+        for event in self.dispatcher.policy.events():
+            self.consumers[event.member.id].outlet.active(event.active)
         now_ms = ALL_TIME
         if self.delayed is not None and self.dispatcher.delaying:
             if not self.delayed.ready:
@@ -409,15 +409,6 @@ class Subscription:
             for consumer in self.consumers.values():
                 consumer.outlet.ended()
 
-    def _tell_who_is_active(self) -> None:
-        only = self.dispatcher.policy.active
-        if only is not None:
-            for consumer in self.consumers.values():
-                active = consumer.member is only
-                if consumer.told_active is not active:
-                    consumer.told_active = active
-                    consumer.outlet.active(active)
-
     def _pause(self, consumer: Consumer) -> None:
         """Sends nothing more to a consumer whose connection is full until its queue has drained."""
         if consumer.waiting is None:
@@ -463,7 +454,7 @@ class Subscription:
         """
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
-                f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
+                f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
         self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._changed()
@@ -580,9 +571,5 @@ class Subscription:
 
 def _limits(applied: Applied) -> DispatchLimits:
     return DispatchLimits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
-
-
-def _type_name(type_: SubscriptionType | None) -> str:
-    return type_.label if type_ is not None else "of no type"
 
 

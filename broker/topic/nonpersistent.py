@@ -33,7 +33,6 @@ from ...proto.errors import (
     NotOwner,
     TopicTerminated,
 )
-from ...proto.model import SubscriptionType
 from ...proto.names import Position
 from ...runtime.workers import Workers
 from ...runtime.world import World
@@ -46,6 +45,7 @@ from ..log.reader import IndexedPosition
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor, CursorState
+from ..subscription.core.policies import SubscriptionType
 from ..subscription.subscription import Subscription
 from .storage import Owner
 
@@ -238,12 +238,10 @@ class NonPersistentSubscription(Subscription):
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
-    def join(
-        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
-    ) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
             self._go_on_after(self._log.shape.last, self._log.shape.end_index)
-        super().join(consumer, type_, sticky=sticky, out_of_order=out_of_order)
+        super().join(consumer, type_)
 
     def _go_on_after(self, mark: Position, next_index: int) -> None:
         self.cursor.seek(mark)

@@ -39,7 +39,7 @@ from ..common.guard import ignored, spawn
 from ..connect.connections import Connections
 from ..model.message import Message
 from ..model.schema import BytesSchema
-from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, ProducerSettings
+from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
 from ..produce.producer import Producer
 
 _LOG = logging.getLogger("magnetar.client")
@@ -60,7 +60,7 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
-    if policy is not None and settings.consumer_type not in (ConsumerType.Shared, ConsumerType.KeyShared):
+    if policy is not None and settings.consumer_type in LOG_ORDER:
         raise WrongValue(
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
         )
