@@ -27,18 +27,6 @@ class AccessMode(enum.IntEnum):
     EXCLUSIVE_WITH_FENCING = 3
 
 
-class SubscriptionType(enum.IntEnum):
-    EXCLUSIVE = 0
-    SHARED = 1
-    FAILOVER = 2
-    KEY_SHARED = 3
-
-    @property
-    def label(self) -> str:
-        """As users write it: "Key_shared"."""
-        return self.name.capitalize()
-
-
 class InitialPosition(enum.IntEnum):
     """Where a new subscription begins."""
 

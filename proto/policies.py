@@ -12,11 +12,12 @@ Guarding test: tests/proto/test_policies.py.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from .errors import InvalidRequest
+from .subscription_types import TITLES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
 """What happens when the backlog quota is reached (Pulsar A17)."""
@@ -24,7 +25,10 @@ QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_b
 InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
 """When a topic without producers and consumers counts as inactive (Pulsar T6)."""
 
-SubscriptionType = Literal["Exclusive", "Shared", "Failover", "Key_Shared"]
+if TYPE_CHECKING:
+    TypeTitle = str
+else:
+    TypeTitle = Literal[TITLES]  # a subscription type
 
 LADDERS_MAX = 100
 """Steps of a back-off ladder: more than anybody writes down; RocketMQ's preset has 16."""
@@ -69,7 +73,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     dead_letter_max_redeliver_count: int | None = None  # 0: no dead letters by the server
     dead_letter_topic: str | None = None  # "": TOPIC-SUBSCRIPTION-DLQ
     dead_letter_backoff_s: tuple[float, ...] | None = None  # wait before the 1st, 2nd, … redelivery; the last one stays
-    subscription_types: tuple[SubscriptionType, ...] | None = None  # that consumers may ask for
+    subscription_types: tuple[TypeTitle, ...] | None = None  # that consumers may ask for
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__

@@ -18,13 +18,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ...proto.policies import InactiveMode, Policies, QuotaPolicy, SubscriptionType
+from ...proto.policies import InactiveMode, Policies, QuotaPolicy, TypeTitle
+from ...proto.subscription_types import TITLES
 
 Positive = Annotated[int, Meta(ge=1)]
 Limit = Annotated[int, Meta(ge=0)]
 Unlimited = Annotated[int, Meta(ge=-1)]
-
-ALL_TYPES: tuple[SubscriptionType, ...] = ("Exclusive", "Shared", "Failover", "Key_Shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Applied:
     dead_letter_max_redeliver_count: Limit = 0  # after so many redeliveries the broker moves a message away; 0: never
     dead_letter_topic: str = ""  # where to; empty: TOPIC-SUBSCRIPTION-DLQ
     dead_letter_backoff_s: tuple[float, ...] = ()  # wait before the 1st, 2nd, … redelivery; the last one stays
-    subscription_types: tuple[SubscriptionType, ...] = ALL_TYPES  # that consumers may ask for
+    subscription_types: tuple[TypeTitle, ...] = TITLES  # that consumers may ask for
 
 
 NAMES = tuple(field.name for field in fields(Applied))

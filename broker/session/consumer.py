@@ -20,13 +20,14 @@ from itertools import islice
 from typing import Protocol
 
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
-from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
+from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
 from ..subscription.core.dispatch import Delivery
-from ..subscription.core.policies.policy import Member
+from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
+from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .producer import check_size
@@ -34,8 +35,6 @@ from .start import mark_of, place_of
 
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
-RANGES_MAX = 1000
-"""Ranges of a sticky consumer: each is compared with those of the others."""
 PERMITS_MAX = (1 << 31) - 1
 """Permits that a consumer may have at a time, as Pulsar's int."""
 
@@ -46,7 +45,7 @@ class SubscribeOptions:
 
     topic: str
     subscription: str
-    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    type: SubscriptionType = EXCLUSIVE
     initial_position: InitialPosition = InitialPosition.LATEST
     consumer_name: str = ""  # empty: the broker names it
     durable: bool = True  # False: a reader
@@ -58,9 +57,7 @@ class SubscribeOptions:
     read_compacted: bool = False
     existing_only: bool = False  # TopicNotFound rather than a new topic
     instance: str = ""  # random, of the consumer object: its next connection replaces its last one
-    key_shared_mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
-    key_shared_ranges: tuple[tuple[int, int], ...] = ()  # sticky: slots 0 … 65535, both ends included
-    allow_out_of_order_delivery: bool = False
+    policy: PolicyOptions = NO_OPTIONS  # of the subscription type
     many_topics: bool = False  # failover spreads the topics by the consumers' names
 
     def check(self) -> None:
@@ -68,9 +65,8 @@ class SubscribeOptions:
         check_size("consumer", self.consumer_name)
         check_size("instance", self.instance)
         check_subscription_name(self.subscription)
-        if len(self.key_shared_ranges) > RANGES_MAX:
-            raise InvalidRequest(f"{len(self.key_shared_ranges)} ranges of slots are more than {RANGES_MAX}")
-        if self.read_compacted and self.type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
+        self.policy.check()
+        if self.read_compacted and self.type.policy.individual:
             raise SubscribeRefusal.COMPACTED_TYPE.error()
         if self.read_compacted and not TopicName.parse(self.topic).persistent:
             raise SubscribeRefusal.COMPACTED_TOPIC.error()
@@ -133,7 +129,7 @@ class ConsumerSession:
         session, id_ = cls(topic, port), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
-            options.key_shared_ranges,
+            options.policy,
         )  # fmt: skip
         consumer = session._consumer = Consumer(member, session, address=address, instance=options.instance)
         now = broker.world.clock.monotonic()
@@ -151,10 +147,7 @@ class ConsumerSession:
         await subscription.expect(consumer)
         topic.check_consumer(subscription, options.type, consumer)
         topic.show(subscription, compacted=options.read_compacted)
-        subscription.join(
-            consumer, options.type, sticky=options.key_shared_mode is KeySharedMode.STICKY,
-            out_of_order=options.allow_out_of_order_delivery,
-        )  # fmt: skip
+        subscription.join(consumer, options.type)
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
 
@@ -302,7 +295,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
             mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
-    if options.type is not SubscriptionType.EXCLUSIVE:
+    if options.type is not EXCLUSIVE:
         raise SubscribeRefusal.READER_TYPE.error()
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))

@@ -41,12 +41,11 @@ class Outlet(Protocol):
 class Consumer:
     """A consumer and its outlet; `member` is its state in the dispatcher."""
 
-    __slots__ = ("address", "instance", "member", "outlet", "told_active", "waiting")
+    __slots__ = ("address", "instance", "member", "outlet", "waiting")
 
     def __init__(self, member: Member, outlet: Outlet, *, address: str, instance: str) -> None:
         self.member = member
         self.outlet = outlet
-        self.told_active: bool | None = None
         self.address = address
         self.instance = instance
         self.waiting: asyncio.Task[None] | None = None  # for its queue to drain

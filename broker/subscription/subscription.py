@@ -42,8 +42,10 @@ from itertools import islice
 from pyroaring import BitMap
 
 from ...proto.errors import InternalError, MagnetarError, Unavailable
-from ...proto.model import AckedEntry, EntrySet, SubscriptionType
+from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
+from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
@@ -56,8 +58,8 @@ from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
-from .core.policies import SubscriptionOptions, policy_of
-from .core.policies.policy import Blocked, Member
+from .core.policies import EXCLUSIVE, SubscriptionType
+from .core.policies.policy import Blocked, Member, SubscriptionOptions
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
@@ -93,44 +95,44 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log",
-        "_loop", "_moving", "_returns", "_terms", "_timer", "_wakes_at", "blocked", "consumers", "cursor",
+        "_loop", "_moving", "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor",
         "dead_letters", "delayed", "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
-        applied: Applied, delayed: DelayedDelivery | None = None,
+        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
+        config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.delayed = delayed
         self.cursor = cursor
         self.store = store
         self.type: SubscriptionType | None = None
-        self._terms = SubscriptionOptions()
         self.consumers: dict[int, Consumer] = {}
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
-            log.shape, cursor, policy_of(SubscriptionType.EXCLUSIVE), tracks=store is not None,
+            log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
         self._log: ReadableLog = log
         self._config = config
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._clock = log.world.clock
         self._due = False
         self._closed = False
+        self._tasks = Tasks()
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = ReadAheadBuffer(name, log, config, self.dispatcher, self.wake, log.world)
+        self._at_hand = ReadAheadBuffer(name, log, clock, config, self.dispatcher, self.wake, self._tasks)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
         self._returns: deque[_Return] = deque()
         self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
-        self._wakes_at = 0.0  # … which is then
+        self._wakes_at = 0.0  # … at that time
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -173,9 +175,7 @@ class Subscription:
         return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
-    def join(
-        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
-    ) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         """Adds the consumer. ConsumerBusy: another type, or the policy refuses.
 
         What others give back is finished first: await `expect` before, so that it is done in slices.
@@ -184,31 +184,33 @@ class Subscription:
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
         self._return_all()
-        topic, config = self._log.topic, self._config
-        terms = SubscriptionOptions(
-            topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
-            hash_ranges=config.key_shared_hash_ranges, waiting_bytes_max=config.key_shared_waiting_bytes,
-        )  # fmt: skip
-        if not self.consumers:
-            self.dispatcher.use(policy_of(type_, terms))
-            self.type, self._terms = type_, terms
-        elif type_ != self.type:
-            raise self._refused(
-                SubscribeRefusal.OTHER_TYPE,
-                f"it is {_type_name(self.type)} while its consumers are connected, and cannot be {_type_name(type_)}"
-            )
-        elif terms != self._terms:
-            raise self._refused(
-                SubscribeRefusal.OTHER_MODE,
-                "its consumers are of another Key_Shared mode, or differ on out-of-order delivery",
-            )
-        why = self.dispatcher.policy.refuses(consumer.member)
-        if why is not None:
-            raise self._refused(SubscribeRefusal.POLICY, why)
+        self._admit(consumer.member, type_)
         self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
         self.wake()
+
+    def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
+        """Sets the type, if it is the first consumer. ConsumerBusy: it may not join."""
+        if not self.consumers:
+            topic = self._log.topic
+            options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
+            self.dispatcher.use(type_.policy(options))
+            self.type = type_
+        policy = self.dispatcher.policy
+        if type_ is not self.type:
+            raise self._refused(
+                SubscribeRefusal.OTHER_TYPE,
+                f"it is {self._type_title} while its consumers are connected, and cannot be {type_.title}"
+            )
+        if (why := policy.differs(newcomer)) is not None:
+            raise self._refused(SubscribeRefusal.OTHER_MODE, why)
+        if (why := policy.refuses(newcomer)) is not None:
+            raise self._refused(SubscribeRefusal.POLICY, why)
+
+    @property
+    def _type_title(self) -> str:
+        return self.type.title if self.type is not None else "of no type"
 
     def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
@@ -315,7 +317,8 @@ class Subscription:
             if self._clock.monotonic() > end:
                 self.wake()
                 return
-        self._tell_who_is_active()
+        for event in self.dispatcher.policy.events():
+            self.consumers[event.member.id].outlet.active(event.active)
         now_ms = ALL_TIME
         if self.delayed is not None and self.dispatcher.delaying:
             if not self.delayed.ready:
@@ -323,9 +326,9 @@ class Subscription:
                 return
             now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
-        while handed_out < PUMP_ENTRIES_MAX and self._clock.monotonic() <= end:
+        while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates = [rate for rate in self.rates if rate.limited]
-            if rates and self._throttled(rates):
+            if rates and self._throttled(rates, now):
                 return
             if self._at_hand.reading_again:
                 return  # it is handed out before anything new
@@ -338,12 +341,12 @@ class Subscription:
             entries = self._at_hand.take(want, end)
             if not entries:
                 return
-            entries = entries[: portion(rates, entries, self._clock.monotonic())] if rates else entries
+            entries = entries[: portion(rates, entries, now)] if rates else entries
             before = self.dispatcher.progress
             deliveries = self.dispatcher.assign(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
-                    rate.take(each.entry.count, each.entry.size, self._clock.monotonic())
+                    rate.take(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self.dispatcher.parked:
                 self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
@@ -382,24 +385,28 @@ class Subscription:
             _LOG.info("%s/%s: acknowledgement state has shrunk: delivery resumes", self._log.topic, self.name)
             self._full_said = False
 
-    def _throttled(self, rates: Sequence[Rate]) -> bool:
+    def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
         """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
         paid.
         """
-        seconds = wait_s(rates, self._clock.monotonic())
+        seconds = wait_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
-            self._wake_later(seconds)
+            self._wake_later(seconds, now)
         return seconds > 0
 
-    def _wake_later(self, seconds: float) -> None:
+    def _wake_later(self, seconds: float, now: float) -> None:
         """Keeps one timer, the earliest, however often it is requested."""
-        when = self._clock.monotonic() + seconds
         if self._timer is not None:
-            if self._clock.monotonic() < self._wakes_at <= when and not self._timer.cancelled():
+            if self._wakes_at <= now + seconds:
                 return
             self._timer.cancel()
-        self._timer, self._wakes_at = self._loop.call_later(seconds, self.wake), when
+        self._wakes_at = now + seconds
+        self._timer = self._loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.wake()
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""
@@ -411,20 +418,11 @@ class Subscription:
             for consumer in self.consumers.values():
                 consumer.outlet.ended()
 
-    def _tell_who_is_active(self) -> None:
-        only = self.dispatcher.policy.active
-        if only is not None:
-            for consumer in self.consumers.values():
-                active = consumer.member is only
-                if consumer.told_active is not active:
-                    consumer.told_active = active
-                    consumer.outlet.active(active)
-
     def _pause(self, consumer: Consumer) -> None:
         """Sends nothing more to a consumer whose connection is full until its queue has drained."""
         if consumer.waiting is None:
             consumer.member.paused = True
-            consumer.waiting = self._loop.create_task(self._resume(consumer))
+            consumer.waiting = self._tasks.spawn(self._resume(consumer), "drain of a consumer's queue")
 
     async def _resume(self, consumer: Consumer) -> None:
         try:
@@ -465,7 +463,7 @@ class Subscription:
         """
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
-                f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
+                f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
         self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._changed()
@@ -569,24 +567,20 @@ class Subscription:
         self._at_hand.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for consumer in self.consumers.values():
-            if consumer.waiting is not None:
-                consumer.waiting.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        await self._at_hand.stopped()
+        await self._tasks.drain()
+        if self.dead_letters is not None:
+            await self.dead_letters.stopped()
         if self.store is not None:
             await self.store.close()
 
 
 def _limits(applied: Applied) -> DispatchLimits:
     return DispatchLimits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
-
-
-def _type_name(type_: SubscriptionType | None) -> str:
-    return type_.label if type_ is not None else "of no type"
 
 

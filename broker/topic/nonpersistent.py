@@ -33,8 +33,8 @@ from ...proto.errors import (
     NotOwner,
     TopicTerminated,
 )
-from ...proto.model import SubscriptionType
 from ...proto.names import Position
+from ...runtime.clock import Clock
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
@@ -45,6 +45,7 @@ from ..log.reader import IndexedPosition
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor, CursorState
+from ..subscription.core.policies import SubscriptionType
 from ..subscription.subscription import Subscription
 from .storage import Owner
 
@@ -228,17 +229,17 @@ class NonPersistentLog:
 class NonPersistentSubscription(Subscription):
     """A subscription of connected consumers; what they do not take in time is dropped."""
 
-    def __init__(self, name: str, log: NonPersistentLog, config: BrokerConfig, applied: Applied) -> None:
-        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, config, applied)
+    def __init__(
+        self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
+    ) -> None:
+        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, clock, config, applied)
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
-    def join(
-        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
-    ) -> None:
+    def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
             self._go_on_after(self._log.shape.last, self._log.shape.end_index)
-        super().join(consumer, type_, sticky=sticky, out_of_order=out_of_order)
+        super().join(consumer, type_)
 
     def _go_on_after(self, mark: Position, next_index: int) -> None:
         self.cursor.seek(mark)
@@ -277,4 +278,4 @@ class NonPersistent:
 
     def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
         assert isinstance(owner.log, NonPersistentLog), "made by this storage"
-        return NonPersistentSubscription(name, owner.log, self.config, owner.applied)
+        return NonPersistentSubscription(name, owner.log, self.world.clock, self.config, owner.applied)

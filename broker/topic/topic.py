@@ -22,7 +22,6 @@ from ...proto.errors import (
     SubscriptionNotFound,
     Unavailable,
 )
-from ...proto.model import SubscriptionType
 from ...proto.names import Position, TopicName, check_subscription_name
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
@@ -35,6 +34,7 @@ from ..log.core.log_shape import LogShape
 from ..log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
+from ..subscription.core.policies import SubscriptionType
 from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.subscription import Subscription
 from . import backlog

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ...proto.subscription_types import TITLES
 from ..common.lazy import Lazy
 from ..common.session import Session, connected
 from ..common.units import duration, mebibytes
@@ -189,7 +190,7 @@ VERBS = (
         Field("dead_letter_backoff_s", "ladder", ("-b", "--backoff"), "Waits, as 1s,10s,1m; or: rocketmq (16 steps)."),
     ), "When the server moves a message away.", "-c 16 -b rocketmq"),
     Verb("subscription-types-enabled", (
-        Field("subscription_types", "names", ("-t", "--types"), "Of Exclusive, Shared, Failover, Key_Shared."),
+        Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(TITLES)}."),
     ), "Which types consumers may ask for.", "-t Exclusive,Failover"),
 )  # fmt: skip
 

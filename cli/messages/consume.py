@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...proto.subscription_types import NUMBERS
 from ..common.session import Session, connected
 
 if TYPE_CHECKING:
     from ..common.output import Output
 
-TYPES = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
+TYPES = {name.lower(): number for name, number in NUMBERS.items()}
 POLL_MS = 200
 """How long one receive waits: a Ctrl-C is seen within that."""
 
@@ -62,7 +63,7 @@ def consume(
         consumer = client.subscribe(
             topic,
             subscription,
-            consumer_type=getattr(ConsumerType, TYPES[kind]),
+            consumer_type=ConsumerType(TYPES[kind]),
             initial_position=getattr(InitialPosition, position.capitalize()),
         )
         idle_ms = None if for_ever or count else int(idle * 1000)

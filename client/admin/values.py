@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from ...proto import subscription_types
 from ...proto.names import Position
 from ..model.message_id import MessageId
 
@@ -22,15 +23,21 @@ class _Words(StrEnum):
         return cls("unknown")
 
 
-class SubscriptionType(_Words):
-    """How the consumers of a subscription share its messages. NONE: no consumer has connected yet."""
+if TYPE_CHECKING:
 
-    NONE = ""
-    EXCLUSIVE = "EXCLUSIVE"
-    SHARED = "SHARED"
-    FAILOVER = "FAILOVER"
-    KEY_SHARED = "KEY_SHARED"
-    UNKNOWN = "unknown"
+    class SubscriptionType(_Words):
+        """How the consumers of a subscription share its messages. NONE: no consumer has connected yet."""
+
+        NONE = ""
+        EXCLUSIVE = "EXCLUSIVE"
+        SHARED = "SHARED"
+        FAILOVER = "FAILOVER"
+        KEY_SHARED = "KEY_SHARED"
+        UNKNOWN = "unknown"
+else:
+    SubscriptionType = _Words(
+        "SubscriptionType", {"NONE": "", **{name: name for name in subscription_types.NUMBERS}, "UNKNOWN": "unknown"}
+    )
 
 
 class KeyDistribution(_Words):

@@ -22,7 +22,7 @@ from ..core.effects import ConsumerOptions
 from ..core.redelivery import RedeliveryBackoff
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerSettings, ConsumerType
+from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -155,7 +155,7 @@ def options_of(settings: ConsumerSettings, *, durable: bool, dead_after: int | N
         dead_after=dead_after,
         chunks_pending_max=settings.max_pending_chunked_message,
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
-        ordered=settings.consumer_type is not ConsumerType.Shared,
-        log_order=settings.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover),
+        ordered=settings.consumer_type in (*LOG_ORDER, ConsumerType.KeyShared),
+        log_order=settings.consumer_type in LOG_ORDER,
         leaves_alone=alone,
     )

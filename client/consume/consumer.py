@@ -32,7 +32,7 @@ from ..connect.topic_watch import Changed
 from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
+from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
 from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
@@ -281,7 +281,7 @@ class Consumer:
             self.acknowledge_cumulative_nowait(message)
 
     def _check_cumulative(self) -> None:
-        if self.settings.consumer_type in (ConsumerType.Shared, ConsumerType.KeyShared):
+        if self.settings.consumer_type not in LOG_ORDER:
             raise CumulativeAcknowledgementNotAllowedError(
                 f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
             )

@@ -41,7 +41,7 @@ from ..common.errors import OperationNotSupported
 from ..connect.connections import Connections
 from ..model.message import Message
 from ..model.schema import BytesSchema
-from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, ProducerSettings
+from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
 from ..produce.producer import Producer
 
 _LOG = logging.getLogger("magnetar.client")
@@ -62,7 +62,7 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
-    if policy is not None and settings.consumer_type not in (ConsumerType.Shared, ConsumerType.KeyShared):
+    if policy is not None and settings.consumer_type in LOG_ORDER:
         raise WrongValue(
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
+from ...proto.subscription_types import NUMBERS, client_name
 from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
 from ..core.redelivery import RedeliveryBackoff
 from ..core.router import PartitionsRoutingMode
@@ -31,11 +32,18 @@ class CompressionType(IntEnum):
     SNAPPY = Compression.SNAPPY
 
 
-class ConsumerType(IntEnum):
-    Exclusive = 0
-    Shared = 1
-    Failover = 2
-    KeyShared = 3
+if TYPE_CHECKING:
+
+    class ConsumerType(IntEnum):  # for type checkers alone
+        Exclusive = 0
+        Shared = 1
+        Failover = 2
+        KeyShared = 3
+else:
+    ConsumerType = IntEnum("ConsumerType", {client_name(name): number for name, number in NUMBERS.items()})
+
+LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
+"""Types whose messages come in the order of the log. Messages of the others are acknowledged one by one."""
 
 
 class InitialPosition(IntEnum):

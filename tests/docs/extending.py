@@ -1,4 +1,4 @@
-"""The table of docs/extending.md: which modules of the product know a subscription type, by their syntax trees."""
+"""The table of docs/extending.md: which modules of the product name a subscription type, by their syntax trees."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 from tests import layout
 
-_WORDS = re.compile(r"^(Exclusive|Failover|Shared|KeyShared|ConsumerType|SubscriptionType|ALL_TYPES|TYPES)$")
-_WIRE = re.compile(r"^wire\.Subscribe\.(EXCLUSIVE|FAILOVER|SHARED|KEY_SHARED)$")
+_WORDS = re.compile(r"^(Exclusive|Failover|Shared|KeyShared|KeySharedOptions)$")
+_MEMBER = re.compile(r"^ConsumerType\.(Exclusive|Failover|Shared|KeyShared)$")
 
 
 def types_table() -> str:
@@ -22,6 +22,8 @@ def _names(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and _WORDS.match(node.id):
             found.add(node.id)
-        elif isinstance(node, ast.Attribute) and _WIRE.match(dotted := ast.unparse(node)):
-            found.add(dotted.removeprefix("wire."))
-    return found - {"TYPES"} if found == {"TYPES"} else found
+        elif isinstance(node, ast.Attribute) and _MEMBER.match(dotted := ast.unparse(node)):
+            found.add(dotted)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {each.name for each in node.names if each.name == "EXCLUSIVE"}
+    return found

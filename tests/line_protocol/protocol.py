@@ -22,10 +22,12 @@ from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.broker.session.consumer import ConsumerSession, SubscribeOptions
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
 from magnetar.broker.subscription.core.dispatch import Delivery
+from magnetar.broker.subscription.core.policies import type_of
+from magnetar.proto import subscription_types
 from magnetar.proto.entry import decode_batch, encode_entry, parse_header, split_broker_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError
-from magnetar.proto.model import AckedEntry, InitialPosition, SubscriptionType
+from magnetar.proto.model import AckedEntry, InitialPosition
 from magnetar.proto.names import MessageId, Position
 from magnetar.runtime.network import STREAM_QUEUE_BYTES, ByteStream
 
@@ -111,7 +113,9 @@ class _Connection:
         self.send("opened", id_, session.name, session.credit)
 
     async def _consume(self, id_: str, topic: str, subscription: str, type_: str) -> None:
-        options = SubscribeOptions(topic, subscription, SubscriptionType[type_.upper()], InitialPosition.EARLIEST)
+        options = SubscribeOptions(
+            topic, subscription, type_of(subscription_types.NUMBERS[type_.upper()]), InitialPosition.EARLIEST
+        )
         try:
             port = _ConsumerLines(self, id_)
             session = await ConsumerSession.open(self._broker, options, port, self._stream.peer)

@@ -19,7 +19,6 @@ from ....proto.model import (
     InitialPosition,
     KeySharedMode,
     LastMessage,
-    SubscriptionType,
     enum_of,
 )
 from ....proto.names import MessageId, Position
@@ -27,6 +26,9 @@ from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
 from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
+from ...subscription.core.policies import type_of
+from ...subscription.core.policies.policy import PolicyOptions
+from ...subscription.core.policies.slot_owners import KeySharedOptions
 
 
 # ------------------------------------------------------------------ producers
@@ -49,15 +51,21 @@ def producer_opened(id_: int, session: ProducerSession) -> wire.ServerFrame:
 
 # ------------------------------------------------------------------ consumers
 def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
-    shared = asked.key_shared
     return SubscribeOptions(
-        asked.topic, asked.subscription, enum_of(SubscriptionType, asked.type, "subscription type"),
+        asked.topic, asked.subscription, type_of(asked.type),
         enum_of(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name, asked.durable,
         MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
-        asked.existing_only, asked.instance, enum_of(KeySharedMode, shared.mode, "mode of Key_Shared"),
-        tuple((each.first, each.last) for each in shared.ranges), shared.allow_out_of_order_delivery,
-        asked.many_topics,
+        asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
+    )  # fmt: skip
+
+
+def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
+    """Of the message that the type has in a Subscribe; types without one leave it alone."""
+    shared = asked.key_shared
+    return KeySharedOptions(
+        enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
+        shared.allow_out_of_order_delivery, tuple((each.first, each.last) for each in shared.ranges),
     )  # fmt: skip
 
 

@@ -25,19 +25,12 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from ....proto.errors import MagnetarError, ProducerBusy
-from ....proto.model import SubscriptionType
 from ....proto.names import TopicName
-from ....proto.policies import SubscriptionType as TypeName
 from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
+from ...subscription.core.policies import SubscriptionType
 
 BUCKETS_MAX = 10_000
-
-TYPES: dict[SubscriptionType, TypeName] = {
-    SubscriptionType.EXCLUSIVE: "Exclusive", SubscriptionType.SHARED: "Shared",
-    SubscriptionType.FAILOVER: "Failover", SubscriptionType.KEY_SHARED: "Key_Shared",
-}  # fmt: skip
-"""As the policy `subscription_types` names them."""
 
 
 class Present(Protocol):
@@ -89,10 +82,10 @@ class Admission:
         self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
         everybody: Collection[Present], mine: Collection[Present],
     ) -> None:  # fmt: skip
-        if TYPES[type_] not in applied.subscription_types:
+        if type_.title not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
-                f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}"
+                f"topic {self._topic} allows the subscription types {allowed}, not {type_.title}"
             )
         limited = applied.max_consumers or applied.max_consumers_per_subscription or self._same_address_consumers
         if not limited or _returns(who, everybody):

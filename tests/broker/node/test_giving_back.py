@@ -16,6 +16,7 @@ from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
@@ -66,13 +67,13 @@ class Deployment:
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
         store: Any = SimpleNamespace(touched=lambda: None)
         limits = Applied(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
-        self.subscription = Subscription("s", self.log, self.cursor, store, BrokerConfig(), limits)
+        self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
         self.type = type_
 
     def join(self, id_: int, permits: int = 10 * ENTRIES) -> tuple[Consumer, Outlet]:
         outlet = Outlet()
         consumer = Consumer(Member(id_, f"c{id_}"), outlet, address="h:1", instance="")  # type: ignore[arg-type]
-        self.subscription.join(consumer, self.type)
+        self.subscription.join(consumer, type_of(self.type))
         self.subscription.flow(consumer, permits)
         return consumer, outlet
 

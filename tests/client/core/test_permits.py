@@ -12,7 +12,6 @@ import pytest
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
-from magnetar.broker.subscription.core.policies import policy_of
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError
@@ -22,7 +21,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
-from tests.broker.subscription.core.shapes import Item
+from tests.broker.subscription.core.shapes import Item, policy_of
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 from tests.support.cluster import TestProducer, cluster

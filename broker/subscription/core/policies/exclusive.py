@@ -6,15 +6,17 @@ anything new.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .in_log_order import InLogOrder, why_none
-from .policy import Blocked, Entry, Member
+from .policy import Blocked, Entry, Member, SubscriptionOptions
 
 
 class Exclusive(InLogOrder):
-    individual = False
+    individual: ClassVar = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
         self._only: Member | None = None
 
     def refuses(self, newcomer: Member) -> str | None:

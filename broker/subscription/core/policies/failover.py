@@ -12,22 +12,26 @@ anything new: an entry never has two holders. Acknowledgements that the old one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from .....proto.routing import sticky_slot
 from .in_log_order import InLogOrder, why_none
-from .policy import Blocked, Entry, Member
+from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
 from .slot_owners import Ring
 
 
 class Failover(InLogOrder):
-    individual = False
+    individual: ClassVar = False
 
-    def __init__(self, topic: str, partition: int) -> None:
-        """`partition` -1: the topic has none."""
-        super().__init__()
-        self._topic = topic
-        self._partition = partition
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
+        self._topic = options.topic
+        self._partition = options.partition
         self._members: list[Member] = []  # in order of subscribing
-        self.active = None
+        self.active: Member | None = None
+        self._changed = False  # since the last `events`
+        self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
     def refuses(self, newcomer: Member) -> str | None:
         return None
@@ -42,7 +46,7 @@ class Failover(InLogOrder):
 
     def _elect(self) -> Member | None:
         """Elects the active consumer. Returns the one that was active and is no longer."""
-        before, self.active = self.active, self._elected()
+        before, self.active, self._changed = self.active, self._elected(), True
         return before if before is not self.active else None
 
     def _elected(self) -> Member | None:
@@ -68,6 +72,17 @@ class Failover(InLogOrder):
             return Blocked.NOT_YET
         self._goes_out(entry.position, waited)
         return active
+
+    def events(self) -> Sequence[ActiveChanged]:
+        if not self._changed:
+            return ()
+        self._changed = False
+        before, self._notified = self._notified, {each.id: each is self.active for each in self._members}
+        events = [ActiveChanged(each, each is self.active) for each in self._members]
+        return [each for each in events if before.get(each.member.id) is not each.active]
+
+    def statistics(self) -> Statistics:
+        return Statistics(self.active)
 
     def blocked(self) -> Blocked | None:
         return why_none(() if self.active is None else (self.active,))

@@ -5,26 +5,32 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from pyroaring import BitMap
 
 from .....proto.names import Position
 from ..positions import PositionSet
-from .policy import Blocked, Entry, Member, Statistics
+from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
 
 
 class InLogOrder:
     """The half of `Policy` that Exclusive, Failover and Shared have in common."""
 
-    by_keys = False
-    active: Member | None = None
+    by_keys: ClassVar = False
     full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 
-    def __init__(self) -> None:
+    def __init__(self, options: SubscriptionOptions) -> None:
         self._waiting = PositionSet()
 
+    def differs(self, newcomer: Member) -> str | None:
+        return None
+
+    def events(self) -> Sequence[ActiveChanged]:
+        return ()
+
     def statistics(self) -> Statistics:
-        return Statistics(self.active)
+        return Statistics()
 
     def released(self, positions: Sequence[Position]) -> None:
         pass

@@ -29,28 +29,26 @@ is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from .....proto.names import Position
 from .in_log_order import why_none
 from .key_slots import Slot, Slots
-from .policy import Blocked, Draining, Entry, Keys, Member, Statistics
-from .slot_owners import SlotOwners
+from .policy import ActiveChanged, Blocked, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
+from .slot_owners import Halves, Ring, SlotOwners, Sticky, key_shared_options
 
 
 class KeyShared:
     """The policy of Key_Shared: order per key, over the slots of its keys."""
 
-    individual = True
-    by_keys = True
-    active: Member | None = None
+    individual: ClassVar = True
+    by_keys: ClassVar = True
 
-    def __init__(
-        self, owners: SlotOwners, *, out_of_order: bool = False, sticky: bool = False, waiting_bytes_max: int = 16 << 20
-    ) -> None:
-        self.owners = owners
-        self.sticky = sticky
-        self.out_of_order = out_of_order
-        self._waiting_bytes_max = waiting_bytes_max
+    def __init__(self, options: SubscriptionOptions) -> None:
+        asked, config = key_shared_options(options.asked), options.config
+        self.sticky, self.out_of_order = asked.sticky, asked.out_of_order
+        self.owners: SlotOwners = Sticky() if self.sticky else Halves() if config.key_shared_hash_ranges else Ring()
+        self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.slots = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # at hand: they are asked for each entry
@@ -61,6 +59,12 @@ class KeyShared:
         self._turn = 0  # the consumer that got the last entry without a key
 
     # ------------------------------------------------------------------ consumers
+    def differs(self, newcomer: Member) -> str | None:
+        asked = key_shared_options(newcomer.options)
+        if (asked.sticky, asked.out_of_order) == (self.sticky, self.out_of_order):
+            return None
+        return "its consumers are of another Key_Shared mode, or differ on out-of-order delivery"
+
     def refuses(self, newcomer: Member) -> str | None:
         return self.owners.refuses(newcomer)
 
@@ -237,6 +241,9 @@ class KeyShared:
     @property
     def unread_entries(self) -> int:
         return len(self._loose)
+
+    def events(self) -> Sequence[ActiveChanged]:
+        return ()
 
     def statistics(self) -> Statistics:
         mode = "STICKY" if self.sticky else "AUTO_SPLIT"

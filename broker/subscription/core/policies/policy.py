@@ -1,7 +1,7 @@
 """The interface of the dispatcher and its policies: entries, consumers, and the reasons why no consumer gets anything.
 
-A policy decides which consumer may join and which may get an entry, and keeps what waits. The dispatcher
-(core/dispatch.py) notifies it of each entry's fate, in the order in which it happens:
+A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
+waits. The dispatcher (core/dispatch.py) notifies it of each entry's fate, in the order in which it happens:
     pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
     done, done_set, done_up_to, forget: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
@@ -12,11 +12,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from pyroaring import BitMap
 
 from .....proto.names import Position
+from ....common.config import BrokerConfig
 
 
 class Blocked(enum.Enum):
@@ -64,6 +65,29 @@ class Entry(Protocol):
         ...
 
 
+class PolicyOptions:
+    """What a consumer asks of the policy, beside the type. A policy that has options reads a class of its own."""
+
+    __slots__ = ()
+
+    def check(self) -> None:
+        """InvalidRequest: no policy could grant it."""
+
+
+NO_OPTIONS = PolicyOptions()
+DEFAULT_CONFIG = BrokerConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOptions:
+    """What a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
+
+    topic: str = ""
+    partition: int = -1  # -1: the topic has none
+    asked: PolicyOptions = NO_OPTIONS
+    config: BrokerConfig = DEFAULT_CONFIG
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """A consumer of the subscription, as the dispatcher sees it."""
@@ -72,7 +96,7 @@ class Member:
     name: str
     priority: int = 0
     many_topics: bool = False  # its subscription covers several topics
-    ranges: tuple[tuple[int, int], ...] = ()  # Key_Shared, sticky: the slots that it asks for, both ends included
+    options: PolicyOptions = NO_OPTIONS
     permits: int = 0  # granted, less what was charged: `Dispatcher.check`
     granted: int = 0
     paused: bool = False  # its connection does not take more at the moment
@@ -115,6 +139,13 @@ class Statistics(NamedTuple):
     keys: Keys | None = None
 
 
+class ActiveChanged(NamedTuple):
+    """The consumer became the one that gets the entries, or is it no longer."""
+
+    member: Member
+    active: bool
+
+
 class Policy(Protocol):
     """Which consumer may join and which may get an entry. One per subscription; registered by type
     (policies/__init__.py).
@@ -122,21 +153,15 @@ class Policy(Protocol):
     It keeps what waits: entries that were given back, and those that it let wait itself.
     """
 
-    @property
-    def individual(self) -> bool:
-        """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
-        ...
+    individual: ClassVar[bool]
+    """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
 
-    @property
-    def by_keys(self) -> bool:
-        """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
-        ...
+    by_keys: ClassVar[bool]
+    """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
 
-    @property
-    def active(self) -> Member | None:
-        """The only consumer that gets entries, where all of them are notified which it is; None: they are not
-        notified.
-        """
+    def __init__(self, options: SubscriptionOptions) -> None: ...
+    def differs(self, newcomer: Member) -> str | None:
+        """How the options of the consumer contradict those of the others; None: they agree."""
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
@@ -198,6 +223,10 @@ class Policy(Protocol):
     @property
     def unread_entries(self) -> int:
         """How many of those that wait are to be read before it is known what they wait for."""
+        ...
+
+    def events(self) -> Sequence[ActiveChanged]:
+        """What consumers are to be notified of, since the last call."""
         ...
 
     def statistics(self) -> Statistics: ...

@@ -12,9 +12,10 @@ remembered for the latest CHUNKED_MAX messages.
 from __future__ import annotations
 
 from bisect import insort
+from typing import ClassVar
 
 from .in_log_order import InLogOrder, why_none
-from .policy import Blocked, Entry, Member
+from .policy import Blocked, Entry, Member, SubscriptionOptions
 
 TURN_ENTRIES = 20
 CHUNKED_MAX = 10_000
@@ -23,10 +24,10 @@ CHUNKED_MAX = 10_000
 class Shared(InLogOrder):
     """The policy of Shared: round robin."""
 
-    individual = True
+    individual: ClassVar = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
         self._members: list[Member] = []  # by priority, then in order of joining
         self._current: Member | None = None
         self._left_in_turn = 0

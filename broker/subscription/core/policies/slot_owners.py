@@ -1,12 +1,11 @@
 """The owner of each of the slots 1 … 65535 that keys are hashed to. Three ways, one interface.
     Ring      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has POINTS points, point i of the n-th of a
               name is the slot of `name NUL n NUL i`; a slot belongs to the next point at or above it, round the end.
-              Of
-              two consumers with the same point the earlier one has it, the other takes it over later.
+              Of two consumers with the same point the earlier one has it, the other takes it over later.
     Halves    AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range of one that
               leaves goes to its right neighbour (the last one's to its left neighbour).
     Sticky    each consumer requests its ranges (S9); none may overlap another's; slots that no consumer requested
-    wait.
+              wait.
 The answer depends only on which consumers joined and left, and in which order.
 Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 """
@@ -14,13 +13,37 @@ Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import Protocol
 
+from .....proto.errors import InvalidRequest
 from .....proto.routing import STICKY_SLOTS, sticky_slot
-from .policy import Member
+from .policy import Member, PolicyOptions
 
 POINTS = 100
 """Points of each consumer on the ring (Pulsar S7)."""
+RANGES_MAX = 1000
+"""Ranges of a sticky consumer: each is compared with those of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharedOptions(PolicyOptions):
+    """What a consumer of a Key_Shared subscription asks for. All of them ask for the same, but for the ranges."""
+
+    sticky: bool = False  # the consumers request their ranges
+    out_of_order: bool = False  # allow_out_of_order_delivery
+    ranges: tuple[tuple[int, int], ...] = ()  # of a sticky consumer: slots 0 … 65535, both ends included
+
+    def check(self) -> None:
+        if len(self.ranges) > RANGES_MAX:
+            raise InvalidRequest(f"{len(self.ranges)} ranges of slots are more than {RANGES_MAX}")
+
+
+DEFAULTS = KeySharedOptions()
+
+
+def key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
+    return asked if isinstance(asked, KeySharedOptions) else DEFAULTS
 
 
 class SlotOwners(Protocol):
@@ -142,10 +165,11 @@ class Sticky:
         self._ranges: list[tuple[int, int, Member]] = []
 
     def refuses(self, newcomer: Member) -> str | None:
-        if not newcomer.ranges:
+        ranges = key_shared_options(newcomer.options).ranges
+        if not ranges:
             return "a sticky consumer says which ranges of 0 … 65535 it takes"
         before = -1
-        for first, last in sorted(newcomer.ranges):
+        for first, last in sorted(ranges):
             if not before < first <= last <= STICKY_SLOTS:
                 return f"the range [{first}, {last}] overlaps another, or is none within [0, {STICKY_SLOTS}]"
             before = last
@@ -155,7 +179,7 @@ class Sticky:
         return None
 
     def join(self, member: Member) -> None:
-        self._ranges += [(first, last, member) for first, last in member.ranges]
+        self._ranges += [(first, last, member) for first, last in key_shared_options(member.options).ranges]
         self._ranges.sort(key=lambda each: each[0])
 
     def leave(self, member: Member) -> None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pyroaring import BitMap
 
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
-from magnetar.broker.subscription.core.policies import SubscriptionOptions, policy_of
+from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member, SubscriptionOptions
+from magnetar.broker.subscription.core.policies.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
@@ -61,11 +63,12 @@ class Walk:
         self.keys = rng.choice([1, 3, 8, 40])
         self.mixed = rng.choice([0.0, 0.0, 0.2])
         self.keyless = rng.choice([0.0, 0.1])
-        self.terms = SubscriptionOptions(
-            topic="t", partition=rng.choice([-1, 0, 1, 5]), sticky=rng.random() < 0.25,
-            out_of_order=rng.random() < 0.15, hash_ranges=rng.random() < 0.4,
-            waiting_bytes_max=rng.choice([1 << 20, 1 << 20, 2000]),
-        )  # fmt: skip
+        partition = rng.choice([-1, 0, 1, 5])
+        self.asked = KeySharedOptions(rng.random() < 0.25, rng.random() < 0.15)
+        config = BrokerConfig(
+            key_shared_hash_ranges=rng.random() < 0.4, key_shared_waiting_bytes=rng.choice([1 << 20, 1 << 20, 2000])
+        )
+        self.options = SubscriptionOptions("t", partition, self.asked, config)
         self.limits = rng.choice([NO_LIMITS, DispatchLimits(6, 0), DispatchLimits(0, 9), DispatchLimits(7, 11)])
         self.accounts: dict[int, Account] = {}
         self.next_id = 1
@@ -82,7 +85,7 @@ class Walk:
         self.cursor = Cursor(self.shape, state)
         self.cursor.fit()
         self.dispatcher = Dispatcher(
-            self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits,
+            self.shape, self.cursor, type_of(self.type).policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
 
@@ -113,7 +116,7 @@ class Walk:
             self.join()
         for account in self.accounts.values():
             account.reads, account.member.paused = True, False
-        if self.type == KEY_SHARED and self.terms.sticky:
+        if self.type == KEY_SHARED and self.asked.sticky:
             for _ in range(3):
                 self.join()
         while self.held_back:
@@ -184,12 +187,13 @@ class Walk:
             return
         rng, id_ = self.rng, self.next_id
         ranges: tuple[tuple[int, int], ...] = ()
-        if self.terms.sticky and self.type == KEY_SHARED:
-            taken = [account.member.ranges for account in self.accounts.values()]
+        if self.asked.sticky and self.type == KEY_SHARED:
+            taken = [key_shared_options(account.member.options).ranges for account in self.accounts.values()]
             ranges = next((each for each in STICKY_RANGES if each not in taken), STICKY_RANGES[0])
-        member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2, ranges)
+        member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2)
+        member.options = replace(self.asked, ranges=ranges)
         if not self.accounts:
-            self.dispatcher.use(policy_of(self.type, self.terms))
+            self.dispatcher.use(type_of(self.type).policy(self.options))
             self.full = False
         if self.dispatcher.policy.refuses(member) is not None:
             assert (self.type == EXCLUSIVE and self.accounts) or len(self.accounts) == 3
@@ -496,16 +500,16 @@ class Walk:
         members = [account.member for account in self.accounts.values()]
         best = [member for member in members if member.priority == min(each.priority for each in members)]
         chosen = min(best, key=lambda member: member.id)
-        if self.terms.partition >= 0:
+        if self.options.partition >= 0:
             by_name = sorted(best, key=lambda member: (member.name, member.id))
-            chosen = by_name[self.terms.partition % len(by_name)]
+            chosen = by_name[self.options.partition % len(by_name)]
         elif any(member.many_topics for member in best):
-            chosen = ring_owner(best, sticky_slot(self.terms.topic))
+            chosen = ring_owner(best, sticky_slot(self.options.topic))
         return self.accounts[chosen.id]
 
     def target(self, item: Item, pending: list[Position]) -> Account | None:
         """Whose an entry is by the rule of Key_Shared; None: it has to wait."""
-        if self.terms.out_of_order:
+        if self.asked.out_of_order:
             return self.owner(item.slots[0])
         slots = set(item.slots)
         if any(slots & set(self.items[each].slots) for each in pending if each < item.position):

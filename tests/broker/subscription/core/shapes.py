@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.subscription.core.policies import type_of
+from magnetar.broker.subscription.core.policies.policy import Policy, SubscriptionOptions
 from magnetar.proto.names import Position
 
 
@@ -21,6 +23,11 @@ def shape_of(*entries: int, per_entry: int = 1) -> LogShape:
 
 def positions_of(shape: LogShape) -> list[Position]:
     return [Position(span.ledger_id, entry) for span in shape.spans for entry in range(span.last_entry + 1)]
+
+
+def policy_of(number: int) -> Policy:
+    """Of the subscription type, with its defaults."""
+    return type_of(number).policy(SubscriptionOptions())
 
 
 @dataclass(frozen=True)

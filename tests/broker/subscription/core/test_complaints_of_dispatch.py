@@ -6,12 +6,11 @@ import random
 
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
-from magnetar.broker.subscription.core.policies import SubscriptionOptions, policy_of
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot
-from tests.broker.subscription.core.shapes import Item, positions_of, shape_of
+from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 
 SHARED, KEY_SHARED = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED
 
@@ -22,7 +21,7 @@ class Desk:
     def __init__(self, type_: int, entries: int, keys: int = 1, count: int = 1) -> None:
         self.shape = shape_of(entries)
         self.cursor = Cursor(self.shape, CursorState(self.shape.start))
-        self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(type_, SubscriptionOptions()))
+        self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(type_))
         self.items = {
             position: Item(position, count, slots=(sticky_slot(f"k{position.entry_id % keys}"),))
             for position in positions_of(self.shape)

@@ -9,11 +9,10 @@ from magnetar.broker.log.core.log_shape import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
-from magnetar.broker.subscription.core.policies import policy_of
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
-from tests.broker.subscription.core.shapes import Item, positions_of, shape_of
+from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 
 EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED
 

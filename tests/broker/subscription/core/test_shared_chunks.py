@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.core.policies.policy import Member, SubscriptionOptions
 from magnetar.broker.subscription.core.policies.shared import CHUNKED_MAX, Shared
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import Item
 
 
 def test_chunks_of_a_message_go_to_one_consumer_while_it_is_there_and_able() -> None:
-    policy = Shared()
+    policy = Shared(SubscriptionOptions())
     members = [Member(number, f"c{number}", 0) for number in range(3)]
     for member in members:
         member.permits = 1000

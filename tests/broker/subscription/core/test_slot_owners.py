@@ -7,7 +7,14 @@ import random
 import pytest
 
 from magnetar.broker.subscription.core.policies.policy import Member
-from magnetar.broker.subscription.core.policies.slot_owners import POINTS, Halves, Ring, SlotOwners, Sticky
+from magnetar.broker.subscription.core.policies.slot_owners import (
+    POINTS,
+    Halves,
+    KeySharedOptions,
+    Ring,
+    SlotOwners,
+    Sticky,
+)
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
 
@@ -96,13 +103,17 @@ def test_every_slot_has_an_owner_whoever_comes_and_goes(kind: type[Ring | Halves
             assert by_ranges(ways) == owners(ways)
 
 
+def sticky_member(id_: int, ranges: tuple[tuple[int, int], ...]) -> Member:
+    return Member(id_, f"c{id_}", options=KeySharedOptions(sticky=True, ranges=ranges))
+
+
 def test_sticky_ranges_are_exact_and_conflicts_are_refused() -> None:
     sticky = Sticky()
-    sticky.join(Member(1, "a", ranges=((0, 100), (500, 600))))
+    sticky.join(sticky_member(1, ((0, 100), (500, 600))))
     assert [owner.id if (owner := sticky.owner(slot)) else None for slot in (1, 100, 101, 499, 500, 600, 601)] == [
         1, 1, None, None, 1, 1, None
     ]  # fmt: skip
     overlapping = (((100, 200),), ((550, 560),), ((0, 65535),), ((200, 300), (300, 400)))
     for ranges in ((), ((7, 3),), ((200, 65536),), *overlapping):
-        assert sticky.refuses(Member(2, "b", ranges=ranges)) is not None, ranges
-    assert sticky.refuses(Member(2, "b", ranges=((101, 499), (601, 65535)))) is None
+        assert sticky.refuses(sticky_member(2, ranges)) is not None, ranges
+    assert sticky.refuses(sticky_member(2, ((101, 499), (601, 65535)))) is None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from magnetar.broker.common.applied import Applied
+from magnetar.broker.subscription.core.policies import TYPES
 from magnetar.broker.topic.core import admission
 from magnetar.broker.topic.core.admission import Admission, host_of
 from magnetar.proto.errors import BackPressure, ConsumerBusy, ProducerBusy
@@ -20,7 +21,7 @@ class Who(NamedTuple):
 
 
 TOPIC = TopicName.parse("t")
-SHARED = 1
+SHARED = TYPES[1]
 
 
 def test_a_host_is_an_address_without_its_port() -> None:

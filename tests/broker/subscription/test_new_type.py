@@ -1,0 +1,150 @@
+"""A new subscription type is a policy and its registration: one that only this test knows, through a real broker."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from magnetar.broker.subscription.core.policies import TYPES, SubscriptionType
+from magnetar.broker.subscription.core.policies.in_log_order import InLogOrder, why_none
+from magnetar.broker.subscription.core.policies.policy import (
+    ActiveChanged,
+    Blocked,
+    Entry,
+    Member,
+    Policy,
+    Statistics,
+    SubscriptionOptions,
+)
+from magnetar.cli.messages import consume
+from magnetar.client.admin import values
+from magnetar.client.model import settings
+from magnetar.proto import subscription_types
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.runtime.network import rpc
+from tests.support.cluster import TestConsumer, TestProducer, cluster, payloads_of
+
+TOPIC = "persistent://public/default/numbered"
+
+
+class Numbered(InLogOrder):
+    """Entry n goes to consumer n modulo their number; the last one that joined is notified that it is active."""
+
+    individual: ClassVar = True
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
+        self.members: list[Member] = []
+        self.joined_last: list[ActiveChanged] = []
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return "two consumers are enough" if len(self.members) == 2 else None
+
+    def joined(self, member: Member) -> Member | None:
+        self.members.append(member)
+        self.joined_last = [ActiveChanged(member, True)]
+        return None
+
+    def left(self, member: Member) -> None:
+        self.members.remove(member)
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        member = self.members[entry.position.entry_id % len(self.members)]
+        if not member.able:
+            return Blocked.NO_PERMITS
+        self._goes_out(entry.position, waited)
+        return member
+
+    def blocked(self) -> Blocked | None:
+        return why_none(self.members)
+
+    def events(self) -> Sequence[ActiveChanged]:
+        events, self.joined_last = self.joined_last, []
+        return events
+
+    def statistics(self) -> Statistics:
+        return Statistics(self.members[-1] if self.members else None)
+
+
+NUMBERED = SubscriptionType(77, "NUMBERED", Numbered)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TYPES, NUMBERED.number, NUMBERED)
+
+
+@pytest.mark.usefixtures("registered")
+async def test_a_registered_type_delivers_acknowledges_and_shows_its_statistics(tmp_path: Path) -> None:
+    async with cluster(tmp_path, subscription_types=("Shared", "Numbered")) as running:
+        broker = running.brokers[0]
+
+        async def consumer(name: str, type_: int = NUMBERED.number) -> TestConsumer:
+            consumer = TestConsumer(running.world, broker, TOPIC, type=type_, consumer_name=name)
+            return await consumer.ready()
+
+        consumers = [await consumer(name) for name in "ab"]
+        with pytest.raises(ConsumerBusy, match="two consumers are enough"):
+            await consumer("c")
+        with pytest.raises(ConsumerBusy, match="is Numbered while its consumers are connected, and cannot be Shared"):
+            await consumer("d", wire.Subscribe.SHARED)
+        with pytest.raises(NotAllowed, match="not Failover"):
+            await consumer("e", wire.Subscribe.FAILOVER)
+        for each in consumers:
+            assert await each.next("active")
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        for number in range(10):
+            await producer.send(b"%d" % number)
+        taken = [[await each.receive() for _ in range(5)] for each in consumers]
+        payloads = [[payload for each in some for payload in payloads_of(each.entry)] for some in taken]
+        assert sorted(payloads) == [[b"%d" % number for number in range(first, 10, 2)] for first in (0, 1)]
+        for each, some in zip(consumers, taken, strict=True):
+            await each.ack(*some)
+        await producer.close()
+        channel = running.world.network.connect(broker.endpoint)
+        stats = await channel.call(rpc("Admin", "TopicStats"), wire.Name(name=TOPIC), timeout_s=20.0)
+        await channel.close()
+        (subscription,) = stats.subscriptions
+        assert (subscription.type, subscription.active_consumer, subscription.backlog) == ("NUMBERED", "b", 0)
+
+
+async def test_a_type_that_is_not_registered_is_an_invalid_request(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        with pytest.raises(InvalidRequest, match="no subscription type 77; there are EXCLUSIVE, SHARED"):
+            await TestConsumer(running.world, running.brokers[0], TOPIC, type=NUMBERED.number).ready()
+
+
+# ------------------------------------------------------------------------------------------------ one table
+def test_the_registered_types_are_those_of_the_wire() -> None:
+    assert {each.name: each.number for each in TYPES.values()} == subscription_types.NUMBERS
+    assert all(number == each.number for number, each in TYPES.items())
+
+
+@pytest.mark.parametrize("type_", TYPES.values(), ids=lambda each: each.name)
+def test_each_type_has_its_names_everywhere(type_: SubscriptionType) -> None:
+    name = type_.name
+    policy: Policy = type_.policy(SubscriptionOptions())
+    assert settings.ConsumerType(type_.number).name == subscription_types.client_name(name)
+    assert (settings.ConsumerType(type_.number) in settings.LOG_ORDER) is not policy.individual
+    assert values.SubscriptionType(name).name == name
+    assert consume.TYPES[name.lower()] == type_.number
+    assert type_.title in subscription_types.TITLES
+
+
+@pytest.mark.parametrize(("module", "enum"), [(settings, "ConsumerType"), (values, "SubscriptionType")])
+def test_type_checkers_see_the_types_of_the_wire(module: Any, enum: str) -> None:
+    (written,) = [
+        node for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.ClassDef) and node.name == enum
+    ]  # fmt: skip
+    seen = {
+        each.targets[0].id: ast.literal_eval(each.value)
+        for each in written.body if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)
+    }  # fmt: skip
+    assert seen == {each.name: each.value for each in getattr(module, enum)}
