@@ -1,4 +1,4 @@
-"""The log of a topic: what is published goes into the ledger that this broker writes. The driver of core/log_queue.py.
+"""The log of a topic: who owns it, which ledger is written, and when the next one follows.
 
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
@@ -22,8 +22,8 @@ is poisoned): stop sending → close the ledger and learn its true end → creat
 end covers → send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is
 told.
 
-The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. **Back-pressure** is the
-producers' (broker/topic/producer.py); what a ledger has no room for waits here, in its order.
+The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. What is published goes
+through broker/log/appender.py. **Back-pressure** is the producers' (broker/topic/producer.py).
 
 Guarding tests: tests/broker/log/test_topic_log.py.
 """
@@ -54,8 +54,9 @@ from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
-from .cache import StoredEntry, TailCache
-from .core.log_queue import LogQueue, Queued
+from .appender import Appender
+from .cache import TailCache
+from .core.log_queue import LogQueue
 from .core.quorums import allowed
 from .ledger_list import TopicFenced
 from .managed_ledger import ManagedLedger
@@ -65,8 +66,6 @@ _LOG = logging.getLogger("magnetar.broker.log")
 
 TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
 """The order of a take-over, as names of methods of TopicLog."""
-
-_UNLIMITED = 1 << 62
 
 
 class TopicLogState(enum.Enum):
@@ -100,23 +99,18 @@ class TopicLog:
         )  # fmt: skip
         self.shape, self.reader = self._chain.shape, self._chain.reader
         self.world = world
-        self._cache = cache
         self._config = config
         self._on_confirmed = on_confirmed
-        self._on_delayed = on_delayed  # before that, for each confirmed entry that has a delivery time
         self._on_lost = on_lost
         self._owned = owned
-        self._publish_seconds = publish_seconds or Histogram(SECONDS)
         self._changing = asyncio.Lock()  # one change of the list at a time
-        self._queue: LogQueue[Publish] = LogQueue(0)
-        self._writer: LedgerWriter | None = None  # None: no ledger is written yet
         self._closed: list[TopicLedger] = []  # of a take-over: the list as it was recovered
-        self._flush_due = False
-        self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
         self._tasks = Tasks()
-        self._timestamp_ms = 0
-        self._loop = asyncio.get_running_loop()
+        self._appender = Appender(
+            world.clock, self._chain, cache, config, self._tasks, on_confirmed=on_confirmed, on_delayed=on_delayed,
+            on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
+        )  # fmt: skip
 
     def leave_out(self, cursor: object) -> None:
         """Nothing was removed from between entries."""
@@ -150,12 +144,12 @@ class TopicLog:
 
     async def serve(self) -> None:
         self._closed = []
-        self._queue = LogQueue(self.shape.end_index)
+        self._appender.queue = LogQueue(self.shape.end_index)
         self.state = TopicLogState.TERMINATED if self.record.terminated else TopicLogState.SERVING
 
     def _now_ms(self) -> int:
         """Never before the time of an entry: ages are told by it, and it does not go back with the clock."""
-        return max(self.world.clock.wall_ms(), self._timestamp_ms)
+        return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
@@ -163,12 +157,13 @@ class TopicLog:
         state = self.state
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
-        publish.timestamp_ms = self._timestamp_ms = self._now_ms()
+        appender = self._appender
+        publish.timestamp_ms = appender.timestamp_ms = self._now_ms()
         publish.arrived_s = self.world.clock.monotonic()
-        queued = self._queue.add(publish, publish.count)
+        queued = appender.queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
         if state is TopicLogState.SERVING:
-            self._send()
+            appender.send()
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicLogState.TERMINATED:
@@ -177,110 +172,11 @@ class TopicLog:
             f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
         )
 
-    def _send(self) -> None:
-        writer = self._writer
-        if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
-            self._start_switch()
-            return
-        entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
-        if not writer.has_room:
-            self._wait_room(writer)
-        else:
-            for queued in self._queue.send(entries_max):
-                future = queued.item.future = writer.append(*queued.item.frames)
-                future.add_done_callback(self._wake)
-                if not writer.has_room:
-                    self._wait_room(writer)
-                    break
-        if self._queue.next_entry >= entries_max or self._is_full(writer):
-            self._start_switch()
-
-    def _wait_room(self, writer: LedgerWriter) -> None:
-        """Goes on sending when the ledger has room again, or has ended."""
-        if self._room is None:
-            self._room = self._tasks.spawn(writer.ready(), "topic-log-room")
-            self._room.add_done_callback(self._has_room)
-
-    def _has_room(self, room: asyncio.Task[None]) -> None:
-        self._room = None
-        if self.state is TopicLogState.SERVING and not room.cancelled():
-            self._send()
-
-    @property
-    def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
-        if self._writer is None:
-            return None
-        record = self._writer.record
-        return Replication(record.ensemble_size, record.write_quorum, record.ack_quorum)
-
-    @property
-    def wanted(self) -> Replication:
-        """By the policy, when that ledger was made."""
-        return self._chain.wanted
-
-    @property
-    def degraded(self) -> bool:
-        """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
-        writer = self._writer
-        if writer is None or self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING):
-            return False
-        return writer.record.ensemble_size < self.wanted.ensemble_size or writer.short_of_bookies
-
-    def _is_full(self, writer: LedgerWriter) -> bool:
-        if not self._chain.has_room:
-            return False
-        if writer.length + writer.pending_bytes >= self._config.roll_bytes:
-            return True
-        age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
-        age_ms = self._timestamp_ms - self.record.ledgers[-1].created_ms
-        return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
-
-    def _wake(self, future: asyncio.Future[int]) -> None:
-        if not future.cancelled():
-            future.exception()  # looked at; `_flush` decides
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Confirms all that is done, in order: receipts of one turn leave together."""
-        self._flush_due = False
-        queue, confirmed = self._queue, False
-        while (head := queue.head) is not None:
-            future = head.item.future
-            if future is None or not future.done():
-                break
-            if future.cancelled() or future.exception() is not None:
-                self._start_switch()
-                break
-            self._confirm(queue.confirmed(future.result()))
-            confirmed = True
-        if confirmed:
-            self._on_confirmed()
-
-    def _confirm(self, queued: Queued[Publish]) -> None:
-        publish, span = queued.item, self.shape.tail
-        position = Position(span.ledger_id, queued.entry_id)
-        size = len(publish.frames[0]) + publish.size
-        span.last_entry, span.end_index = queued.entry_id, queued.index + 1
-        span.size += size
-        self._cache.put(
-            StoredEntry(
-                position, publish.frames, count=publish.count, index=queued.index, size=size,
-                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
-            )
-        )  # fmt: skip
-        if publish.deliver_at_ms:
-            self._on_delayed(position, publish.deliver_at_ms)
-        self._publish_seconds.observe(self.world.clock.monotonic() - publish.arrived_s)
-        publish.publisher.confirmed(publish, position, queued.index)
-
     # ------------------------------------------------------------------ the next ledger
     def _start_switch(self, prepared: LedgerWriter | None = None) -> None:
         if self.state is TopicLogState.SERVING:
             self.state = TopicLogState.SWITCHING
-            self._queue.stopped()
+            self._appender.queue.stopped()
             self._switching = self._tasks.spawn(self._switch(prepared), "topic-log-switch")
 
     async def roll(self) -> None:
@@ -319,12 +215,12 @@ class TopicLog:
 
     async def _end_ledger(self) -> int:
         """Closes the ledger that is written, if any, or learns how another process closed it; its true last entry."""
-        writer = self._writer
+        writer = self._appender.writer
         if writer is None:
             return -1
         span = self.shape.tail
         last_entry, length = await self._chain.end_of(writer, self._owned)
-        self._flush()
+        self._appender.flush()
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
         span.size = max(span.size, length)
@@ -332,7 +228,7 @@ class TopicLog:
 
     async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
         """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
-        stored, ended = self._ended(last_entry)
+        stored, ended = self._appender.ended(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
             writer = prepared or await self._chain.create_anyhow()
@@ -342,23 +238,16 @@ class TopicLog:
                 queued.item.publisher.failed(queued.item, self._unknown())
             raise
         for queued in stored:
-            self._confirm(queued)
+            self._appender.confirm(queued)
         if ended is not None:
             self._chain.close_tail(ended)
         await self._chain.install(writer, end_index, empty)
-        self._writer = writer
-        self._queue.opened(writer.ledger_id)
+        self._appender.writer = writer
+        self._appender.queue.opened(writer.ledger_id)
         if self.state is TopicLogState.SWITCHING:
             self.state = TopicLogState.SERVING
-        self._send()
+        self._appender.send()
         self._on_confirmed()
-
-    def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger | None]:
-        """What is in the ledger and not confirmed yet; and what the list shall say of it. (None: there was none.)"""
-        if self._writer is None:
-            return [], None
-        stored = self._queue.ended(last_entry)
-        return stored, self._chain.closed(last_entry, stored[-1].index + 1 if stored else self.shape.end_index)
 
     def _unknown(self) -> MagnetarError:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
@@ -369,12 +258,12 @@ class TopicLog:
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
         self.state = TopicLogState.LOST
-        for queued in self._queue.give_up():
+        for queued in self._appender.queue.give_up():
             queued.item.publisher.failed(queued.item, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
-        if self._writer is not None:
-            self._tasks.spawn(self._writer.abandon(), "topic-log-abandon")
+        if self._appender.writer is not None:
+            self._tasks.spawn(self._appender.writer.abandon(), "topic-log-abandon")
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
@@ -441,17 +330,17 @@ class TopicLog:
         except MagnetarError as error:
             self.lose(error)
             raise
-        for queued in self._queue.give_up():  # certainly not in the ledger, which is closed
+        for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
             queued.item.publisher.failed(queued.item, self._refused())
         self.state = final
         self._on_confirmed()
 
     async def _end_list(self, *, terminated: bool) -> None:
+        self._appender.queue.stopped()
         last_entry = await self._end_ledger()
-        self._queue.stopped()
-        stored, ended = self._ended(last_entry)
+        stored, ended = self._appender.ended(last_entry)
         for queued in stored:
-            self._confirm(queued)
+            self._appender.confirm(queued)
         if ended is not None:
             self._chain.close_tail(ended)
             await self._chain.seal(ended, terminated=terminated or None)
@@ -460,13 +349,28 @@ class TopicLog:
 
     # ------------------------------------------------------------------ questions
     @property
+    def replication(self) -> Replication | None:
+        """Of the ledger that is written, or was last."""
+        return self._appender.replication
+
+    @property
+    def wanted(self) -> Replication:
+        """By the policy, when that ledger was made."""
+        return self._chain.wanted
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
+        return self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING) and self._appender.degraded
+
+    @property
     def queued_index(self) -> int:
         """The index that the next message gets."""
-        return self._queue.end_index
+        return self._appender.queue.end_index
 
     @property
     def pending_entries(self) -> int:
-        return len(self._queue)
+        return len(self._appender.queue)
 
     @property
     def age_s(self) -> float:
@@ -481,6 +385,6 @@ class TopicLog:
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
         """Bookies of the ledger that is written."""
-        if self._writer is None:
+        if self._appender.writer is None:
             return {}
-        return {self._writer.ledger_id: self._writer.record.fragments[-1].bookies}
+        return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}

@@ -21,9 +21,10 @@ from ....proto.policies import decode, encode
 from ....runtime.network import CallContext, Endpoint, rpc
 from ....runtime.world import World
 from ...node.topic_manager import TopicManager
+from ...session import statistics
 from ...session.administration import Administration, Unloaded
-from . import stats
 from .examine import ExamineService, delivery
+from .stats import fields
 
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
@@ -150,11 +151,12 @@ class AdminService(ExamineService):
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
         topic = await self._topic(request.name)
-        return await stats.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
+        found = await statistics.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
+        return wire.TopicStatsReply(**fields(found))
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> wire.TopicInternalStatsReply:
         topic = await self._topic(request.name)
-        return stats.internals(topic, self._broker.cache.bytes)
+        return wire.TopicInternalStatsReply(**fields(statistics.internals(topic, self._broker.cache.bytes)))
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> wire.Empty:
         await self._administration.unload_topic(TopicName.parse(request.name))
@@ -170,8 +172,8 @@ class AdminService(ExamineService):
         return wire.Empty()
 
     async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
-        topic = await self._topic(request.name)
-        return stats.of_compaction(topic)
+        found = statistics.of_compaction(await self._topic(request.name))
+        return wire.CompactionStatusReply(**fields(found))
 
     async def terminate_topic(self, request: wire.Name, context: CallContext) -> wire.MessageId:
         topic = await self._topic(request.name)

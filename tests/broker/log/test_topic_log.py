@@ -390,7 +390,7 @@ async def test_what_the_ledger_has_no_room_for_waits_and_follows_in_order(bench:
     owner.publish()
     await owner.settled(1)
     owner.publish(49)
-    writer = owner.log._writer
+    writer = owner.log._appender.writer
     assert writer is not None
     assert (writer.pending_entries, owner.log.pending_entries) == (3, 49)
     outcomes = await owner.settled(50)
@@ -403,7 +403,7 @@ async def test_a_ledger_that_ended_while_nothing_was_under_way_is_left_with_the_
     owner = await bench.owner()
     owner.publish(2)
     await owner.settled(2)
-    writer = owner.log._writer
+    writer = owner.log._appender.writer
     assert writer is not None
     await writer.close()
     owner.publish(2)
@@ -418,10 +418,10 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     owner = await bench.owner(degraded_roll_s=0.001)
     owner.publish()
     await owner.settled(1)
-    writer = owner.log._writer
+    writer = owner.log._appender.writer
     assert writer is not None
     monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
-    owner.log._timestamp_ms += 10
+    owner.log._appender.timestamp_ms += 10
     owner.publish(1)
     await owner.settled(2)
     owner.publish(1)
@@ -436,7 +436,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     owner = await bench.owner()
     owner.publish(3)
     await owner.settled(3)
-    writer = owner.log._writer
+    writer = owner.log._appender.writer
     assert writer is not None
     append = writer.append
 
@@ -518,7 +518,7 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
 
 async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publish(bench: Bench) -> None:
     owner = await bench.owner(roll_minutes=60)
-    owner.log._timestamp_ms = bench.running.world.clock.wall_ms() + 5 * 3600_000  # where the clock was
+    owner.log._appender.timestamp_ms = bench.running.world.clock.wall_ms() + 5 * 3600_000  # where the clock was
     for number in range(1, 11):
         owner.publish()
         await owner.settled(number)

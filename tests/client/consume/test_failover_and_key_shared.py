@@ -13,7 +13,7 @@ import pytest
 
 import magnetar
 from magnetar import ConsumerKeySharedPolicy, ConsumerType, InitialPosition, KeySharedMode
-from magnetar.broker.protocols.grpc.stats import of_subscription
+from magnetar.broker.session.statistics import of_subscription
 from magnetar.client.client import Client
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message

@@ -1,0 +1,40 @@
+"""The statistics that any protocol shows, and their messages."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from magnetar.broker.protocols.grpc import stats
+from magnetar.broker.session import statistics as plain
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.names import Position
+
+MESSAGES = {
+    plain.ProducerStats: wire.ProducerStats, plain.SlotRange: wire.SlotRange, plain.ConsumerStats: wire.ConsumerStats,
+    plain.DrainingSlot: wire.DrainingSlot, plain.SubscriptionStats: wire.SubscriptionStats,
+    plain.TopicStats: wire.TopicStatsReply, plain.LedgerStats: wire.LedgerStats,
+    plain.TopicInternalStats: wire.TopicInternalStatsReply, plain.CompactionStatus: wire.CompactionStatusReply,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", MESSAGES, ids=lambda value: value.__name__)
+def test_a_value_has_the_fields_of_its_message(value: type[Any]) -> None:
+    of_clients = {"partitions"} if value is plain.TopicStats else set[str]()  # the sum of them, made by a client
+    of_message = {each.name for each in MESSAGES[value].DESCRIPTOR.fields}
+    assert {each.name for each in fields(value)} == of_message - of_clients
+
+
+def test_values_inside_values_and_positions_are_translated() -> None:
+    ledgers = [plain.LedgerStats(7, "open", 3, 90, 0, ("a", "b"))]
+    internals = plain.TopicInternalStats("serving", ledgers, Position(7, 2), 10, 1, "3/3/2", "3/3/2", False)
+    found = wire.TopicInternalStatsReply(**stats.fields(internals))
+    assert (found.last_confirmed.ledger_id, found.last_confirmed.entry_id) == (7, 2)
+    assert (list(found.ledgers[0].bookies), found.ledgers[0].bytes) == (["a", "b"], 90)
+
+
+def test_a_topic_that_was_never_compacted_has_no_horizon() -> None:
+    found = wire.CompactionStatusReply(**stats.fields(plain.CompactionStatus("NOT_RUN", "", "", 0, 0, 0, 5)))
+    assert (found.ledger_id, found.HasField("horizon"), found.due_bytes) == (-1, False, 5)
