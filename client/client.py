@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from types import TracebackType
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from ..proto.errors import MagnetarError
@@ -21,6 +20,7 @@ from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
 from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
+from .common.closing import ClosedAfterAsyncWith
 from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
 from .common.reports import Reports
 from .connect.authentication import check_authentication
@@ -60,7 +60,7 @@ KEPT_MIN = 16
 """Closed objects are removed only above this number: a removal at each opening would scan all the others."""
 
 
-class Client:
+class Client(ClosedAfterAsyncWith):
     """A connection to a Magnetar cluster, for asyncio; opens producers, consumers, readers and table views.
 
         async with magnetar.asyncio.Client("magnetar://localhost:7650") as client:
@@ -351,15 +351,6 @@ class Client:
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
                 raise outcome
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(AlreadyClosed):
-            await self.close()
 
 
 async def translated(awaitable: Awaitable[T]) -> T:

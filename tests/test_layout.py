@@ -48,7 +48,7 @@ DOMAINS = {
     "client.produce": ("common", "connect", "core", "model"),
     "client.consume": ("common", "connect", "core", "model", "produce"),
     "client.blocking": ("client", "common", "consume", "core", "model", "produce"),
-    "client.admin": ("blocking", "connect", "model"),
+    "client.admin": ("blocking", "common", "connect", "model"),
     "bookie.format": (),
     "bookie.store": ("format",),
     "bookie.node": ("format", "store"),

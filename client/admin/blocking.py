@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..blocking.loop_thread import loop_thread
+from ..common.closing import ClosedAfterWith
 from .client import AdminClient
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ def _blocking(
     return call
 
 
-class Admin:
+class Admin(ClosedAfterWith):
     """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.
 
         with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
@@ -101,9 +101,3 @@ class Admin:
     def close(self) -> None:
         """Closes the connections."""
         loop_thread().run(self._inner.close())
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()

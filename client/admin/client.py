@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...runtime.world import World
+from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
 from . import operations as op
 from . import values
@@ -28,7 +28,7 @@ BROKER_ASK_S = 5.0
 """How long one broker may take to report how many topics it has loaded."""
 
 
-class AdminClient:
+class AdminClient(ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
@@ -360,14 +360,6 @@ class AdminClient:
     async def close(self) -> None:
         """Closes the connections."""
         await self._transport.close()
-
-    async def __aenter__(self) -> AdminClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _full(topic: str) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from threading import Semaphore
-from types import TracebackType
 from typing import Any
 from weakref import finalize
 
 from .. import client as aio
 from ..common.checks import check
+from ..common.closing import ClosedAfterWith
 from ..common.errors import AlreadyClosed
 from ..common.fork import EPOCH
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
@@ -45,7 +45,7 @@ from .table_view import TableView
 __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
-class Client:
+class Client(ClosedAfterWith):
     """A connection to a Magnetar cluster; opens producers, consumers, readers and table views. Blocking.
 
         with magnetar.Client("magnetar://localhost:7650") as client:
@@ -282,10 +282,3 @@ class Client:
         self._keep()
         if self._epoch == EPOCH[0]:
             loop_thread().run(self._inner.close())
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if not self._closed:
-            self.close()

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -250,12 +249,6 @@ class Consumer(_Receiving[AsyncConsumer]):
             except AlreadyClosed:
                 return
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
-
 
 class Reader(_Receiving[AsyncReader]):
     """Reads a topic from a given message on, without a durable subscription: it acknowledges nothing.
@@ -317,12 +310,6 @@ class Reader(_Receiving[AsyncReader]):
                 yield self.read_next()
             except AlreadyClosed:
                 return
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:

@@ -9,6 +9,7 @@ from weakref import finalize
 
 from ...proto.errors import MagnetarError
 from .. import client as aio
+from ..common.closing import ClosedAfterWith
 from ..common.fork import EPOCH
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.reader import Reader as AsyncReader
@@ -26,7 +27,7 @@ class Closable(Protocol):
 Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
 
 
-class Handle(Generic[Inner]):
+class Handle(ClosedAfterWith, Generic[Inner]):
     """A blocking object over an asyncio one, which is made again after a fork.
 
     An object that is dropped without `close` is closed when it is collected: else it would go on taking messages that

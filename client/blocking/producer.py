@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 from .. import client as aio
 from ..common.checks import check_message
-from ..common.errors import AlreadyClosed, ProducerQueueIsFull, Result, exception_of
+from ..common.errors import ProducerQueueIsFull, Result, exception_of
 from ..common.fork import EPOCH
 from ..core.batcher import Callback
 from ..model.message_id import MessageId
@@ -169,13 +167,6 @@ class Producer(Handle[AsyncProducer]):
         """Returns when every message sent before has its outcome and its callback was called."""
         inner = self._current()
         self._thread.run(inner.flush())
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        with suppress(AlreadyClosed):
-            self.close()
 
 
 class _Outcome:

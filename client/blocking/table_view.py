@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from ..consume.table_view import Listener
@@ -78,19 +77,16 @@ class TableView(Handle[AsyncTableView]):
         return iter(self._current())
 
     def keys(self) -> KeysView[str]:
+        """A copy."""
         return self._current().keys()
 
     def values(self) -> ValuesView[Any]:
+        """A copy."""
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:
+        """A copy: later changes are not in it."""
         return self._current().items()
-
-    def __enter__(self) -> TableView:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:

@@ -148,7 +148,6 @@ MS = whole(0, DURATION_MS_MAX)
 TIMEOUT_MS = whole(0, DURATION_MS_MAX, optional=True)
 SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
 CALLBACK = Check("a function, or None", (object,), callable, True)
-FUNCTION = Check("a function", (object,), callable)
 SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = whole(0, INT64_MAX)
 DELAY = Check(

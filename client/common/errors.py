@@ -127,14 +127,18 @@ class Result(IntEnum):
 
 
 class PulsarException(MagnetarError):
-    """Base of what the SDK raises. `error()` is its Result."""
+    """Base of what the SDK raises. `error()` is its Result: that of the same name as its class, or as its base."""
 
     result = Result.UnknownError
+
+    def __init_subclass__(cls) -> None:
+        cls.result = Result.__members__.get(cls.__name__, cls.result)
 
     def __init__(self, message: str = "", **fields: object) -> None:
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:
+        """As the outcome that a callback gets."""
         return self.result
 
 
@@ -142,191 +146,187 @@ MagnetarException = PulsarException
 
 
 class UnknownError(PulsarException):
-    result = Result.UnknownError
+    """An error without a class of its own; `__cause__` says what it was."""
 
 
 class InvalidConfiguration(PulsarException, ValueError, TypeError):
     """An argument is wrong. Pulsar's client raises ValueError or TypeError then, and `except` finds both."""
 
-    result = Result.InvalidConfiguration
-
 
 class Timeout(PulsarException, TimeoutError):
-    result = Result.Timeout
+    """No answer in time. The outcome is unknown: a message may be stored."""
 
 
 class LookupError(PulsarException):
-    result = Result.LookupError
+    """Of Pulsar: the owner of a topic was not found. Not raised here."""
 
 
 class ConnectError(PulsarException):
-    result = Result.ConnectError
+    """No broker answers, or none can serve the topic now. It may pass."""
 
 
 class ReadError(PulsarException):
-    result = Result.ReadError
+    """Of Pulsar: a socket failed. Not raised here."""
 
 
 class AuthenticationError(PulsarException):
-    result = Result.AuthenticationError
+    """Of Pulsar: who calls is not known. Not raised here."""
 
 
 class AuthorizationError(PulsarException):
-    result = Result.AuthorizationError
+    """The broker does not allow it to this client."""
 
 
 class ErrorGettingAuthenticationData(PulsarException):
-    result = Result.ErrorGettingAuthenticationData
+    """Of Pulsar. Not raised here."""
 
 
 class BrokerMetadataError(PulsarException):
-    result = Result.BrokerMetadataError
+    """Of Pulsar. Not raised here."""
 
 
 class BrokerPersistenceError(PulsarException):
-    result = Result.BrokerPersistenceError
+    """Too few bookies are up to store a message. It may pass."""
 
 
 class ChecksumError(PulsarException):
-    result = Result.ChecksumError
+    """A stored message is damaged: its bytes are not those that were sent."""
 
 
 class ConsumerBusy(PulsarException):
-    result = Result.ConsumerBusy
+    """The subscription has a consumer that shares it with no other, or one of another type."""
 
 
 class NotConnected(PulsarException):
-    result = Result.NotConnected
+    """Of Pulsar. Not raised here."""
 
 
 class AlreadyClosed(PulsarException):
-    result = Result.AlreadyClosed
+    """The client, producer, consumer or reader is closed."""
 
 
 class InvalidMessage(PulsarException, ValueError, TypeError):
     """A message, or a value for it, cannot be sent or read. ValueError and TypeError as Pulsar's schemas raise them."""
 
-    result = Result.InvalidMessage
-
 
 class ConsumerNotInitialized(PulsarException):
-    result = Result.ConsumerNotInitialized
+    """Of Pulsar. Not raised here."""
 
 
 class ProducerNotInitialized(PulsarException):
-    result = Result.ProducerNotInitialized
+    """Of Pulsar. Not raised here."""
 
 
 class ProducerBusy(PulsarException):
-    result = Result.ProducerBusy
+    """Another producer has the topic for itself, or has this name."""
 
 
 class TooManyLookupRequestException(PulsarException):
-    result = Result.TooManyLookupRequestException
+    """Of Pulsar. Not raised here."""
 
 
 class InvalidTopicName(PulsarException, ValueError):
-    result = Result.InvalidTopicName
+    """The text is not the name of a topic."""
 
 
 class InvalidUrl(PulsarException, ValueError):
-    result = Result.InvalidUrl
+    """The service URL names no broker."""
 
 
 class ServiceUnitNotReady(PulsarException):
-    result = Result.ServiceUnitNotReady
+    """The topic moves to another broker. It may pass."""
 
 
 class OperationNotSupported(PulsarException):
-    result = Result.OperationNotSupported
+    """Magnetar does not have this, or not in this configuration; the message says what to do."""
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    result = Result.ProducerBlockedQuotaExceededError
+    """The broker takes no more messages now. It may pass."""
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
-    result = Result.ProducerBlockedQuotaExceededException
+    """The backlog quota of the topic is reached, and its policy refuses messages."""
 
 
 class ProducerQueueIsFull(PulsarException):
-    result = Result.ProducerQueueIsFull
+    """`max_pending_messages` wait for their acknowledgement: wait, or set `block_if_queue_full`."""
 
 
 class MessageTooBig(PulsarException):
-    result = Result.MessageTooBig
+    """The message is larger than an entry may be: set `chunking_enabled`, or send less."""
 
 
 class TopicNotFound(PulsarException):
-    result = Result.TopicNotFound
+    """The topic, or its namespace or tenant, does not exist."""
 
 
 class SubscriptionNotFound(PulsarException):
-    result = Result.SubscriptionNotFound
+    """The subscription does not exist."""
 
 
 class ConsumerNotFound(PulsarException):
-    result = Result.ConsumerNotFound
+    """Of Pulsar. Not raised here."""
 
 
 class UnsupportedVersionError(PulsarException):
-    result = Result.UnsupportedVersionError
+    """Of Pulsar. Not raised here."""
 
 
 class TopicTerminated(PulsarException):
-    result = Result.TopicTerminated
+    """The topic takes no more messages, for ever. What is stored can be received."""
 
 
 class CryptoError(PulsarException):
-    result = Result.CryptoError
+    """Of Pulsar. Not raised here."""
 
 
 class IncompatibleSchema(PulsarException):
-    result = Result.IncompatibleSchema
+    """Of Pulsar. Not raised here."""
 
 
 class ConsumerAssignError(PulsarException):
-    result = Result.ConsumerAssignError
+    """Of Pulsar. Not raised here."""
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
-    result = Result.CumulativeAcknowledgementNotAllowedError
+    """A Shared or KeyShared subscription has no order: acknowledge single messages."""
 
 
 class TransactionCoordinatorNotFoundError(PulsarException):
-    result = Result.TransactionCoordinatorNotFoundError
+    """Of Pulsar. Not raised here."""
 
 
 class InvalidTxnStatusError(PulsarException):
-    result = Result.InvalidTxnStatusError
+    """Of Pulsar. Not raised here."""
 
 
 class NotAllowedError(PulsarException):
-    result = Result.NotAllowedError
+    """The broker refuses it: it exists already, or its state does not allow it."""
 
 
 class TransactionConflict(PulsarException):
-    result = Result.TransactionConflict
+    """Of Pulsar. Not raised here."""
 
 
 class TransactionNotFound(PulsarException):
-    result = Result.TransactionNotFound
+    """Of Pulsar. Not raised here."""
 
 
 class ProducerFenced(PulsarException):
-    result = Result.ProducerFenced
+    """Another producer has taken the topic over for itself. This one is finished."""
 
 
 class MemoryBufferIsFull(PulsarException):
-    result = Result.MemoryBufferIsFull
+    """Of Pulsar. Not raised here."""
 
 
 class Interrupted(PulsarException):
-    result = Result.Interrupted
+    """A blocking call inside a callback would wait for itself."""
 
 
 class Disconnected(PulsarException):
-    result = Result.Disconnected
+    """The connection broke. The outcome of what was under way is unknown."""
 
 
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}

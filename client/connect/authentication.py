@@ -16,11 +16,13 @@ class Authentication:
 
 
 class AuthenticationTLS(Authentication):
+    """A certificate of the client."""
     def __init__(self, certificate_path: str, private_key_path: str) -> None:
         self.certificate_path, self.private_key_path = certificate_path, private_key_path
 
 
 class AuthenticationToken(Authentication):
+    """A token, or a function that gives it."""
     def __init__(self, token: str | Callable[[], str]) -> None:
         if not (isinstance(token, str) or callable(token)):
             raise InvalidConfiguration("a token is text, or a function that gives it")
@@ -28,16 +30,19 @@ class AuthenticationToken(Authentication):
 
 
 class AuthenticationAthenz(Authentication):
+    """Athenz."""
     def __init__(self, auth_params_string: str) -> None:
         self.auth_params_string = auth_params_string
 
 
 class AuthenticationOauth2(Authentication):
+    """OAuth 2.0."""
     def __init__(self, auth_params_string: str) -> None:
         self.auth_params_string = auth_params_string
 
 
 class AuthenticationBasic(Authentication):
+    """A user name and a password."""
     def __init__(
         self, username: str | None = None, password: str | None = None, method: str = "basic",
         auth_params_string: str | None = None,

@@ -23,7 +23,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongTopic, WrongTopicType, shown
-from ..core.consumer import FINAL
+from ..core.reasons import FINAL
 from .connections import Connections
 
 _LOG = logging.getLogger("magnetar.client")

@@ -13,13 +13,13 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
 from ..common.checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown
+from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import (
     AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
@@ -53,7 +53,7 @@ class TopicsWatch(Protocol):
     async def close(self) -> None: ...
 
 
-class Consumer:
+class Consumer(ClosedAfterAsyncWith):
     """Receives and acknowledges messages of a subscription, for asyncio. `Client.subscribe` opens it.
 
     A subscription keeps its position when its consumers are closed: unacknowledged messages are delivered again
@@ -165,6 +165,7 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
+        """Full name of the topic; several names are separated by commas; of a pattern, its text."""
         return self._name
 
     @property
@@ -173,18 +174,22 @@ class Consumer:
         return self._partitions.are_closed() and (self._watch is None or self._closed)
 
     def subscription_name(self) -> str:
+        """The name of the subscription."""
         return self._subscription
 
     def consumer_name(self) -> str:
+        """The name of the consumer, given by the program or by the broker."""
         return self.partitions[0].name if self.partitions else self.settings.consumer_name or ""
 
     def is_connected(self) -> bool:
+        """Whether all partitions are connected."""
         return self._partitions.are_connected()
 
     def title(self) -> str:
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
+        """`waiting_messages` were delivered and not received; `delivered_messages` are counted from its opening."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -248,6 +253,7 @@ class Consumer:
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
+        """As `negative_acknowledge`, from any thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
@@ -287,6 +293,7 @@ class Consumer:
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
+        """As `acknowledge_cumulative`, sent within 100 ms."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -357,14 +364,6 @@ class Consumer:
         except BaseException:
             self.abort()
             raise
-
-    async def __aenter__(self) -> Consumer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def check(self) -> None:
         for consumer in self.partitions:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName
+from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed
 from ..connect.connections import Connections
 from ..model.message import Message
@@ -29,7 +29,7 @@ from .partition_consumers import PartitionConsumers, check_timeout
 from .receiver_queue import ReceiverQueue
 
 
-class Reader:
+class Reader(ClosedAfterAsyncWith):
     """Reads a topic from a given message on, without a durable subscription, for asyncio; see `Client.create_reader`.
 
     It belongs to the event loop that opened it. Errors: Timeout (no message within `timeout_millis`), AlreadyClosed,
@@ -83,9 +83,11 @@ class Reader:
             self.on_connected(consumer)
 
     def topic(self) -> str:
+        """Full name of the topic."""
         return self._topic.full
 
     def is_connected(self) -> bool:
+        """Whether all partitions are connected."""
         return self._partitions.are_connected()
 
     @property
@@ -119,6 +121,7 @@ class Reader:
         return any(found) or len(self.inbox) > 0
 
     async def has_more(self, consumer: PartitionConsumer) -> bool:
+        """Whether a message of that partition follows the last one read; asks its broker."""
         reply = await consumer.requests.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -154,16 +157,9 @@ class Reader:
         self._partitions.abort()
 
     async def close(self) -> None:
+        """Closes it; what waits is thrown away."""
         self._closed = True
         await self._partitions.close()
-
-    async def __aenter__(self) -> Reader:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _order_taken(id_: MessageId) -> tuple[int, int, int]:

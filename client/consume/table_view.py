@@ -20,11 +20,11 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
-from types import TracebackType
 from typing import Any
 
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
+from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, PulsarException, translate
 from ..model.message import Message
 from ..model.message_id import MessageId
@@ -38,7 +38,7 @@ SETTLE_S = 0.02
 """Between two checks whether everything that was stored has arrived."""
 
 
-class TableView:
+class TableView(ClosedAfterAsyncWith):
     """A read-only dictionary of the latest value of each key of a topic, for asyncio; see `Client.create_table_view`.
 
     Keys are text, values are `bytes` or what the schema decodes. `keys`, `values` and `items` are copies. It belongs to
@@ -89,6 +89,7 @@ class TableView:
 
     # ------------------------------------------------------------------------------ reading
     def topic(self) -> str:
+        """Full name of the topic."""
         return self._reader.topic()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -108,9 +109,11 @@ class TableView:
         return iter(list(self._values))
 
     def keys(self) -> KeysView[str]:
+        """A copy."""
         return dict(self._values).keys()
 
     def values(self) -> ValuesView[Any]:
+        """A copy."""
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
@@ -232,21 +235,15 @@ class TableView:
         self._reader.abort()
 
     async def close(self) -> None:
+        """It is not kept up to date any more; its values stay readable."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task
         await self._tasks.close()
 
     def is_connected(self) -> bool:
+        """Whether all partitions are connected."""
         return self._reader.is_connected()
-
-    async def __aenter__(self) -> TableView:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _empty(consumer: PartitionConsumer) -> Any:

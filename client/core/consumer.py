@@ -26,29 +26,11 @@ from typing import Any
 from pyroaring import BitMap
 
 from ...proto.entry_pb2 import MessageMetadata
-from ...proto.errors import (
-    ConnectionLost,
-    InvalidRequest,
-    MagnetarError,
-    NotAllowed,
-    NotFound,
-    SubscriptionNotFound,
-    TopicNotFound,
-    Unauthorized,
-)
+from ...proto.errors import ConnectionLost, MagnetarError, SubscriptionNotFound, TopicNotFound
 from ...proto.names import Position
-from .acks import (
-    GROUP_MESSAGES,
-    GROUP_S,
-    AckTracker,
-)
+from .acks import GROUP_MESSAGES, GROUP_S, AckTracker
 from .backoff import Backoff
-from .chunking import (
-    EXPIRE_S,
-    Begun,
-    ChunkOutcome,
-    Chunks,
-)
+from .chunking import EXPIRE_S, Begun, ChunkOutcome, Chunks
 from .effects import (
     Answer,
     Connect,
@@ -65,11 +47,10 @@ from .effects import (
     Sought,
 )
 from .permits import Permits
+from .reasons import FINAL
 from .redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .state import State
 
-FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
-"""Errors after which subscribing again is pointless."""
 UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
 

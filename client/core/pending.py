@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ...proto.errors import MessageTooLarge
+from ...proto.errors import MagnetarError, MessageTooLarge
 from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import Position
-from .batcher import Batch, encode, metadata_of
+from .batcher import Batch, Callback, encode, metadata_of
 from .chunking import split
+from .effects import InvalidContent
 
 
 class PendingEntries:
@@ -85,14 +86,43 @@ class PendingEntries:
 
 def entries_of(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None
-) -> list[bytes]:
-    """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. MessageTooLarge."""
+) -> list[bytes] | MagnetarError:
+    """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. An error:
+    MessageTooLarge, or InvalidContent."""
     if batch.entry:
         return [batch.entry]
-    if chunks_of is not None and batch.message is not None:
-        metadata = metadata_of(batch, producer_name, wall_ms, compression)
-        return split(metadata, batch.message.payload, bytes_max, chunks_of)
-    entry = encode(batch, producer_name, wall_ms, compression)
+    try:
+        if chunks_of is not None and batch.message is not None:
+            metadata = metadata_of(batch, producer_name, wall_ms, compression)
+            return split(metadata, batch.message.payload, bytes_max, chunks_of)
+        entry = encode(batch, producer_name, wall_ms, compression)
+    except MessageTooLarge as error:
+        return error
+    except Exception as cause:
+        return invalid(cause)
     if len(entry) > bytes_max:
-        raise MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {bytes_max}")
+        return MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {bytes_max}")
     return [entry]
+
+
+# ------------------------------------------------------------------------------------ outcomes
+def invalid(cause: Exception) -> InvalidContent:
+    error = InvalidContent(f"the message cannot be encoded: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def uncertain(error: MagnetarError) -> MagnetarError:
+    """The same of an entry that was published before: it may be stored."""
+    if not error.definite:
+        return error
+    changed = type(error)(error.message)
+    changed.definite = False  # type: ignore[misc]
+    return changed
+
+
+def lone(callback: Callback) -> Batch:
+    """Represents a message that was never put into a batch."""
+    batch = Batch(-1)
+    batch.callbacks.append(callback)
+    return batch

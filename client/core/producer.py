@@ -7,25 +7,23 @@ does each effect at once. Times are seconds of one clock that does not go back; 
 order of the publishes, and each settles the oldest entry. After a reconnect all entries without an outcome are
 published again, in order, under the same ids, before anything new.
 
-**Credit.** An entry is published while the credit
-is above zero, and costs its length and ENTRY_COST_BYTES. A new connection has its own.
+**Credit.** An entry is published while the credit is above zero, and costs its length and ENTRY_COST_BYTES. A new
+connection has its own.
 
-**Outcome.** Each message gets exactly one: stored;
-or, when `send_timeout_s` passed since its batch was closed, TimedOut, which is unknown; or the broker's error when that
-is definite; or what the producer was finished with. When the oldest entry times out all that are under way do, and the
-connection is given up: what follows the oldest must not be stored in its place.
+**Outcome.** Each message gets exactly one: stored; or, when `send_timeout_s` passed since its batch was closed,
+TimedOut, which is unknown; or the broker's error when that is definite; or what the producer was finished with. When
+the oldest entry times out all that are under way do, and the connection is given up: what follows the oldest must not
+be stored in its place.
 
-**Reconnect.** An error that may pass
-and a lost connection open the producer again, with back-off; one of FINAL finishes it. The error of a refused publish
-that was sent again is remembered, as the reason of a later time-out.
+**Reconnect.** An error that may pass and a lost connection open the producer again, with back-off; one of
+PRODUCER_FINAL finishes it. The error of a refused publish that was sent again is remembered, as the reason of a later
+time-out (client/core/reasons.py).
 
-**Late opening.** A producer that is opened with
-its first message (`wait_for_messages`) keeps messages as they are until it knows what the broker has; then they get
-their ids (`_admit`).
+**Late opening.** A producer that is opened with its first message (`wait_for_messages`) keeps messages as they are
+until it knows what the broker has; then they get their ids (`_admit`).
 
-**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards
-what they touch. All else belongs to one thread. Guards: tests/client/core/test_producer_walk.py,
-tests/client/produce/test_partition_producer.py.
+**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards what they touch. All
+else belongs to one thread. Guard: tests/client/core/test_producer_walk.py.
 """
 
 from __future__ import annotations
@@ -36,50 +34,15 @@ from typing import Any
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
-from ...proto.errors import (
-    ConnectionLost,
-    InvalidRequest,
-    MagnetarError,
-    MessageTooLarge,
-    NotAllowed,
-    NotFound,
-    NotOwner,
-    ProducerFenced,
-    TimedOut,
-    TopicTerminated,
-    Unauthorized,
-)
+from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import Position
 from .backoff import Backoff
-from .batcher import (
-    Batch,
-    Batcher,
-    Callback,
-    OutgoingMessage,
-)
+from .batcher import Batch, Batcher, Callback, OutgoingMessage
 from .chunking import CHUNKED_BYTES_MAX
-from .effects import (
-    Added,
-    Connect,
-    Finished,
-    Flushed,
-    InvalidContent,
-    Leave,
-    ProducerEffect,
-    ProducerOptions,
-    Publish,
-    Settle,
-    Warn,
-)
-from .pending import PendingEntries, entries_of
-from .reasons import ErrorLogThrottle
+from .effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, ProducerOptions, Publish, Settle, Warn
+from .pending import PendingEntries, entries_of, invalid, lone, uncertain
+from .reasons import PRODUCER_FINAL, SEALED, ErrorLogThrottle
 from .state import State
-
-SEALED = (ProducerFenced, TopicTerminated)
-FINAL = (*SEALED, NotAllowed, NotFound, Unauthorized, InvalidRequest)
-"""Errors after which opening the producer again is pointless."""
-_ROUTINE = (ConnectionLost, TimedOut, NotOwner, *FINAL)
-"""Errors of a topic's move or a broker's restart, or that finish the producer: no warning is due."""
 
 
 class ProducerCore:
@@ -115,8 +78,7 @@ class ProducerCore:
         self._delay_due: float | None = None  # of the open batches
         self._urgent = False
         self._reasons = ErrorLogThrottle()
-        self._early: deque[tuple[OutgoingMessage, Callback]] | None = None
-        self._early_flushes: deque[tuple[int, Any]] = deque()  # so many of `_early` are waited for
+        self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> Added | None:
@@ -131,9 +93,8 @@ class ProducerCore:
             else:
                 self._early.append((OutgoingMessage(payload), callback))
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
-        if self.turn_wanted or (self._delay_due is not None and not self._batcher.ready):
-            return None
-        return Added.WAKE
+        waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
+        return None if waits else Added.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
         """Raises what the encoding of the message raises."""
@@ -147,16 +108,14 @@ class ProducerCore:
             else:
                 self._early.append((message, callback))
             self.pending += 1
-        if self.turn_wanted or (self._delay_due is not None and not self._batcher.ready):
-            return None
-        return Added.WAKE
+        waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
+        return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """An entry that is encoded already; before the producer is opened, or between turns."""
         batch = Batch(sequence_id)
-        batch.entry = entry
+        batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
-        batch.highest = sequence_id
         self._batcher.ready.append(batch)
         self.pending += 1
 
@@ -216,7 +175,7 @@ class ProducerCore:
         effects = self.turn(now, wall_ms)
         with self._lock:
             if self._early:
-                self._early_flushes.append((len(self._early), waiter))
+                self._early.append((None, waiter))
             else:
                 self._wait_for_last(waiter, effects)
         return effects
@@ -247,23 +206,14 @@ class ProducerCore:
         self._publish(effects)
 
     def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
-        if self.error is not None:
-            self._settle(batch, self.error, effects)
-            return
-        try:
-            entries = entries_of(
-                batch, self.name, wall_ms, self._options.compression, self._entry_max,
-                chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
-            )  # fmt: skip
-        except MessageTooLarge as error:
-            self._settle(batch, error, effects)
-            return
-        except Exception as cause:
-            invalid = InvalidContent(f"the message cannot be encoded: {cause}")
-            invalid.__cause__ = cause
-            self._settle(batch, invalid, effects)
-            return
-        self._entries.add(batch, entries, now)
+        entries = self.error or entries_of(
+            batch, self.name, wall_ms, self._options.compression, self._entry_max,
+            chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
+        )  # fmt: skip
+        if isinstance(entries, MagnetarError):
+            self._settle(batch, entries, effects)
+        else:
+            self._entries.add(batch, entries, now)
 
     def _publish(self, effects: list[ProducerEffect]) -> None:
         if self.state is not State.CONNECTED:
@@ -306,17 +256,16 @@ class ProducerCore:
             return
         with self._lock:  # at once: nothing that comes now may get in front of it
             early, self._early = self._early, None
-            for number, (message, callback) in enumerate(early, 1):
-                try:
-                    self._batcher.add_message(message, callback)
-                except Exception as cause:
-                    invalid = InvalidContent(f"the message cannot be encoded: {cause}")
-                    invalid.__cause__ = cause
-                    effects.append(Settle(_lone(callback), invalid))
-                    self.pending -= 1
-                while self._early_flushes and self._early_flushes[0][0] <= number:
+            for message, called in early:
+                if message is None:
                     self._batcher.close()
-                    self._wait_for_last(self._early_flushes.popleft()[1], effects)
+                    self._wait_for_last(called, effects)
+                    continue
+                try:
+                    self._batcher.add_message(message, called)
+                except Exception as cause:
+                    effects.append(Settle(lone(called), invalid(cause)))
+                    self.pending -= 1
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
         """So many bytes more may be published."""
@@ -330,8 +279,9 @@ class ProducerCore:
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
-        self._note(error, now, effects)
-        if isinstance(error, FINAL):
+        if (text := self._reasons.note(error, now)) is not None:
+            effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
+        if isinstance(error, PRODUCER_FINAL):
             return effects + self.finish(error)
         self._reconnect(effects)
         return effects
@@ -342,21 +292,11 @@ class ProducerCore:
             self._entries.disconnected()
             effects.append(Connect(self._backoff.next_s()))
 
-    def _note(self, error: MagnetarError, now: float, effects: list[ProducerEffect]) -> None:
-        """The broker gave this as its reason; a lost connection says nothing about the messages."""
-        if isinstance(error, ConnectionLost | TimedOut):
-            return
-        kind = type(error).__name__
-        text = f"the broker said: {kind}: {error.message}"
-        if self._reasons.note(kind, text, now) and not isinstance(error, _ROUTINE):
-            effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
-
     # ------------------------------------------------------------------------------ outcomes
     def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
-        effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if not sent or sequence_id < sent[0].sequence_id:
-            return effects  # of an entry that has its outcome
+            return []  # of an entry that has its outcome
         if sequence_id != sent[0].sequence_id:
             error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
             return [Leave(), *self.lost(error, now)]
@@ -369,19 +309,18 @@ class ProducerCore:
             batch.chunks.append(Position(ledger_id, entry_id))
         with self._lock:
             self.pending -= batch.count
-        effects.append(Settle(batch, None, ledger_id, entry_id))
-        return effects
+        return [Settle(batch, None, ledger_id, entry_id)]
 
     def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """The broker refused the oldest entry, for good or for now."""
-        effects: list[ProducerEffect] = []
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.lost(error, now)]
+        effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
             why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
             for batch in self._entries.pop_message():
-                self._settle(batch, why if batch.connections <= 1 else _uncertain(why), effects)
+                self._settle(batch, why if batch.connections <= 1 else uncertain(why), effects)
         return effects
 
     @property
@@ -417,7 +356,7 @@ class ProducerCore:
     @property
     def reason(self) -> str:
         """Why the broker does not acknowledge, as an appendix; empty: not known."""
-        return f"; {self._reasons.last}" if self._reasons.last else ""
+        return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
@@ -440,14 +379,13 @@ class ProducerCore:
             self._batcher.close()
             early, self._early = self._early, None
         self._delay_due = None
-        waiting = [*self._entries.pop_all(), *self._batcher.ready, *(_lone(callback) for _, callback in early or ())]
+        waiting = [*self._entries.pop_all(), *self._batcher.ready]
         self._batcher.ready.clear()
+        waiting += (lone(callback) for message, callback in early or () if message is not None)
         for batch in waiting:
-            self._settle(batch, _uncertain(error) if batch.connections else error, effects)
-        flushes = [each for _, each in self._early_flushes]
-        self._early_flushes.clear()
-        effects += [Flushed(flushes), Finished(error)]
-        return effects
+            self._settle(batch, uncertain(error) if batch.connections else error, effects)
+        flushes = [waiter for message, waiter in early or () if message is None]
+        return [*effects, Flushed(flushes), Finished(error)]
 
     def check(self) -> None:
         self._batcher.check()
@@ -455,25 +393,8 @@ class ProducerCore:
         self._entries.check()
         sent, unsent = self._entries.sent, self._entries.unsent
         assert not sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
-        early = len(self._early or ())
-        counted = early + self._batcher.open_messages
+        counted = self._batcher.open_messages + sum(message is not None for message, _ in self._early or ())
         counted += sum(batch.count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"
         if self.state is State.CLOSED:
             assert not counted, "a finished producer has told every outcome"
-
-
-def _uncertain(error: MagnetarError) -> MagnetarError:
-    """The same of an entry that was published before: it may be stored."""
-    if not error.definite:
-        return error
-    uncertain = type(error)(error.message)
-    uncertain.definite = False  # type: ignore[misc]
-    return uncertain
-
-
-def _lone(callback: Callback) -> Batch:
-    """Represents a message that was never put into a batch."""
-    batch = Batch(-1)
-    batch.callbacks.append(callback)
-    return batch

@@ -14,6 +14,7 @@ from .backoff import Chance
 
 
 class PartitionsRoutingMode(IntEnum):
+    """Which partition a message without a key goes to: always one, each in turn, or what `message_router` says."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2

@@ -16,6 +16,11 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class ConsumerEventListener(Protocol):
+    """Is told, per partition, whether this consumer of a Failover subscription gets its messages.
+
+    `partition_id` -1: the topic is not partitioned. What it raises is logged.
+    """
+
     def became_active(self, consumer: Any, partition_id: int) -> object: ...
     def became_inactive(self, consumer: Any, partition_id: int) -> object: ...
 
@@ -34,6 +39,7 @@ class ActiveEvents:
             self._call()
 
     def attach(self, consumer: Any) -> None:
+        """The consumer exists from now on."""
         self._consumer = consumer
         self._call()
 

@@ -66,8 +66,14 @@ class ReceivedEntry:
 
 
 class Message:
-    """One message. `permits` is not 0 on the last one of its entry: what the broker may be granted when it is taken;
-    below 0 it was granted."""
+    """A message that was received; it stays readable when its consumer is closed.
+
+        message = consumer.receive()
+        print(message.data(), message.properties(), message.message_id())
+
+    Times are ms since the epoch. `value` raises what the consumer's schema raises: InvalidMessage where the payload is
+    not of it.
+    """
 
     __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
 
@@ -76,9 +82,10 @@ class Message:
         self.fields = fields
         self.payload = payload
         self.batch_index = batch_index
-        self.permits = 0
+        self.permits = 0  # of the last message of an entry: granted to the broker when it is taken; below 0: granted
 
     def data(self) -> bytes:
+        """The payload, as it was sent; empty for a message without a value."""
         return self.payload
 
     def value(self) -> Any:
@@ -86,6 +93,7 @@ class Message:
         return None if self.fields.null_value else self.entry.consumer.schema.decode(self.payload)
 
     def properties(self) -> dict[str, str]:
+        """A copy."""
         return {pair.key: pair.value for pair in self.fields.properties}
 
     def partition_key(self) -> str:
@@ -93,9 +101,11 @@ class Message:
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
+        """Empty: none."""
         return self.fields.ordering_key.decode("utf-8", "replace")
 
     def has_null_value(self) -> bool:
+        """Whether it was sent without a value, which deletes its key in a compacted topic."""
         return self.fields.null_value
 
     def event_timestamp(self) -> int:
@@ -103,21 +113,27 @@ class Message:
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
+        """When its producer sent it: ms since the epoch, of the clock of that machine."""
         return self.entry.header.publish_time
 
     def producer_name(self) -> str:
+        """The name of the producer that sent it."""
         return self.entry.header.producer_name
 
     def schema_version(self) -> str:
+        """Hexadecimal; empty: none, which is what the producers of Magnetar send."""
         return self.entry.header.metadata.schema_version.hex()
 
     def redelivery_count(self) -> int:
+        """How often it was delivered before, as the broker counts it; 0: this is the first time."""
         return self.entry.redelivery_count
 
     def topic_name(self) -> str:
+        """Full name of the topic, or of the partition."""
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> None:
+        """None: messages are not encrypted."""
         return None
 
     def index(self) -> int:
@@ -126,10 +142,12 @@ class Message:
         return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
 
     def sequence_id(self) -> int:
+        """The number that its producer gave it."""
         own = getattr(self.fields, "sequence_id", 0)
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
+        """Where it is stored: for `acknowledge`, `seek`, and a reader's start."""
         entry = self.entry
         topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,

@@ -33,7 +33,7 @@ class MessageId:
     entry, batch index, and partition as a tie-break.
 
     `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
-    Pulsar prints it. Ids of messages that were received also know their consumer's partition stream and batch size.
+    Pulsar prints it. Ids of messages that were received also know their topic and the size of their batch.
     """
 
     __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
@@ -58,18 +58,23 @@ class MessageId:
         self._chunks = _chunks
 
     def ledger_id(self) -> int:
+        """The ledger that holds the message."""
         return self._ledger_id
 
     def entry_id(self) -> int:
+        """The number of its entry in the ledger, from 0."""
         return self._entry_id
 
     def batch_index(self) -> int:
+        """Its number in the entry, from 0; -1: the entry is one message."""
         return self._batch_index
 
     def partition(self) -> int:
+        """-1: the topic is not partitioned."""
         return self._partition
 
     def position(self) -> Position:
+        """Ledger and entry."""
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
@@ -89,6 +94,7 @@ class MessageId:
         return self._topic
 
     def serialize(self) -> bytes:
+        """As Pulsar writes it (MessageIdData), without the topic: `deserialize` reads it."""
         data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
         if self._partition >= 0:
             data.partition = self._partition
@@ -103,6 +109,7 @@ class MessageId:
 
     @staticmethod
     def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+        """The id that `serialize` wrote; `topic`: its full name. InvalidMessage: the bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shown(message_id_bytes)}")
         check_one("topic", TEXT_OR_NONE, topic)
@@ -135,15 +142,18 @@ class MessageId:
         return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
 
     def to_wire(self) -> wire.MessageId:
+        """As it is sent to a broker."""
         return wire.MessageId(
             ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
         )
 
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
+        """As a broker sent it."""
         return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
+        """By this ids are compared: ledger, entry, batch index, partition."""
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
 
     def __eq__(self, other: object) -> bool:

@@ -267,6 +267,17 @@ class _RecordType(type):
 
 
 class Record(metaclass=_RecordType):
+    """Base of the values of JsonSchema and AvroSchema: a class whose attributes are fields.
+
+        class Flight(Record):
+            number = String(required=True)
+            gate = Integer(default=12)
+
+        producer = client.create_producer("flights", schema=JsonSchema(Flight))
+        producer.send(Flight(number="UA 1545"))
+
+    A field without a value is None. InvalidMessage: a value does not fit its field, or there is no field of that name.
+    """
     _fields: ClassVar[dict[str, Field[Any]]]
     _avro_namespace: ClassVar[str | None] = None
     _sorted_fields: ClassVar[bool] = False

@@ -17,6 +17,7 @@ __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
 
 class Schema:
+    """How a value becomes a payload and back. `encode` and `decode` raise InvalidMessage for what does not fit."""
     def __init__(self, record_class: type[Any], schema_name: str = "") -> None:
         self._record_class = record_class
         self._schema_name = schema_name
@@ -38,6 +39,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
+    """The payload itself: `bytes`, or what is like them. The default."""
     def __init__(self) -> None:
         super().__init__(bytes, "BYTES")
 
@@ -48,10 +50,12 @@ class BytesSchema(Schema):
         return bytes(value)
 
     def decode(self, payload: bytes) -> bytes:
+        """The payload itself."""
         return payload
 
 
 class StringSchema(Schema):
+    """Text, as UTF-8."""
     def __init__(self) -> None:
         super().__init__(str, "STRING")
 

@@ -25,6 +25,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(IntEnum):
+    """How a producer compresses its entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -41,22 +42,34 @@ if TYPE_CHECKING:
         KeyShared = 3
 else:
     ConsumerType = IntEnum("ConsumerType", {client_name(name): number for name, number in NUMBERS.items()})
+    ConsumerType.__doc__ = """Who gets the messages of a subscription.
+
+    Exclusive: its only consumer. Failover: one of several, in order per partition. Shared: all, without an order.
+    KeyShared: all, with the messages of one key in order at one of them.
+    """
 
 LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 """Types whose messages come in the order of the log. Messages of the others are acknowledged one by one."""
 
 
 class InitialPosition(IntEnum):
+    """Where a new subscription begins: after the last message, or at the first one that is kept."""
     Latest = 0
     Earliest = 1
 
 
 class BatchingType(IntEnum):
+    """Which messages share an entry: those that follow each other, or those of one key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
 class ProducerAccessMode(IntEnum):
+    """Who else may publish to the topic.
+
+    Shared: all. Exclusive: no other; ProducerBusy when there is one. WaitForExclusive: waits until there is no other.
+    ExclusiveWithFencing: takes the topic over; the others get ProducerFenced.
+    """
     Shared = 0
     Exclusive = 1
     WaitForExclusive = 2
@@ -64,18 +77,21 @@ class ProducerAccessMode(IntEnum):
 
 
 class RegexSubscriptionMode(IntEnum):
+    """Which topics a pattern finds. PersistentOnly is what there is."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
 
 
 class ConsumerCryptoFailureAction(IntEnum):
+    """Of Pulsar: messages are not encrypted here, and it has no effect."""
     FAIL = 0
     DISCARD = 1
     CONSUME = 2
 
 
 class KeySharedMode(IntEnum):
+    """Who divides the keys of a KeyShared subscription: the broker, or `sticky_ranges` of each consumer."""
     AutoSplit = 0
     Sticky = 1
 

@@ -36,7 +36,8 @@ from ..connect.due_timer import DueTimer
 from ..connect.handshake import open_producer, producer_options
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, Publish, Settle, Warn
-from ..core.producer import FINAL, ProducerCore
+from ..core.producer import ProducerCore
+from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
 from ..model.settings import ProducerSettings
 from .outcomes import settle
@@ -155,7 +156,7 @@ class PartitionProducer:
         return []
 
     def on_lost(self, error: MagnetarError) -> None:
-        if isinstance(error, FINAL):
+        if isinstance(error, PRODUCER_FINAL):
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
         elif self.core.state is not State.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 from ...proto.names import TopicName
 from ..common.checks import check_message
+from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result, exception_of
 from ..connect.connections import Connections
 from ..core.batcher import Callback
@@ -32,7 +32,7 @@ DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
 """With a longer delay than this, `send` waits for other messages to batch with, as in pulsar.asyncio."""
 
 
-class Producer:
+class Producer(ClosedAfterAsyncWith):
     """Publishes messages to one topic, for asyncio. `Client.create_producer` opens it; `close` ends it.
 
         async with await client.create_producer("flights") as producer:
@@ -91,9 +91,11 @@ class Producer:
         return all(each.core.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
+        """For logs: its name and topic."""
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
+        """Counters since it was opened; `pending_messages` have no outcome yet."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
@@ -264,15 +266,6 @@ class Producer:
             raise AlreadyClosed("the producer is closed")
         self._closed = True
         await self._partitions.close()
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._closed:
-            await self.close()
 
     def check(self) -> None:
         for each in self.partitions:

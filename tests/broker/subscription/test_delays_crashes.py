@@ -98,11 +98,8 @@ class Life:
     async def end(self) -> None:
         self.session.dead.set()
         self.store.abandon()
-        tasks = list(self.driver._tasks)
         self.driver.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.driver._tasks.drain()
 
 
 def _never(error: Exception) -> None:

@@ -60,7 +60,7 @@ def with_a_copy(started: Processes, path: Path) -> tuple[Cluster, Path]:
     assert made["revision"] > 0
     twice = run_cli("metadata", "backup", Path(made["file"]).name, "--metadata", cluster.metadata.address)
     assert twice.code != 0
-    assert "is there already" in twice.err
+    assert "exists already" in twice.err
     kill(cluster.broker)
     again(cluster.broker)
     cluster.produce("new")

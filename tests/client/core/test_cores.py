@@ -18,6 +18,7 @@ from magnetar.client.core.reasons import ErrorLogThrottle
 from magnetar.client.core.redelivery import PRECISION_MS, MultiplierRedeliveryBackoff, NackTracker, RedeliveryTracker
 from magnetar.client.core.router import PartitionsRoutingMode, Router
 from magnetar.proto.entry import decode_batch, parse_header
+from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
 from magnetar.proto.names import Position
 from magnetar.proto.routing import partition_of
 
@@ -279,10 +280,14 @@ def test_the_back_off_doubles_up_to_its_bound() -> None:
 
 def test_a_reason_is_said_once_a_minute_and_ends_with_an_acknowledgement() -> None:
     reasons = ErrorLogThrottle()
-    said = [reasons.note("A", f"a{now}", now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
-    assert said == [True, False, False, True, False]
-    assert reasons.note("B", "b", 62.0)
-    assert reasons.last == "b"
+    said = [reasons.note(Unavailable(f"a{now:g}"), now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
+    assert said == ["the broker said: Unavailable: a0", None, None, "the broker said: Unavailable: a60", None]
+    assert reasons.note(ReadOnly("b"), 62.0) is not None
+    assert reasons.last == "the broker said: ReadOnly: b"
+    assert reasons.note(ConnectionLost("c"), 63.0) is None
+    assert reasons.last == "the broker said: ReadOnly: b", "a lost connection says nothing about messages"
     reasons.over()
     assert reasons.last == ""
-    assert not reasons.note("B", "b", 63.0)
+    assert reasons.note(ReadOnly("b"), 64.0) is None
+    assert reasons.note(NotOwner("d"), 65.0) is None, "a topic's move needs no warning"
+    assert reasons.last == "the broker said: NotOwner: d"
