@@ -43,6 +43,8 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not fou
 
 
 class Root(LazyGroup):
+    """`magnetar`, with `--version`."""
+
     def __init__(self) -> None:
         super().__init__("magnetar", COMMANDS, help=HELP)
         self.context_settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}

@@ -1,9 +1,9 @@
-"""Compression of a batch, and decompression that nobody can use as a bomb.
+"""Compression of a batch, and decompression with bounded memory.
 
 LZ4 is the raw block format without a size header, SNAPPY the raw format, ZSTD one or more frames, ZLIB a zlib stream
 (reference/entry-format.md). `decompress` writes into a buffer of exactly the declared size, allocated only after
-`declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the memory used is
-bounded by what the entry declares, and that by the limit, whatever the bytes contain.
+`declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the entry's declared size
+bounds the memory, and the limit bounds the declared size, whatever the bytes contain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cramjam
 from .errors import CorruptEntry
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
-"""Most that one entry may unfold to: a dozen times the largest entry, so that a bomb costs no more than a burst."""
+"""Largest uncompressed entry: a dozen times the largest entry, so that an attack costs no more than a burst."""
 
 
 class Compression(IntEnum):
@@ -45,12 +45,12 @@ _DECOMPRESS_INTO: dict[int, Callable[[bytes, bytearray | mmap], int]] = {
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """An empty payload stays empty under NONE only; every codec gives bytes that `decompress` takes back."""
+    """An empty payload stays empty only under NONE; `decompress` reverses every codec."""
     return payload if kind == Compression.NONE else bytes(_COMPRESS[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
-    """The `declared` bytes that `payload` unfolds to; CorruptEntry when it does not, exactly."""
+    """The `declared` bytes that `payload` decompresses to; CorruptEntry when it has more or fewer."""
     if kind == Compression.NONE:
         return payload
     _check(kind, declared, limit)
@@ -62,8 +62,8 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
 
 
 def decompress_mapped(kind: int, payload: bytes, declared: int) -> mmap:
-    """The same in memory of its own, for threads beside an event loop: neither is it zeroed nor copied, which for
-    64 MiB takes 60 ms with the interpreter's lock held; the codecs work without the lock. `declared` is not 0."""
+    """The same, in memory of its own, for threads beside an event loop. The memory is neither zeroed nor copied, which
+    takes 60 ms for 64 MiB with the interpreter's lock; the codecs work without the lock. `declared` is not 0."""
     _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
     output = mmap(-1, declared)
     try:
@@ -92,7 +92,7 @@ def _into(kind: int, payload: bytes, output: bytearray | mmap) -> None:
 
 
 def _nothing(kind: int, payload: bytes) -> bytes:
-    """Codecs refuse an empty output buffer: nothing is what compressing nothing gives, and no other bytes."""
+    """Codecs refuse an empty output buffer. Only what compressing an empty payload gives decompresses to it."""
     if payload not in (b"", compress(kind, b"")):
         raise CorruptEntry(f"{Compression(kind).name} payload of {len(payload)} bytes declares to be empty")
     return b""

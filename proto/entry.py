@@ -1,4 +1,4 @@
-"""The stored entry: what a producer sends as one unit, what a bookie keeps, what a consumer takes apart.
+"""The stored entry: what a producer sends as one unit, a bookie stores, and a consumer splits into messages.
 
     entry       = broker-part? client-part
     broker-part = u16 0x0e02 | u32 size | BrokerEntryMetadata           the broker's timestamp (ms) and `index`
@@ -8,8 +8,7 @@
     item        = u32 size | SingleMessageMetadata | payload_size bytes
 
 Big-endian; messages are proto2 (proto/entry.proto). The checksum is CRC32C over all that follows it. `index` is that of
-the *last* message: an entry of n messages with index i holds i-n+1 … i. These are Pulsar's bytes: numbers, names and
-widths may not differ.
+the *last* message: an entry of n messages with index i has i-n+1 … i. These are Pulsar's bytes and must not change.
 
 Example: the producer `p` sends `hi` and `you` as sequence ids 7 and 8 at publish time 1000; the broker stores it at
 time 1001 as messages 0 and 1:
@@ -20,11 +19,9 @@ time 1001 as messages 0 and 1:
       00000002 1802 6869                                            item: payload_size 2, "hi"
       00000002 1803 796f75                                          item: payload_size 3, "you"
 
-A producer encodes (`encode_entry`, `encode_batch`), a broker looks at the header alone (`parse_header`) and puts its
-part in front (`broker_part`), a consumer splits (`split_broker_part`) and takes apart (`decode_batch`). Whatever does
-not parse, does not match its checksum or contradicts itself is CorruptEntry, and costs no more memory than the limits
-here.
-Guard: tests/proto/test_entry.py.
+A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
+(`broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not match
+its checksum or contradicts itself is CorruptEntry, within these limits of memory. Guard: tests/proto/test_entry.py.
 """
 
 from __future__ import annotations
@@ -45,10 +42,10 @@ from .errors import CorruptEntry
 
 Buffer = bytes | bytearray | memoryview
 MessageFields = MessageMetadata | SingleMessageMetadata
-"""Both say the same of one message: key, properties, event time, null value; read only, they are shared."""
+"""Both describe one message: key, properties, event time, null value. They are shared: do not change them."""
 
 ENTRY_BYTES_MAX = 5 << 20
-"""`max_message_size` of Pulsar: the largest client-part that a broker takes."""
+"""`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
 
 METADATA_CACHE_SIZE = 4096
 """Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
@@ -59,13 +56,13 @@ _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
 ENTRY_HEAD_BYTES = _HEAD.size
-"""In front of the metadata of a client-part."""
-_ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata that holds nothing but its payload_size
+"""Before the metadata of a client-part."""
+_ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 
 class EntryHeader:
-    """What the head of a client-part says: `metadata` is all of it; `payload_offset` counts from the entry's start."""
+    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry."""
 
     __slots__ = ("batched", "metadata", "num_messages", "payload_offset")
 
@@ -94,7 +91,7 @@ class EntryHeader:
 
 # --------------------------------------------------------------------------------------------- encoding
 class _PlainPrefixes(dict[int, bytes]):
-    """payload size → `u32 size | SingleMessageMetadata` of a message that has nothing but a payload."""
+    """payload size → `u32 size | SingleMessageMetadata` of a message that has only a payload."""
 
     def __missing__(self, payload_size: int) -> bytes:
         encoded = SingleMessageMetadata(payload_size=payload_size).SerializeToString()
@@ -129,10 +126,10 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(metadata: MessageMetadata, items: Sequence[bytes], count: int) -> bytes:
     """The client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
 
-    `metadata` has producer_name, sequence_id, publish_time and `compression` set by the caller; what describes the
-    batch is set here (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
+    The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
+    describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
     """
-    assert count > 0, "a batch holds at least one message"
+    assert count > 0, "a batch has at least one message"
     metadata.num_messages_in_batch = count
     if not metadata.highest_sequence_id:
         metadata.highest_sequence_id = metadata.sequence_id + count - 1
@@ -144,7 +141,7 @@ def encode_batch(metadata: MessageMetadata, items: Sequence[bytes], count: int) 
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """The client-part with this payload (one message, or joined items), compressed as `metadata.compression` says."""
+    """The client-part with this payload (one message, or joined items), compressed by `metadata.compression`."""
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
@@ -152,7 +149,7 @@ def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """With a payload that is compressed already, if it is, as `metadata` says; or with a part of one (chunks)."""
+    """With a payload that is already compressed as `metadata` declares, or with a part of one (chunks)."""
     encoded = metadata.SerializeToString()
     size = _U32.pack(len(encoded))
     checksum = google_crc32c.extend(google_crc32c.value(size + encoded), payload)
@@ -160,7 +157,7 @@ def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
 
 
 def broker_part(index: int, timestamp_ms: int) -> bytes:
-    """What the broker puts before a client-part; `index` is that of the entry's last message."""
+    """The broker's part, which precedes the client-part; `index` is that of the entry's last message."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
     return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
 
@@ -189,16 +186,16 @@ def _broker_part_of(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """What a broker must know of an entry that it stored itself."""
+    """What a broker reads of an entry that it stored itself."""
 
-    last_index: int  # -1: not known
+    last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
     metadata: MessageMetadata
     payload_offset: int
 
 
 def parse_stored(entry: Buffer) -> StoredHead:
-    """The head of an entry that was checked when it was published, and whose bytes the ledger has checked since."""
+    """The head of a stored entry. It was checked when it was published, and the ledger checks the bytes since."""
     index, timestamp_ms, start = -1, 0, 0
     try:
         magic, size = _BROKER_HEAD.unpack_from(entry)
@@ -217,9 +214,9 @@ def parse_stored(entry: Buffer) -> StoredHead:
 
 
 def declared_messages(entry: Buffer) -> int:
-    """How many messages the head of a stored entry says it has, be it right or not; 1 where it says nothing.
+    """The number of messages that the head of a stored entry declares, right or wrong; 1 without a declaration.
 
-    What a broker charges for it, and a consumer gives back (client/core/permits.py): both ask the same bytes.
+    The broker charges this number and the consumer returns it (client/core/permits.py), from the same bytes.
     """
     try:
         metadata = parse_stored(entry).metadata
@@ -260,7 +257,7 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
 
 
 def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
-    """Refuses what contradicts itself: names that are no text, more messages than the payload can hold."""
+    """Refuses contradictions: names that are no text, more messages than the payload can contain."""
     if not metadata.IsInitialized():
         raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
     if not isinstance(metadata.producer_name, str):
@@ -300,7 +297,7 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """The same as two lists, metadata and payloads: without an object per message that the collector has to follow."""
+    """The same as two lists, metadata and payloads: without an object per message for the garbage collector."""
     payload = decode_payload(header, entry)
     if not header.batched:
         return [header.metadata], [payload]
@@ -326,11 +323,11 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
 
 
 def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
-    """The keys of the entry's messages, each once, that of the first message first; a message without one adds none.
+    """The keys of the entry's messages, each once, in the order of the messages; a message without one adds none.
 
-    The ordering key goes before the key. Of a batch, the metadata of each message is looked at, whatever the batch's
-    own says: that is only its first one's. Payloads are not copied, unless they have to be decompressed. Chunks of a
-    message without a key have its uuid for one.
+    The ordering key precedes the key. In a batch the metadata of each message is read; the batch's own metadata
+    describes only its first message. Payloads are copied only to decompress them. Chunks of a message without a key
+    have its uuid as the key.
     """
     if not metadata.HasField("num_messages_in_batch"):
         key = key_of_one(metadata)
@@ -344,7 +341,7 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
 
 
 def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
-    """Adds the keys of the next `count` items of a batch, of which the first begins at `offset`; where they end."""
+    """Adds the keys of the next `count` items of a batch, from the one at `offset`; returns where they end."""
     known, size_at, end = _SINGLES, _U32.unpack_from, len(payload)
     try:
         for _ in range(count):
@@ -362,7 +359,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
 
 
 def key_of_one(metadata: MessageMetadata) -> bytes | None:
-    """The key of an entry that is no batch."""
+    """The key of an entry that is not a batch."""
     key = _key_of(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = metadata.uuid.encode()  # the chunks of a message belong together

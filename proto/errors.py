@@ -1,9 +1,9 @@
-"""The error families: what can go wrong, whether it is known to have failed, whether to try again.
+"""The error families: what failed, whether it certainly did not happen, whether to try again.
 
-Three sorts (docs/errors.md): the caller's fault is raised at once, before anything is sent; the world's fault is
+Three sorts (docs/errors.md): the caller's fault is raised at once, before anything is sent; an outside failure is
 typed, with `definite` and `retryable`; our own fault is an `assert`. A time-out is *unknown* (`definite = False`):
-the operation may have happened. Errors cross a border as `wire.Error` (code, text, fields) and are translated only
-there: `to_wire` and `from_wire`. Codes are a contract: never renumber, never reuse.
+the operation may have happened. Between processes an error is a `wire.Error` (code, text, fields), translated only
+by `to_wire` and `from_wire`. Codes are a contract: never renumber, never reuse.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MagnetarError(Exception):
 
     `code` identifies the class on the wire; `definite`: the operation certainly did not happen;
     `retryable`: the same request may succeed later, at the same or another server.
-    `fields` are the facts of the case, as text, and travel with it.
+    `fields` are the facts of the case, as text, and are sent with it.
     """
 
     code: ClassVar[int] = 1
@@ -43,11 +43,11 @@ _BY_CODE[1] = MagnetarError
 
 
 MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
-"""Characters and number: an error travels in a trailer, of which gRPC takes 8 KB, and may quote what was asked."""
+"""Characters and number: an error is sent in a trailer, of which gRPC takes 8 KB, and may quote the request."""
 
 
 def to_wire(error: BaseException) -> wire.Error:
-    """The wire form of any exception; what is not a MagnetarError is reported as InternalError, type and text."""
+    """The wire form of any exception; another than a MagnetarError becomes InternalError with its type and text."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
     fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
@@ -59,14 +59,14 @@ def _short(text: str, limit: int) -> str:
 
 
 def from_wire(message: wire.Error) -> MagnetarError:
-    """The exception a wire error stands for; an unknown code becomes a plain MagnetarError."""
+    """The exception of a wire error; an unknown code becomes a plain MagnetarError."""
     error = _BY_CODE.get(message.code, MagnetarError)(message.message)
     error.fields = dict(message.fields)
     return error
 
 
 class InternalError(MagnetarError):
-    """The server failed in a way it does not name; the outcome is unknown."""
+    """The server failed for a reason that it does not name; the outcome is unknown."""
 
     code = 2
 
@@ -104,20 +104,20 @@ class CorruptEntry(InvalidRequest):
 
 
 class WrongProtocol(InvalidRequest):
-    """What answers on that port (or what called ours) does not speak this protocol."""
+    """The process at that port (or the one that called ours) does not speak this protocol."""
 
     code = 15
 
 
 class NewerFormat(InvalidConfiguration):
-    """A later Magnetar wrote what should be read: upgrade; fields `version`, `known`."""
+    """A later Magnetar wrote the data: upgrade; fields `version`, `known`."""
 
     code = 16
 
 
 # ---------------------------------------------------------------------------------- not there, or taken
 class NotFound(MagnetarError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
     code = 20
     definite = True
@@ -136,7 +136,7 @@ class NamespaceNotFound(NotFound):
 
 
 class TopicNotFound(NotFound):
-    """The topic does not exist, and is not made by itself here."""
+    """The topic does not exist, and is not created automatically here."""
 
     code = 23
 
@@ -154,14 +154,14 @@ class LedgerNotFound(NotFound):
 
 
 class AlreadyExists(MagnetarError):
-    """What should be created is there already."""
+    """An object of that name exists already."""
 
     code = 30
     definite = True
 
 
 class Busy(MagnetarError):
-    """Something is in use: a namespace with topics, a topic with producers, a data directory, a port."""
+    """An object is in use: a namespace with topics, a topic with producers, a data directory, a port."""
 
     code = 31
     definite = True
@@ -180,28 +180,28 @@ class ProducerBusy(Busy):
 
 
 class ProducerFenced(MagnetarError):
-    """A later exclusive producer took the topic over; this one is finished."""
+    """A later exclusive producer took the topic over; this one has ended."""
 
     code = 34
     definite = True
 
 
 class TopicTerminated(MagnetarError):
-    """The topic is sealed: it can be read and not written."""
+    """The topic is terminated: it can be read and not written."""
 
     code = 35
     definite = True
 
 
 class NotAllowed(MagnetarError):
-    """The operation exists and is not allowed here (cumulative ack on a shared subscription, say)."""
+    """The operation exists and is not allowed here (for example a cumulative ack on a shared subscription)."""
 
     code = 36
     definite = True
 
 
 class BacklogQuotaExceeded(MagnetarError):
-    """The topic's subscriptions hold as much as they may, and its policy is to refuse what is published."""
+    """The topic's backlog has reached its quota, and its policy is to refuse publishes."""
 
     code = 37
     definite = True
@@ -209,7 +209,7 @@ class BacklogQuotaExceeded(MagnetarError):
 
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
-    """Nobody can serve this now; it was not done; try again."""
+    """No server can do this now; it was not done; try again."""
 
     code = 40
     definite = True
@@ -217,7 +217,7 @@ class Unavailable(MagnetarError):
 
 
 class NotOwner(Unavailable):
-    """This broker does not own the topic (any more); look it up again."""
+    """This broker does not own the topic, or no longer; look it up again."""
 
     code = 41
 
@@ -235,7 +235,7 @@ class ReadOnly(Unavailable):
 
 
 class ConnectionLost(MagnetarError):
-    """The connection broke with the request on its way: unknown."""
+    """The connection broke while the request was in progress: unknown."""
 
     code = 44
     retryable = True
@@ -262,7 +262,7 @@ class DataLost(MagnetarError):
 
 
 class DuplicateInDoubt(OutcomeUnknown):
-    """The entry is on its way already, and nobody knows its outcome: keep it, connect again, send it again."""
+    """The entry is being stored already, and its outcome is unknown: keep it, connect again, send it again."""
 
     code = 48
 
@@ -311,19 +311,19 @@ class BadVersion(MagnetarError):
 
 
 class NodeExists(BadVersion):
-    """The node should be made and is there."""
+    """The node exists and was expected to be absent."""
 
     code = 61
 
 
 class NoNode(BadVersion):
-    """The node should be changed and is not there."""
+    """The node does not exist and was expected to."""
 
     code = 62
 
 
 class SessionExpired(MagnetarError):
-    """The metadata session is gone, and its ephemerals with it."""
+    """The metadata session has ended, and its ephemerals with it."""
 
     code = 63
     definite = True

@@ -1,7 +1,7 @@
-"""The vocabulary of the broker's sessions: plain values, known to every protocol and to none of its messages.
+"""The vocabulary of the broker's sessions: plain values that every protocol uses, without its messages.
 
-A protocol (broker/protocols/) translates its messages into these at the border, and the answers back. The numbers of
-the enums are those of proto/wire.proto; a number without a meaning is refused by `enum_of`.
+A protocol (broker/protocols/) translates its messages to these values, and the answers back. The numbers of the enums
+are those of proto/wire.proto; `enum_of` refuses a number without a meaning.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .errors import InvalidRequest
 from .names import Position
 
 ENTRY_COST_BYTES = 1024
-"""What a publish costs of a producer's credit beside its length: so many small entries are bounded too (8,000 of 1 KiB
-with 16 MiB)."""
+"""The cost of a publish, besides its length, in a producer's credit: it bounds small entries (8,000 of 1 KiB with
+16 MiB)."""
 
 
 class AccessMode(enum.IntEnum):
-    """How a producer wants its topic: with others, for itself, for itself after a wait, or for itself at once."""
+    """A producer's access to its topic: shared, exclusive, exclusive after a wait, or exclusive at once."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -35,7 +35,7 @@ class InitialPosition(enum.IntEnum):
 
 
 class KeySharedMode(enum.IntEnum):
-    """Key_Shared: the broker splits the slots of keys, or each consumer says which it takes."""
+    """Key_Shared: the broker divides the slots of keys, or each consumer names its own."""
 
     AUTO_SPLIT = 0
     STICKY = 1
@@ -72,7 +72,7 @@ E = TypeVar("E", bound=enum.IntEnum)
 
 
 def enum_of(kind: type[E], value: int, what: str) -> E:
-    """InvalidRequest: there is no such number."""
+    """The member with this number. InvalidRequest: there is none."""
     try:
         return kind(value)
     except ValueError:

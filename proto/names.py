@@ -1,15 +1,15 @@
-"""Names and ids: what a topic, a namespace, a subscription, a position and a message are called.
+"""Names and ids of topics, namespaces, subscriptions, positions and messages.
 
     topic         persistent://tenant/namespace/local[-partition-N]    N without leading zeros
                   `local` alone is persistent://public/default/local; `tenant/namespace/local` gets the scheme
-                  non-persistent://tenant/namespace/local: kept nowhere, and another topic than the persistent one
+                  non-persistent://tenant/namespace/local: not stored, and another topic than the persistent one
     namespace     tenant/namespace
     message id    ledger:entry:partition:batch   partition -1: the topic has no partitions; batch -1: the whole entry
     earliest      -1:-1                          latest  (2^63-1):(2^63-1)
 
-Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: nothing
-that could not be typed, logged or put into a path survives this module. No name is longer than NAME_BYTES_MAX in UTF-8.
-Everything that breaks a rule raises InvalidName, before anything is sent. Ids order by ledger, entry, batch index, and
+Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: a name can
+always be typed, logged and put into a path. No name is longer than NAME_BYTES_MAX in UTF-8.
+A broken rule raises InvalidName, before anything is sent. Ids order by ledger, entry, batch index, and
 partition as a tie-break (Pulsar's order).
 """
 
@@ -23,10 +23,10 @@ from . import wire_pb2 as wire
 from .errors import InvalidName
 
 NAME_BYTES_MAX = 255
-"""Bound of each part of a name: what file systems and ZooKeeper's users are used to; metadata paths stay short."""
+"""Bound of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
 
 TEXT_MAX = 4 * NAME_BYTES_MAX + 20
-"""A whole name is not longer, in characters: more is not taken apart, and not quoted."""
+"""Bound of a whole name, in characters; a longer one is neither parsed nor quoted."""
 
 LONG_MAX = (1 << 63) - 1
 
@@ -70,7 +70,7 @@ def check_tenant_name(text: str) -> str:
 
 
 def check_namespace_name(text: str) -> str:
-    """The namespace's own part, without its tenant."""
+    """Checks the namespace's own part, without its tenant."""
     return _check_strict("namespace", text)
 
 
@@ -84,6 +84,8 @@ def check_producer_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
+    """A tenant and a namespace."""
+
     tenant: str
     namespace: str
 
@@ -101,7 +103,7 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """`local` is without the partition suffix; `partition` is -1 for a topic as a whole."""
+    """A topic or a partition. `local` is without the partition suffix; `partition` is -1 for a whole topic."""
 
     tenant: str
     namespace: str
@@ -130,7 +132,7 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """The topic that this is a partition of; itself when it is none."""
+        """The topic of which this is a partition; itself when it is none."""
         return self if self.partition < 0 else replace(self, partition=-1)
 
     @property
@@ -185,6 +187,8 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
+    """Where a message is: an entry, its partition, and the message's place in a batch."""
+
     ledger_id: int
     entry_id: int
     partition: int = -1

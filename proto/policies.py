@@ -1,12 +1,12 @@
 """Policies: what an operator sets for a namespace or a topic; everything else is inherited.
 
-A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic stands at the
-topic and holds for each of its partitions. On the wire and in the metadata tree policies are one JSON object that holds
-the fields that are set, and nothing else: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers'
-defaults: broker/common/applied.py. The verbs that set them: cli/admin/policies.py.
+A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic is set on the
+topic and applies to each of its partitions. On the wire and in the metadata tree policies are one JSON object with only
+the fields that are set: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers' defaults:
+broker/common/applied.py. The commands that set them: cli/admin/policies.py.
 
-0 means "none" or "no limit" wherever a field is a limit; only retention and the backlog quota's siblings in Pulsar know
--1, and here only retention does (-1: without limit). `check` raises InvalidRequest with what is wrong.
+0 means "none" or "no limit" wherever a field is a limit. Only retention also has -1 (without limit).
+`check` raises InvalidRequest, which says what is wrong.
 Guarding test: tests/proto/test_policies.py.
 """
 
@@ -31,13 +31,15 @@ else:
     TypeTitle = Literal[TITLES]  # a subscription type
 
 LADDERS_MAX = 100
-"""Steps of a back-off ladder: more than anybody writes down; RocketMQ's preset has 16."""
+"""Bound of the steps of a back-off ladder; RocketMQ's preset has 16."""
 
 
 class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
-    retention_minutes: int | None = None  # acknowledged data is kept so long; -1: for ever, 0: not at all
-    retention_mib: int | None = None  # … and up to so much; -1: without limit, 0: not at all
-    message_ttl_s: int | None = None  # what is not acknowledged after so long counts as acknowledged; 0: never
+    """The policies of one level; a field that is None is inherited."""
+
+    retention_minutes: int | None = None  # how long acknowledged data is kept; -1: for ever, 0: not at all
+    retention_mib: int | None = None  # … and how much; -1: without limit, 0: not at all
+    message_ttl_s: int | None = None  # an older unacknowledged message counts as acknowledged; 0: never
     backlog_quota_mib: int | None = None  # of the slowest subscription; 0: none
     backlog_quota_s: int | None = None  # age of its oldest message; 0: none
     backlog_quota_policy: QuotaPolicy | None = None
@@ -45,7 +47,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     deduplication: bool | None = None
     max_message_bytes: int | None = None  # of one entry, at most the broker's
     delayed_delivery: bool | None = None
-    delayed_tick_ms: int | None = None  # between two looks at what is due
+    delayed_tick_ms: int | None = None  # between two checks for due messages
     max_delay_ms: int | None = None  # 0: any
     publish_rate_messages: int | None = None  # per second and topic; 0: none, as in all that follow
     publish_rate_bytes: int | None = None
@@ -59,14 +61,14 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     max_consumers: int | None = None
     max_consumers_per_subscription: int | None = None
     max_subscriptions: int | None = None
-    auto_subscription_creation: bool | None = None  # for consumers that come; off: NotFound
+    auto_subscription_creation: bool | None = None  # when a consumer subscribes; off: NotFound
     max_topics: int | None = None  # of a namespace; partitions count
     max_unacked_per_consumer: int | None = None
     max_unacked_per_subscription: int | None = None
-    inactive_s: int | None = None  # a topic nobody uses is deleted after so long; 0: never
+    inactive_s: int | None = None  # an unused topic is deleted after so long; 0: never
     inactive_mode: InactiveMode | None = None
     subscription_expiration_s: int | None = None  # one without consumers is deleted after so long; 0: never
-    compaction_threshold_bytes: int | None = None  # compacted when so much is not compacted; 0: on demand only
+    compaction_threshold_bytes: int | None = None  # compacted above so much uncompacted data; 0: on demand only
     ensemble_size: int | None = None
     write_quorum: int | None = None
     ack_quorum: int | None = None
@@ -88,7 +90,7 @@ def encode(policies: Policies) -> str:
 
 
 def decode(text: str) -> Policies:
-    """InvalidRequest: it is not what a Policies can be."""
+    """Raises InvalidRequest when the text is no Policies."""
     try:
         return msgspec.json.decode(text or "{}", type=Policies)
     except msgspec.DecodeError as error:
@@ -113,12 +115,12 @@ def completed(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """The fields inherited again."""
+    """The same policies, with these fields inherited again."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 
 def check(policies: Policies) -> Policies:
-    """Themselves; InvalidRequest: a value that no policy can have, or fields that contradict each other."""
+    """The policies themselves. InvalidRequest: a field has an invalid value, or fields contradict each other."""
     for name in NAMES:
         value = getattr(policies, name)
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:

@@ -1,10 +1,10 @@
-"""Where a key goes: the partition that a producer picks and the slot that Key_Shared deals out.
+"""Hashes of keys: the partition that a producer picks, and the slot that Key_Shared assigns.
 
     key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
     partition_of(key, n) key_hash(key) % n
-    sticky_slot(key)     Murmur3 32 (unsigned) % 65535 + 1; the ordering key counts first, else the key
+    sticky_slot(key)     Murmur3 32 (unsigned) % 65535 + 1; of the ordering key if there is one, else of the key
 
-The numbers are Pulsar's: a topic that both kinds of client write to keeps the order of each key.
+The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 
 def sticky_slot(key: str | bytes) -> int:
-    """1 … 65535."""
+    """The key's slot, 1 … 65535."""
     return mmh3.hash(key, 0, False) % STICKY_SLOTS + 1

@@ -1,13 +1,13 @@
 """Which versions this Magnetar writes: of the product, of each wire protocol, of each stored format.
 
-One row is one format; the module that reads it has its layout. Whatever is stored carries its version, so that a
-Magnetar refuses what a later one wrote (`check_format`) rather than misreading it; it reads every version up to its
-own. A head keeps its layout up to its checksum in every version, so that damage is told from a later version. A row's
-version grows when an older Magnetar could not read what is written; fields that readers may ignore (JSON, protobuf)
+One row is one format; the module that reads it documents its layout. All stored data has its version, so that a
+Magnetar refuses data of a later one (`check_format`) rather than misread it; it reads every version up to its own. A
+head keeps its layout up to its checksum in every version, so that damage is told from a later version. A row's
+version grows when an older Magnetar could not read the new data; fields that readers may ignore (JSON, protobuf)
 need no new one. Guard: tests/upgrade/ opens what earlier versions wrote.
 
-Not here: the stored entry (proto/entry.py) and the serialized message id, whose bytes are Pulsar's and never change,
-and Spark's offsets, whose file has Spark's own version.
+Not in this table: the stored entry (proto/entry.py) and the serialized message id, whose bytes are Pulsar's and never
+change, and Spark's offsets, whose file has Spark's own version.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ PRODUCT = "0.1.0"
 
 
 class Format(NamedTuple):
+    """A row of the table: a name, its version, and the magic of a file."""
+
     name: str
     version: int
     magic: bytes = b""  # the first bytes of a bookie's file
@@ -33,7 +35,7 @@ ENTRY_LOG = Format("bookie entry log", 1, b"MGN-ELOG")
 INDEX = Format("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
 MARK = Format("bookie mark", 1, b"MGN-MARK")
-NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, what was seen
+NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, revisions seen
 CURSOR = Format("cursor", 1)  # broker/format/cursor.py
 DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/format/dedup.py
 DELAYS = Format("bucket of delayed messages", 1)  # broker/format/delays.py
@@ -45,7 +47,7 @@ STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, METADA
 
 
 def sentence(form: Format, found: int, where: str) -> str:
-    """The message about a version that a later Magnetar wrote."""
+    """The message about data of a later Magnetar."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
         "A later Magnetar wrote it: upgrade this one to that version or a later one"
@@ -53,7 +55,7 @@ def sentence(form: Format, found: int, where: str) -> str:
 
 
 def check_format(form: Format, found: int, where: str) -> None:
-    """Raises NewerFormat when a later Magnetar wrote what is at `where` (a path, a ledger and its topic)."""
+    """Raises NewerFormat when a later Magnetar wrote the data at `where` (a path, a ledger and its topic)."""
     if found > form.version:
         from .errors import NewerFormat
 
@@ -61,7 +63,7 @@ def check_format(form: Format, found: int, where: str) -> None:
 
 
 def shown() -> str:
-    """What `magnetar --version` prints."""
+    """The output of `magnetar --version`."""
 
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)

@@ -1,4 +1,4 @@
-"""The door: what Spark calls for format("magnetar"). Options are checked here, before any work (options.py)."""
+"""The entry point: what Spark calls for format("magnetar"). Checks the options before any work (options.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Called before it is known whether a stream or a batch is wanted: what is wrong for both is refused here."""
+        """Spark does not say whether it wants a stream or a batch: an option that is wrong for both is refused here."""
         from ..proto.errors import InvalidConfiguration
         from .rows import columns
 

@@ -1,8 +1,8 @@
 """What a trigger reads: pure decisions on index ranges. No I/O here.
 
-An offset is one index per partition: the first one not read yet. Spark compares offsets as JSON text, so the wire form
-(`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`; a partition that is not in the
-start of a batch is new and is read from its earliest index (Kafka's rule).
+An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
+form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing
+from the start of a batch is new and is read from its earliest index (Kafka's rule).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Index = dict[Partition, int]
 
 
 class Available(NamedTuple):
-    """What a broker says of one partition."""
+    """What a broker has of one partition."""
 
     earliest: int
     end: int
@@ -26,6 +26,8 @@ class Available(NamedTuple):
 
 
 class Range(NamedTuple):
+    """The messages `first` … `end - 1` of one partition."""
+
     partition: Partition
     first: int
     end: int  # exclusive
@@ -36,7 +38,7 @@ class Range(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Messages that a range wants and the topic does not have any more (or has not, after it was made anew)."""
+    """Messages that a range includes and the topic lacks: it lost them, or was made again without them."""
 
     partition: Partition
     wanted: int
@@ -48,7 +50,7 @@ MADE_ANEW = "the topic is shorter than the checkpoint: was it deleted and made a
 
 
 def restarted(start: Index, available: Mapping[Partition, Available]) -> Index:
-    """`start`, with the earliest index of each partition that ends before it: the topic was made anew."""
+    """`start`, with the earliest index of each partition that ends before it: that topic was made again."""
     return {p: available[p].earliest if p in available and available[p].end < at else at for p, at in start.items()}
 
 
@@ -70,11 +72,11 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
 def limit(
     start: Index, available: Mapping[Partition, Available], offsets_max: int | None, bytes_max: int | None
 ) -> Index:
-    """The end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, the first one met wins.
+    """The end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, whichever is first.
 
-    What may be read is split over the partitions in proportion to what waits in each (Kafka's rule), at least one
-    message from each that has any as long as the limit lasts; a partition never goes back. What waits may be trimmed
-    already, even all of it: it counts as messages, and has no bytes.
+    The batch is divided over the partitions in proportion to their unread messages (Kafka's rule), with at least one
+    message of each that has any while the limit lasts; a partition never goes back. Unread messages may be trimmed
+    already, even all of them: they count as messages, and have no bytes.
     """
     waiting = {p: max(0, a.end - start.get(p, a.earliest)) for p, a in available.items()}
     total = sum(waiting.values())
@@ -94,16 +96,16 @@ def limit(
 
 
 def _bytes_of(there: Available, waiting: int) -> float:
-    """Of the newest `waiting` messages, as far as they are still held."""
+    """Bytes of the newest `waiting` messages, of those that are still stored."""
     held = there.end - there.earliest
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
 def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -> tuple[list[Range], list[Lost]]:
-    """What lies between two offsets and can be read, and what cannot any more.
+    """What can be read between two offsets, and what cannot be read any more.
 
-    An end before its start says that the topic was made anew since the checkpoint (`restarted`): it is read from its
-    earliest message, and what the old one had is lost.
+    An end before its start means that the topic was made again since the checkpoint (`restarted`): it is read from its
+    earliest message, and the old topic's messages are lost.
     """
     found: list[Range] = []
     lost: list[Lost] = []
@@ -130,9 +132,9 @@ def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -
 
 
 def split(whole: list[Range], partitions_min: int | None, records_max: int | None) -> list[Range]:
-    """Cuts ranges into tasks: about `partitions_min` of them, as far as messages reach, none above `records_max`.
+    """Divides ranges into tasks: about `partitions_min` of them if there are enough messages, none above `records_max`.
 
-    Cuts are in proportion to size and pure arithmetic, so that a retried batch has the same tasks.
+    The division is by size and pure arithmetic, so that a retried batch has the same tasks.
     """
     total = sum(r.messages for r in whole)
     result: list[Range] = []

@@ -1,8 +1,8 @@
-"""The options of format("magnetar"): parsed once, checked at the border, before any work.
+"""The options of format("magnetar"): parsed once and checked before any work.
 
-Names are case-insensitive (Spark's rule). An option that does not exist, has a value that cannot be, or contradicts
-another raises InvalidConfiguration, which names the option and what is allowed. `MagnetarDataSource.schema()` and the
-constructors of readers and writers call this first, so a wrong option never starts a query.
+Names are case-insensitive (Spark's rule). An option that is unknown, has an invalid value, or contradicts another
+raises InvalidConfiguration, which names the option and the valid values. `MagnetarDataSource.schema()` and the
+constructors of readers and writers parse first, so a wrong option never starts a query.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ _CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
+    """The options of a query that reads."""
+
     service_url: str
     topics: tuple[TopicName, ...]  # empty with a pattern
     pattern: str | None
@@ -90,8 +92,10 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
+    """The options of a query that writes."""
+
     service_url: str
-    topic: str | None  # None: the column `topic` says
+    topic: str | None  # None: from the column `topic`
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
 
@@ -230,7 +234,7 @@ def _time_ms(value: int) -> int:
 def _settings(
     found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]], rows: Table
 ) -> dict[str, Any]:
-    """What starts with `prefix`, within the bounds of the SDK's own table of parameters."""
+    """The options that start with `prefix`, within the bounds of the SDK's own table of parameters."""
     settings: dict[str, Any] = {}
     for name, value in found.items():
         if not name.startswith(prefix):
@@ -306,7 +310,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
 
 
 def _subscription(found: Mapping[str, str]) -> str | None:
-    """The durable subscription, if any: named, or the prefix plus the topics (the same again after a restart)."""
+    """The durable subscription, if any: its name, or the prefix plus the topics (the same after a restart)."""
     name = found.get("subscription")
     if name is not None or not _boolean(found, "durablecursor", False):
         if "subscriptionprefix" in found:

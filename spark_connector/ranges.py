@@ -1,8 +1,8 @@
-"""Asking the brokers, from Spark's Python processes: offsets from the admin client, ranges from `Client.read_range`.
+"""Calls to the brokers from Spark's Python processes: offsets by the admin client, ranges by `Client.read_range`.
 
-One `Topics` per process and set of options, made when first used and never before a fork (Spark forks its Python
+One `Topics` per process and set of options, made at its first use and never before a fork (Spark forks its Python
 workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in
-the calling thread, only while a call waits: no thread is started.
+the calling thread, only while a call waits: it starts no thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_PROCESS: dict[tuple[int, int], Topics] = {}
 
 
 def topics(options: SourceOptions) -> Topics:
-    """This process's connection for these options."""
+    """This process' connection for these options."""
     key = (os.getpid(), hash((options.service_url, options.topics, options.pattern, options.subscription)))
     if key not in _OF_PROCESS:
         _OF_PROCESS[key] = Topics(options, SystemClock())
@@ -36,7 +36,7 @@ def topics(options: SourceOptions) -> Topics:
 
 
 class Topics:
-    """The topics of a query: their partitions, what they hold, and ranges of them."""
+    """The topics of a query: their partitions, the messages stored, and ranges of them."""
 
     def __init__(self, options: SourceOptions, clock: Clock) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class Topics:
         return self._loop.run_until_complete(coroutine)
 
     def partitions(self) -> Mapping[Partition, TopicName]:
-        """All partitions of the query's topics; looked for anew after topicDiscoveryInterval."""
+        """All partitions of the query's topics; listed again after topicDiscoveryInterval."""
         if self._clock.monotonic() - self._discovered_at >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
             self._discovered_at = self._clock.monotonic()
@@ -89,7 +89,7 @@ class Topics:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self) -> dict[Partition, Available]:
-        """What each partition holds now; makes the durable subscription, if there is to be one, before data go."""
+        """What each partition has now. First makes the durable subscription, if any, before data are trimmed."""
         replies = self._run(self._all_offsets(self.partitions(), ()))
         return {p: Available(r.earliest_index, r.end_index, r.bytes) for p, r in replies.items()}
 
@@ -120,7 +120,7 @@ class Topics:
         await asyncio.gather(*moves)
 
     def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Entries of a range, as they come."""
+        """Entries of a range, as they arrive."""
         entries = self._client.read_range(self.name(partition).full, first, end)
 
         async def following() -> list[StoredEntry] | None:
@@ -133,7 +133,7 @@ class Topics:
             self._run(entries.aclose())
 
     def name(self, partition: Partition) -> TopicName:
-        """The topic's own name of a partition: with its suffix, or without for a topic that has none."""
+        """The full name of a partition: with its suffix, or without for a topic that has no partitions."""
         if partition not in self._partitions:
             found = self._run(self._parts(TopicName.parse(partition[0])))
             self._partitions |= {(partition[0], max(name.partition, 0)): name for name in found}

@@ -1,4 +1,4 @@
-"""Entries to Arrow: the columns, and how a task's batches are built.
+"""Entries to Arrow: the columns, and how the batches of a task are built.
 
 | column | type | |
 |---|---|---|
@@ -13,24 +13,25 @@
 | producerName | string, not null | |
 | properties | map<string,string> | with includeProperties |
 
-`columns=kafka` gives Kafka's instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by the
+`columns=kafka` has Kafka's instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by the
 producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
-what is not named is not built, which is the cheapest column pruning there is.
+columns that are not named are not built, which makes column pruning free.
 
-**What a message may hold and a column may not** has a rule instead of an error: an error would end a stream at that
-offset for ever. Each such value counts in `RowBuilder.unfit`, by column; the task logs the counts (source.py).
+**A message may have values that a column cannot.** Each case has a rule instead of an error, because an error would end
+a stream at that offset for ever. Each such value counts in `RowBuilder.unfit`, by column; the task logs the counts
+(source.py).
 
 | in the message | in the row |
 |---|---|
 | event time outside the years 1 … 9999 (given in ns, say) | null |
 | publish time outside them | the nearest end, because the column is never null |
 | a time above 2**63 | before 1970: Pulsar's Java and C++ clients write negative times so |
-| payload that is not UTF-8, with valueFormat=string | U+FFFD in place of what is no text |
+| payload that is not UTF-8, with valueFormat=string | U+FFFD in place of the bytes that are no text |
 | key marked as base64 that is not | the bytes of its text |
-| a property that comes twice | its last value, as `Message.properties()`; this one is not counted |
+| a property that appears twice | its last value, as `Message.properties()`; this one is not counted |
 
 Arrow's types are Spark's, exactly (`to_arrow_schema`): Spark compares them strictly, nullability included. Work is per
-batch wherever messages share what stands in their entry; what is left per message is one slice and one list append.
+batch wherever messages share the values of their entry; per message there is one slice and one list append.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 
 
 def columns(options: SourceOptions) -> StructType:
-    """The schema that a query gets when it does not give its own."""
+    """The schema of a query that gives none."""
     names = ["key", "value", "topic", "partition", "offset"]
     if options.kafka_columns:
         names += ["timestamp", "timestampType", *(["headers"] if options.include_properties else [])]
@@ -91,7 +92,7 @@ def columns(options: SourceOptions) -> StructType:
 
 
 def check_columns(schema: StructType, options: SourceOptions) -> None:
-    """A schema of the user's own: known names with their types."""
+    """Checks a schema of the user's: known names with their types."""
     for wanted in schema:
         if wanted.name not in _COLUMNS:
             raise InvalidConfiguration(f"column {wanted.name!r} does not exist; there are {', '.join(_COLUMNS)}")
@@ -107,7 +108,7 @@ def _type(name: str, options: SourceOptions) -> DataType:
 
 
 class Entry:
-    """An entry taken apart: its messages, and what they share."""
+    """A decoded entry: its messages, and what they share."""
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
@@ -122,15 +123,15 @@ class Entry:
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = stored.ledger_id, stored.entry_id
-        self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, what messages carry included
+        self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, with those of its messages
         self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
 
 
 def readable(stored: StoredEntry) -> Entry:
-    """The entry, when rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a part of a message."""
+    """The entry, if rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a chunk of a message."""
     entry = Entry(stored)
     if entry.chunk:
-        raise NotAllowed("it is a chunk of a larger message, and this source does not put chunks together")
+        raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")
     return entry
 
 
@@ -150,7 +151,7 @@ class RowBuilder:
     """Collects rows of one partition and makes Arrow batches of them."""
 
     def __init__(self, schema: StructType, partition: Partition, message_partition: int) -> None:
-        """`message_partition`: what message ids say, -1 for a topic without partitions."""
+        """`message_partition`: the partition in message ids, -1 for a topic without partitions."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._builders = [_COLUMNS[f.name].build for f in schema]
         self._types = [f.type for f in self._schema]
@@ -169,7 +170,7 @@ class RowBuilder:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:
-        """Takes the messages `at` … `end - 1` that the entry holds; returns the index after the last one taken."""
+        """Adds the messages `at` … `end - 1` that the entry has; returns the index after the last one added."""
         skipped = max(0, at - entry.first_index)
         values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
         if not values:
@@ -197,7 +198,7 @@ def _spread(builder: RowBuilder, value: Callable[[Entry], Any]) -> list[Any]:
 
 
 def _key_of(m: MessageFields) -> bytes | None:
-    """ValueError: it is marked as base64 and is not."""
+    """ValueError: it is marked as base64 and is none."""
     if not m.HasField("partition_key"):
         return None
     return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
@@ -219,7 +220,7 @@ def _is_wrong_key(m: MessageFields) -> bool:
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """`function` of each row's metadata, asked once for an entry whose messages share it."""
+    """`function` of each row's metadata, called once for an entry whose messages share it."""
     result: list[Any] = []
     for run in builder.runs:
         if run.entry.uniform:
@@ -230,7 +231,7 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Times are unsigned in the entry; above 2**63 is what Java and C++ make of a negative one."""
+    """Times are unsigned in the entry; above 2**63 is a negative time of the Java and C++ clients."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 
@@ -313,7 +314,7 @@ def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _event_us(m: MessageFields) -> int | None:
-    """OverflowError: it is not between 1970 and 9999."""
+    """OverflowError: it is outside 1970 to 9999."""
     ms: int = m.event_time
     if ms > TIME_MS_MAX:
         raise OverflowError(ms)

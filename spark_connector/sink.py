@@ -1,21 +1,21 @@
 """Writing: rows to topics, at least once, never less.
 
-A task has written when every row was acknowledged, that is synced on the ack quorum; only then does `write` return
-its message to Spark, and what is not acknowledged fails the task, which Spark runs again. Spark's commit decides
-nothing here: rows are visible when they are acknowledged, and a task that ran twice wrote twice. Spark writes its
-checkpoint after all tasks of a batch, so no row is ever left out.
+A task has written when every row is acknowledged, that is synced on the ack quorum. Only then does `write` return
+its message to Spark; a row without acknowledgement fails the task, which Spark runs again. Spark's commit changes
+nothing: rows are visible once acknowledged, and a task that ran twice wrote twice. Spark writes its checkpoint after
+all tasks of a batch, so no row is ever omitted.
 
-When as many rows are under way as a producer takes (`max_pending_messages`), the task waits for room.
+At `max_pending_messages` unacknowledged rows of a producer, the task waits.
 
 Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string; null: none), `properties` (map)
 or `headers` (Kafka's), `topic` (without the option `topic`), `partition` (int; null: by key), `eventTime` (timestamp,
-in whole ms; null and 1970-01-01 itself: not set). Columns that only the source has (offset, messageId, …) are left out,
-so that what was read can be written; any other column is an error.
+in whole ms; null and 1970-01-01 itself: not set). Columns that only the source has (offset, messageId, …) are ignored,
+so that rows that were read can be written; any other column is an error.
 
-**What a row may hold and a message may not** is InvalidRequest, which names the column: an `eventTime` before 1970,
-text in `topic`, `properties` or `headers` that is not UTF-8, a header without a key, a null among the headers, a
-partition that the topic has not. Rules without an error: a null value of a property or header is written as an empty
-text; of a header that comes twice the last one counts; a `value` or `key` of type string that is not UTF-8 is written
+**A row may have values that a message cannot**: InvalidRequest, which names the column. These are an `eventTime` before
+1970, text in `topic`, `properties` or `headers` that is not UTF-8, a header without a key, a null among the headers, a
+partition that the topic lacks. Rules without an error: a null value of a property or header is written as an empty
+text; of a header that appears twice the last one counts; a `value` or `key` of type string that is not UTF-8 is written
 as its bytes.
 """
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.spark")
 
 PENDING_MAX = 40_000
-"""Rows under way in a task; Spark hands over 10,000 at a time, so acks of four batches overlap with the next one."""
+"""Rows without an acknowledgement in a task; Spark passes 10,000 at a time, so four batches of acks overlap it."""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
@@ -67,7 +67,7 @@ _SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName
 
 
 class Written(WriterCommitMessage):
-    """What a task tells the driver: how many rows of it are stored."""
+    """What a task reports to the driver: how many of its rows are stored."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -77,7 +77,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     names = {field.name for field in schema}
     if "value" not in names:
         raise InvalidConfiguration(
-            "the sink needs a column 'value' (binary or string); make one, with to_json(struct(*)) say"
+            "the sink needs a column 'value' (binary or string); make one, for example with to_json(struct(*))"
         )
     for field in schema:
         allowed = _TYPES.get(field.name)
@@ -95,7 +95,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Equal but for the nullability of what they hold."""
+    """Equal but for the nullability of their elements."""
     return found.simpleString() == wanted.simpleString()
 
 
@@ -127,7 +127,7 @@ class _Task:
         self._progress.set()
 
     def _producer(self, topic: str | None, partition: int | None = None) -> Producer:
-        """Of the topic, or of one of its partitions, where rows name it."""
+        """The producer of a topic, or of one of its partitions, where rows name it."""
         producer = self._producers.get((topic, partition))
         if producer is None:
             name = _topic_name(topic)
@@ -155,7 +155,7 @@ class _Task:
         self._loop.run_until_complete(self._room(PENDING_MAX))
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
-        """The common case, at the speed of the SDK: nothing but values."""
+        """The common case, at the speed of the SDK: only values."""
         enqueue, done = producer.enqueue, self._done
         for value in values:
             try:
@@ -187,7 +187,7 @@ class _Task:
                 self._send_when_there_is_room(producer, value, extras)
 
     def _send_when_there_is_room(self, producer: Producer, value: bytes | None, extras: Extras) -> None:
-        """Once what is under way has its outcomes. The first failure of another row ends the task."""
+        """Sends after the pending rows have their outcomes. The first failure of another row ends the task."""
         while True:
             self._loop.run_until_complete(producer.flush())
             self._check()
@@ -198,7 +198,7 @@ class _Task:
             return
 
     async def _room(self, most: int) -> None:
-        """Until at most so many rows are under way. The first failure ends the task."""
+        """Waits until at most `most` rows are pending. The first failure ends the task."""
         while not self._failures and self._sent - self._stored > most:
             self._progress.clear()
             await self._progress.wait()
@@ -217,7 +217,7 @@ class _Task:
         return Written(self._stored)
 
     def close(self) -> None:
-        """Never raises: what counts was decided by `finish`, or by the error that ended the task."""
+        """Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
         try:
             self._loop.run_until_complete(self._client.close())
         except Exception as error:
@@ -243,7 +243,7 @@ def _compression(name: str) -> CompressionType:
 
 
 def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
-    """As text, where it is text; else as bytes."""
+    """As text if it is text; else as bytes."""
     if key is None:
         return None, None
     try:
@@ -253,7 +253,7 @@ def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
 
 
 def _bytes_of(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
-    """A column of binaries or texts as bytes: nobody has to look whether they are UTF-8."""
+    """A column of binaries or texts as bytes, without checking for UTF-8."""
     import pyarrow as pa
 
     found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
@@ -297,7 +297,7 @@ def _header(header: Mapping[str, Any]) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         name = header["key"]
         raise InvalidRequest(
-            f"column 'headers' holds {name!r}, which is not UTF-8; properties are text: write base64(…), say"
+            f"column 'headers' holds {name!r}, which is not UTF-8; properties are text: write for example base64(…)"
         ) from error
 
 
@@ -312,6 +312,8 @@ def _write(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> Written:
 
 
 class MagnetarWriter(DataSourceArrowWriter):
+    """A batch query that writes: each task writes its rows."""
+
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
@@ -320,6 +322,8 @@ class MagnetarWriter(DataSourceArrowWriter):
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query that writes: each task of a batch writes its rows."""
+
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 

@@ -1,13 +1,12 @@
 """Reading: Spark's batch and streaming interfaces over index ranges.
 
-Where things run (Spark's rules): everything but `read` runs in one long-lived Python process at the driver, strictly
-one call after the other; `read` runs in forked, reused Python workers on the executors, with a pickled copy of the
-reader. So a reader holds only options and decisions; connections live in ranges.py, per process, made when first
-used.
+Where things run (Spark's rules): all methods but `read` run in one long-lived Python process at the driver, one call
+after the other. `read` runs in forked, reused Python workers on the executors, with a pickled copy of the reader. So a
+reader has only options and decisions; connections are in ranges.py, per process, made at their first use.
 
-A streaming batch is a pair of offsets that Spark keeps in its checkpoint before anything is read; `partitions(start,
+A streaming batch is a pair of offsets that Spark writes to its checkpoint before anything is read; `partitions(start,
 end)` is a function of the two and of what the topic still has, so a retried batch reads the same messages.
-`commit(end)` is called for the *previous* batch when the next is planned: a durable subscription lags by one batch,
+Spark calls `commit(end)` for the *previous* batch when it plans the next: a durable subscription lags by one batch,
 which is safe.
 """
 
@@ -58,7 +57,7 @@ def _resolve(
     asked: Topics,
     on_none: str,
 ) -> Index:
-    """Words, Kafka's JSON and times to indexes. Precedence: times, then offsets (Kafka's rule)."""
+    """Converts words, Kafka's JSON and times to indexes. Precedence: times, then offsets (Kafka's rule)."""
     index: Index = {}
     for (topic, number), there in available.items():
         at = wanted if isinstance(wanted, int) else wanted.get(topic, {}).get(number, EARLIEST)
@@ -77,7 +76,7 @@ def _resolve(
         found = asked.index_by_time(partition, at_ms)
         if found >= available[partition].end and on_none == "error":
             raise InvalidConfiguration(
-                f"no message of {partition} is as young as {at_ms} ms; "
+                f"no message of {partition} was published at or after {at_ms} ms; "
                 "set startingOffsetsByTimestampStrategy=latest to begin at the end"
             )
         index[partition] = found
@@ -93,7 +92,7 @@ def _tasks(
 
 
 def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
-    """DataLost, or with failOnDataLoss=false a warning, for messages that a query wanted and cannot get."""
+    """Raises DataLost, or with failOnDataLoss=false logs a warning, for messages that a query cannot read."""
     if not lost:
         return
     text = "; ".join(
@@ -102,7 +101,7 @@ def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
         for topic, number in [item.partition]
     )
     if options.fail_on_data_loss:
-        raise DataLost(f"some messages are not there any more: {text}. Set failOnDataLoss=false to go on without them")
+        raise DataLost(f"some messages do not exist any more: {text}. Set failOnDataLoss=false to go on without them")
     _LOG.warning("messages skipped (failOnDataLoss=false): %s", text)
 
 
@@ -135,7 +134,7 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
-    """The first index after an entry that cannot become rows; with failOnDataLoss the task ends with its place."""
+    """The first index after an entry that cannot become rows; with failOnDataLoss it raises, with the entry's place."""
     end = max(at, min(stored.end_index, wanted.end))
     (topic, number), place = wanted.partition, f"entry ({stored.ledger_id}, {stored.entry_id})"
     text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
@@ -146,7 +145,7 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
 
 
 def _gap(options: SourceOptions, partition: Partition, first: int, end: int) -> None:
-    text = f"messages {first} to {end - 1} of {partition[0]} partition {partition[1]} are not there any more"
+    text = f"messages {first} to {end - 1} of {partition[0]} partition {partition[1]} do not exist any more"
     if options.fail_on_data_loss:
         raise DataLost(f"{text}; set failOnDataLoss=false to go on without them")
     _LOG.warning("%s (failOnDataLoss=false)", text)
@@ -176,11 +175,11 @@ class MagnetarReader(DataSourceReader):
 
 
 class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that moves with the commit."""
+    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that follows the commit."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
-        self._target: Index | None = None  # of Trigger.AvailableNow; nothing beyond it is read
+        self._target: Index | None = None  # of Trigger.AvailableNow: the end of all reading
         self._clock = SystemClock()
         self._waiting_since: float | None = None  # for minOffsetsPerTrigger
 

@@ -53,11 +53,11 @@ AT_CREATION = tuple(
     for field in (field for verb in VERBS for field in verb.fields)
     if field.name == name
 )
-"""The policies that people set when they make a namespace; the others have commands of their own."""
+"""The policies that are usually set with a new namespace; the others have commands of their own."""
 
 
 def policies_given(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that set a policy; what is not given comes as None."""
+    """The options that set a policy; an option that is not given is None."""
     function = options_of(AT_CREATION)(function)
     for option in (
         click.option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
@@ -69,7 +69,7 @@ def policies_given(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was given: of the namespace itself, and the policies among it, which are set by a call of their own."""
+    """The given options: the namespace's own, and the policies, which a call of their own sets."""
     found = given_fields(given)
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 

@@ -1,9 +1,9 @@
 """`magnetar namespaces|topics set-X|get-X|remove-X`: every policy by one table, with pulsar-admin's names and options.
 
-A row of `VERBS` makes three commands for namespaces and three for topics: `set-` sets what is given and leaves the
-rest, `get-` shows what is set there (`--applied`: with what is inherited, topic > namespace > broker), `remove-`
-inherits again. What a policy means and what it may be: proto/policies.py, which the broker checks. No command here is
-written by hand, and LazyGroup makes one only when it is run (attributes of this module, by `__getattr__`).
+A row of `VERBS` makes three commands for namespaces and three for topics: `set-` sets the given policies and keeps the
+rest, `get-` shows what is set at that level (`--applied`: with what is inherited, topic > namespace > broker),
+`remove-` inherits again. The meaning and the bounds of a policy: proto/policies.py, which the broker checks. No command
+here is written by hand, and LazyGroup makes one only when it is run (attributes of this module, by `__getattr__`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NAMESPACES, TOPICS = "namespaces", "topics"
 ROCKETMQ = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""Seconds: RocketMQ's delay levels, of which its redeliveries use the third and all that follow: 16 steps."""
+"""Seconds: RocketMQ's delay levels; its redeliveries use the third and all that follow, 16 steps."""
 
 
 def _bytes(text: str) -> int:
@@ -35,7 +35,7 @@ def _bytes(text: str) -> int:
 
 
 def _limit(text: str) -> int:
-    """pulsar-admin's -1 is "no limit", as 0 is."""
+    """pulsar-admin's -1 means "no limit", as 0 does here."""
     try:
         return max(0, int(text))
     except ValueError as error:
@@ -72,6 +72,8 @@ CONVERTERS: dict[str, Callable[[str], Any]] = {
 
 
 class Field(NamedTuple):
+    """An option of a command, and the policy that it sets."""
+
     name: str  # of proto/policies.py
     kind: str  # of CONVERTERS, or "on/off", or choices with | between
     flags: tuple[str, ...]
@@ -79,6 +81,8 @@ class Field(NamedTuple):
 
 
 class Verb(NamedTuple):
+    """A row of `VERBS`."""
+
     name: str  # set-NAME for topics
     fields: tuple[Field, ...]
     help: str
@@ -213,12 +217,12 @@ def verbs(level: str) -> dict[str, Lazy]:
 
 
 def given_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """What was given, as fields of Policies."""
+    """The given options, as fields of Policies."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def options_of(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The click options of these policies; what is not given comes as None."""
+    """The click options of these policies; an option that is not given is None."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for field in reversed(fields):
@@ -300,7 +304,7 @@ def read(session: Session, level: str, target: str, *, applied: bool = False) ->
 
 
 def change(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
-    """Sets what is given; shows what is set there then."""
+    """Sets the given policies, then shows what is set at that level."""
     import msgspec
 
     from ...proto.policies import Policies

@@ -35,7 +35,7 @@ _SUMMED = {
 
 
 def replies(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
-    """What each partition's owner says (one for a topic without partitions)."""
+    """The statistics of each partition, from its owner (of the topic, where it has no partitions)."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
@@ -101,7 +101,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
     return {
         "backlogSize": 0,
-        "earliestMsgPublishTimeInBacklog": 0,  # asked for with the precise backlog
+        "earliestMsgPublishTimeInBacklog": 0,  # filled with the precise backlog
         "dispatchRateLimitedTimes": 0,
         "type": each.type,
         "durable": each.durable,
@@ -128,7 +128,7 @@ def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
 
 
 def _draining(slot: values.DrainingSlot) -> dict[str, int]:
-    """Its messages are counted by entries."""
+    """A subscription's record; its messages are counted by entries."""
     return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
 
 
@@ -148,7 +148,7 @@ def _consumer(consumer: values.ConsumerStats) -> dict[str, Any]:
 
 
 def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the table shows of `subscriptions`."""
+    """The columns of the table, from `subscriptions`."""
     return [
         {
             **record,

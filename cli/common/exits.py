@@ -1,4 +1,4 @@
-"""Exit codes, and what a failed command says: one line on stderr with what was wrong and what to do (docs/errors.md);
+"""Exit codes, and the message of a failed command: one line on stderr with the error and a next step (docs/errors.md);
 with `-o json` one JSON object there.
 
 `MAGNETAR_DEBUG=1` shows the traceback instead. Codes are a contract with scripts: never renumber.
@@ -21,7 +21,7 @@ OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INTERRUPTED = 0, 1, 2, 3, 4
 
 
 class Failure(click.ClickException):
-    """A command that failed for a reason it can name; `code` is one of the exit codes above."""
+    """A command that failed for a known reason; `code` is one of the exit codes above."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -33,10 +33,10 @@ def run(command: click.Command) -> int:
     try:
         code = _outcome(command)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a failure still has a name and a code
+            sys.stdout.flush()  # here, where an error still gets a message and a code
         return code
     except BrokenPipeError as error:
-        if _reader_is_gone():  # it has enough (`| head`)
+        if _reader_is_gone():  # it has read enough (`| head`)
             return OK
         return _unexpected(error)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -56,7 +56,7 @@ def run(command: click.Command) -> int:
 
 
 def _outcome(command: click.Command) -> int:
-    """As `click.Command.main`, which would make exit code 1 of a closed pipe and leave its reason out."""
+    """As `click.Command.main`, which would exit with 1 at a closed pipe and not say why."""
     if "_MAGNETAR_COMPLETE" in os.environ:
         command.main(prog_name="magnetar")
     try:
@@ -68,12 +68,12 @@ def _outcome(command: click.Command) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is standard output that is closed, and not another pipe; what waits in it is thrown away then."""
+    """Whether standard output is the closed pipe; then its buffer is dropped."""
     import select
 
     output = sys.stdout.fileno()
     poll = select.poll()
-    poll.register(output, 0)  # an end without a reader is reported in any case
+    poll.register(output, 0)  # reports an end without a reader in any case
     if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
@@ -92,7 +92,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def cause(error: BaseException) -> MagnetarError | None:
-    """The error of ours in `error` or among its causes, the innermost first: the SDK's exceptions wrap a server's.
+    """The MagnetarError in `error` or among its causes, the innermost first: the SDK's exceptions wrap a server's.
 
     An OSError becomes one with its path.
     """
@@ -122,7 +122,7 @@ SDK_CODES = {
     "ConsumerBusy": IN_USE,
     "ProducerBusy": IN_USE,
 }
-"""Of exceptions that the SDK raises by itself (client/common/errors.py), by class: importing it here would load the
+"""Of exceptions that the SDK raises itself (client/common/errors.py), by class name: importing them would load the
 SDK."""
 
 
@@ -143,7 +143,7 @@ def code_of(error: MagnetarError) -> int:
 
 
 def describe(error: MagnetarError) -> str:
-    """What was wrong, whether it may have happened all the same, and a next step where one is known."""
+    """What was wrong, whether it may have happened nevertheless, and a next step where one is known."""
     from ...proto.errors import (
         Busy,
         ConnectionLost,
@@ -174,7 +174,7 @@ def describe(error: MagnetarError) -> str:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` is on the command line, which may be one that does not parse."""
+    """Whether `-o json` is on the command line, which may be invalid."""
     given = arguments[1:]
     if "--" in given:
         given = given[: given.index("--")]

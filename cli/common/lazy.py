@@ -1,10 +1,10 @@
-"""Groups whose commands are imported when they run: `magnetar --help` loads click and nothing of ours that is heavy.
+"""Groups whose commands are imported when they run: `magnetar --help` loads click and no heavy module of ours.
 
 A group is a table: name → (module, attribute, one line of help). Aliases (the spellings of pulsar-admin) run the same
 command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
 
-`--url`, `-o` and `--timeout` (SHARED) are taken in front of a verb too: a group hands them on to what it runs, in front
-of what is given there, so that the later one wins. A command that has none refuses it.
+`--url`, `-o` and `--timeout` (SHARED) are also accepted before a verb: a group passes them to the command, before the
+command's own options, so that the later one wins. A command without these options refuses them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class Lazy(NamedTuple):
+    """Where a command is, and its line of help."""
+
     module: str  # relative to cli: ".admin.topics"
     attribute: str
     help: str
@@ -34,7 +36,7 @@ def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> Non
 
 
 def _kept(ctx: click.Context) -> list[str]:
-    """What was given in front of the verb of this group."""
+    """The options that were given before this group's verb."""
     found: list[str] = ctx.meta.setdefault(f"magnetar.given.{ctx.command_path}", [])
     return found
 
@@ -43,7 +45,7 @@ class LazyGroup(click.Group):
     """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
 
     `policies` (cli/admin/policies.py) are commands too, shown in a section of their own, one line for three of them.
-    `settings` are those of click.Group: a group that does something by itself has a callback.
+    `settings` are those of click.Group: a group that does something itself has a callback.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         alone = not (ctx.args or ctx._protected_args)
-        if alone and _kept(ctx) and self.invoke_without_command:  # it runs itself
+        if alone and _kept(ctx) and self.invoke_without_command:  # the group itself runs
             ctx.fail(f"{ctx.command_path} without a command takes no {_kept(ctx)[0]}")
         return super().invoke(ctx)
 

@@ -1,7 +1,7 @@
-"""What commands print: tables for people (rich, loaded only then), JSON for programs, progress on stderr.
+"""What commands print: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
 
-A table's rows are the same records as the JSON list's objects, so that what is seen can be scripted. In a pipe a table
-keeps its columns and loses its colours.
+A table has the same records as the JSON list, so that a script can use what a person sees. In a pipe a table
+keeps its columns and has no colours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Output:
             self._table(rows, columns)
 
     def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """`rows` for lists of any length: printed as they come. The first rows of a table decide its widths."""
+        """`rows` for lists of any length: printed as they arrive. The first rows of a table decide its widths."""
         if self.json:
             stream_json(rows)
         else:
@@ -64,7 +64,7 @@ class Output:
             print(f"{name:<{width}}  {cell(value)}")
 
     def done(self, text: str, **record: Value) -> None:
-        """What a command without a result has done."""
+        """Reports what a command without a result has done."""
         if self.json:
             self.document({"done": text, **record})
         else:
@@ -85,7 +85,7 @@ class Output:
         for row in rows:
             table.add_row(*(cell(row.get(column)) for column in columns))
         console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
-        with console.capture() as captured:  # rich would end the process when the reader of a pipe has gone
+        with console.capture() as captured:  # rich would end the process when the reader of a pipe has closed it
             console.print(table)
         print(captured.get(), end="")
 
@@ -135,8 +135,10 @@ def cell(value: Value) -> str:
 
 
 class Counter(Protocol):
+    """The update of a progress bar."""
+
     def __call__(self, done: int) -> None:
-        """How many are done now."""
+        """Sets how many are done."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, never left running.
+"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, all ended at the end.
 
-For the demo and the tests. Everything listens on loopback with free ports; a process dies with the thread that started
-it (so start from the main one), and `close` ends what still runs. Output is collected: stdout line by line, stderr in a
-file beside the data.
+For the demo and the tests. Everything listens on loopback with free ports. A process dies with the thread that started
+it (so start from the main one), and `close` ends those that still run. Output is collected: stdout line by line, stderr
+in a file beside the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class NotReady(Exception):
-    """A process ended or fell silent before its ready line; the text shows what it said."""
+    """A process ended, or printed nothing, before its ready line; the text has its output."""
 
 
 _FOLLOW = (
@@ -31,9 +31,9 @@ _FOLLOW = (
 
 
 def dies_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, with SIGKILL for it when the thread that started it is gone, whatever took it (Linux).
+    """The command, set to get SIGKILL when the thread that started it ends for any reason (Linux).
 
-    Not by code of ours between fork and exec: a library with threads (gRPC) may crash there.
+    No code of ours runs between fork and exec: a library with threads (gRPC) may crash there.
     """
     if sys.platform != "linux":
         return list(command)
@@ -43,7 +43,7 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
 class Process:
     """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
 
-    A port 0 among the arguments is the free port that was found, from the second start on. `module` is what runs.
+    A port 0 among the arguments becomes the port that was found, from the second start on. `module` is what runs.
     """
 
     module = "magnetar.cli.main"
@@ -60,7 +60,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Starts it (again, after it ended), with the same arguments."""
+        """Starts it with the same arguments; also again after it ended."""
         assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.lines = []
@@ -112,7 +112,7 @@ class Process:
         raise NotReady(f"{self.name} did not become ready\n{self.output()}")
 
     def _pin(self, url: str) -> None:
-        """The next start takes the port of this one: others know it by then."""
+        """The next start uses the port of this one, which others know by then."""
         host, _, port = url.partition("://")[2].rpartition(":")
         was = ("", *self.arguments)
         for at, argument in enumerate(self.arguments):
@@ -127,7 +127,7 @@ class Process:
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
-        """All that it said."""
+        """All its output."""
         errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
         return "\n".join([*self.lines, errors])
 
@@ -140,7 +140,7 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """kill -9 and wait until it is gone."""
+        """kill -9, and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self.wait()
@@ -158,7 +158,7 @@ class Process:
 
 
 class Processes:
-    """Those started together; all of them end with the block."""
+    """Processes that were started together; all of them end with the block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -170,7 +170,7 @@ class Processes:
         return process
 
     def close(self) -> None:
-        """The last started first, so that clients leave before what they stand on."""
+        """Ends them, the last started first, so that clients end before their servers."""
         for process in reversed(self.started):
             if process.running:
                 process.stop()
@@ -184,7 +184,7 @@ class Processes:
 
 
 class Cluster(Processes):
-    """Metadata, bookies and brokers as single processes: what docker-compose.yml starts, on loopback."""
+    """Metadata, bookies and brokers as separate processes: what docker-compose.yml starts, on loopback."""
 
     def __init__(
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None

@@ -1,4 +1,4 @@
-"""What every administering command has: a server's address, a way to print, and the admin client.
+"""What every administering command has: a server's address, an output, and the admin client.
 
 `--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/service_url.py).
 """
@@ -21,12 +21,12 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 
 class Session:
-    """What one command was told of its server; `admin` connects when first used, `close` ends it."""
+    """A command's server and output; `admin` connects at its first use, `close` ends it."""
 
     def __init__(self, url: str, out: Output, timeout_s: float) -> None:
         from ...client.connect.service_url import parse_service_url
 
-        parse_service_url(url)  # raises before anything is asked
+        parse_service_url(url)  # raises before any request
         self.url, self.out, self.timeout_s = url, out, timeout_s
         self._admin: Admin | None = None
 
@@ -47,7 +47,7 @@ YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks a person before something is lost for good. No: code 130. Without a terminal nobody can be asked: code 2."""
+    """Asks a person before data are lost for good. No: code 130. Without a terminal there is no answer: code 2."""
     if yes:
         return
     if not sys.stdin.isatty():

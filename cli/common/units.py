@@ -1,4 +1,4 @@
-"""What people type for times, sizes, places in a topic: `10m`, `3d`, `10G`, `97:9`, `earliest`."""
+"""Times, sizes and places in a topic, as people type them: `10m`, `3d`, `10G`, `97:9`, `earliest`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def duration(text: str | None, unit_s: int) -> int | None:
-    """A length of time as a whole number of `unit_s` seconds, rounded up; a bare number counts units; -1 passes."""
+    """A duration as a whole number of `unit_s` seconds, rounded up; a bare number counts units; -1 passes."""
     if text is None or text == "-1" or text.isdigit():
         return None if text is None else int(text)
     match = re.fullmatch(r"(\d+)([smhdw])", text.strip().lower())
@@ -36,7 +36,7 @@ def mebibytes(text: str | None) -> int | None:
 
 
 def properties(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value`, each once or several with commas between; what has no `=` belongs to the value before it."""
+    """`key=value`, each once or several with commas between; a part without `=` belongs to the value before it."""
     found: dict[str, str] = {}
     for text in pairs:
         last = ""

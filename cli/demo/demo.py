@@ -1,13 +1,13 @@
 """`magnetar demo`: the whole path on this machine, with real processes and real data, checked against pandas.
 
 1. metadata, 3 bookies and 2 brokers start in a temporary folder;
-2. 336,776 flights go, keyed by carrier, into a topic with 4 partitions; one bookie is killed (-9) on the way and
-   started again;
+2. 336,776 flights are published, keyed by carrier, to a topic with 4 partitions; one bookie is killed (-9) meanwhile
+   and started again;
 3. a Spark streaming query aggregates delays per carrier and origin into a second topic (without Java: Python does it,
    and the exit code is 3);
 4. a consumer reads the second topic, prints the table, and everything is compared with pandas on the same file.
 
-Nothing stays: processes, files and Spark end with the command, however it ends.
+Nothing is left: processes, files and Spark end with the command, however it ends.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _why_no_spark() -> str | None:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM leaves through the same `finally` blocks as Ctrl-C."""
+    """Makes SIGTERM run the same `finally` blocks as Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

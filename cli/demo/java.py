@@ -1,8 +1,8 @@
-"""Java 17 or newer, which Spark alone needs: look for it, install it where we may, else say what to install.
+"""Java 17 or newer, which only Spark needs: find it, install it where permitted, else say what to install.
 
-Looked for in this order: `JAVA_HOME`, `java` on the PATH, and where the systems put it. A runtime counts only if it
-starts with the module that Spark's launcher always asks for (jlinked ones often lack it). Installing is tried with apt
-and as root only, and only when `ensure_java` is called for it.
+The order of the search: `JAVA_HOME`, `java` on the PATH, and the usual folders of the systems. A runtime counts only if
+it starts with the module that Spark's launcher always requests (jlinked ones often lack it). Only `ensure_java`
+installs, with apt and as root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 VERSION_MIN = 17
 SPARK_MODULE = "jdk.incubator.vector"
 PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
-"""Tried in turn: Debian 12 and Ubuntu have the first, Debian 13 the second, later ones the last."""
+"""Tried in turn: the first is in Debian 12 and Ubuntu, the second in Debian 13, the last in later ones."""
 PLACES = (
     "/usr/lib/jvm/*/bin/java",
     "/Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
@@ -37,6 +37,8 @@ WHAT_TO_INSTALL = (
 
 
 class Java(NamedTuple):
+    """A runtime: its folder and its version."""
+
     home: str
     version: int
 
@@ -75,7 +77,7 @@ def _version(java: str) -> int | None:
 
 
 def ensure_java(*, install: bool) -> Java | None:
-    """Finds Java, installing it first when `install`, we are root and apt is there. Sets `JAVA_HOME` for pyspark."""
+    """Finds Java; with `install`, as root and with apt, installs it first. Sets `JAVA_HOME` for pyspark."""
     java = find_java()
     if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
         _install()
@@ -96,7 +98,7 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """None when Spark can run here; else one line that says what is missing."""
+    """None when Spark can run; else one line that says what is missing."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:

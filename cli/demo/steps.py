@@ -1,4 +1,4 @@
-"""The steps of the demo, in the order in which demo.py takes them; each prints what it did and how long it took."""
+"""The steps of the demo, in the order of demo.py; each prints what it did and how long it took."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 SOURCE, SINK, PARTITIONS = "flights", "delays", 4
 KILL_AT = 0.3
-"""Share of the flights confirmed when a bookie is killed."""
+"""The share of the flights that is confirmed when a bookie is killed."""
 DOWN_S = 1.0
-"""How long the bookie stays away: long enough that brokers notice, short enough for a demo."""
+"""How long the bookie is down: long enough that brokers notice, short enough for a demo."""
 SILENCE_MS = 10_000
-"""A topic that gives nothing for so long has no more to give, whatever was expected."""
+"""A topic without a message for so long is at its end, whatever number was expected."""
 SPARK_TIMEOUT_S = 300.0
-"""Spark starts in 5 to 10 s and works for about as long; a machine with much else to do may take minutes."""
+"""Spark starts in 5 to 10 s and works for about as long; on a busy machine it may take minutes."""
 
 
 class Steps:
+    """The demo's steps, with one console and one folder."""
+
     def __init__(self, console: Console, directory: Path) -> None:
         self.console, self.directory = console, directory
         self._clock = SystemClock()
@@ -48,7 +50,7 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Retention first: what nobody has subscribed to may go, and Spark comes when everything was sent."""
+        """Retention first: messages without a subscription may be deleted, and Spark begins after the last is sent."""
         from ...client.admin import Admin
         from ...proto.policies import Policies
 
@@ -60,7 +62,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """A thread sends; this one draws the bar, kills a bookie under load, and starts it again."""
+        """A thread sends; this one draws the bar, kills a bookie under load, and restarts it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -90,7 +92,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """The query runs in its own process group, which ends with this step, whatever happens."""
+        """The query runs in its own process group, which this step ends in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo.flights_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -124,7 +126,7 @@ class Steps:
         return rows
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
-        """What Spark does, without Spark: a subscription over all partitions, and a row per route at the end."""
+        """Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
         import msgspec
 
         from ...client.blocking.client import Client
@@ -192,7 +194,7 @@ class Steps:
         self.console.print(table)
 
     def compare(self, cluster: Cluster, found: dict[Route, Delays], truth: dict[Route, Delays], total: int) -> bool:
-        """Counts and sums, row by row; and that the topic holds each flight once."""
+        """Compares counts and sums, row by row, and checks that the topic has each flight once."""
         stored = self._stored(cluster)
         wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
         for route in wrong:
@@ -225,7 +227,7 @@ def _end_group(pid: int) -> None:
 
 
 class _Sender:
-    """Sends in a thread of its own, so that the caller can look and act meanwhile."""
+    """Sends in a thread of its own; the caller watches and acts meanwhile."""
 
     def __init__(self, url: str, messages: Iterable[tuple[str, bytes]]) -> None:
         self.confirmed = 0
@@ -258,7 +260,7 @@ class _Sender:
             self._failures.append(error)
 
     def step(self, wait_s: float) -> bool:
-        """Waits a little; True while it sends. Raises what made it fail."""
+        """Waits a little; True while it sends. Raises its error."""
         self._thread.join(wait_s)
         if self._failures:
             raise Failure(f"publishing failed after {self.confirmed:,} flights: {self._failures[0]}")

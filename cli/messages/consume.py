@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TYPES = {name.lower(): number for name, number in NUMBERS.items()}
 POLL_MS = 200
-"""How long one receive waits: a Ctrl-C is seen within that."""
+"""The wait of one receive: a Ctrl-C takes effect within it."""
 
 
 @click.command()
@@ -47,7 +47,7 @@ def consume(
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
-    With -n it waits for that many, with --follow it never ends, else it ends when nothing has come for --idle seconds.
+    With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def consume(
 
 
 def _copy(consumer: Any, out: Output, count: int | None, idle_ms: int | None) -> int:
-    """Prints and acknowledges until `count` messages, or until `idle_ms` without one; how many there were."""
+    """Prints and acknowledges until `count` messages, or until `idle_ms` without one; the number of messages."""
     from ...client.common.errors import Timeout
     from .messages import received, show
 

@@ -1,4 +1,4 @@
-"""How messages are shown: their text, a line each; with `-o json` one JSON object a line, so that streams can be piped.
+"""How messages are shown: their text, one a line; with `-o json` one JSON object a line, so that streams can be piped.
 
 A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in text.
 """
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
+    """A message as it is printed, from either client."""
+
     topic: str
     message_id: str  # ledger:entry:partition:batch
     key: str
@@ -28,7 +30,7 @@ class Shown:
 
 
 def received(message: Any) -> Shown:
-    """A message as the SDK gives it."""
+    """From a message of the SDK."""
     return Shown(
         message.topic_name(),
         id_text(message.message_id()),
@@ -46,7 +48,7 @@ def id_text(message_id: MessageId) -> str:
 
 
 def stored(message: StoredMessage) -> Shown:
-    """A message as the admin client gives it."""
+    """From a message of the admin client."""
     place = id_text(message.message_id)
     return Shown(message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
-    """Bytes of the command line that are not UTF-8 come as lone surrogates, which no message can carry."""
+    """Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no message can contain."""
     for each in (given,) if isinstance(given, str) else given or ():
         try:
             each.encode()
@@ -124,7 +124,7 @@ def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
 
 
 class _Sending:
-    """Sends without waiting for each; `finish` waits for all and says how many are safe, or raises if one is not."""
+    """Sends without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
 
     def __init__(self, session: Session, topic: str, compression: str) -> None:
         from ...client.blocking.client import Client

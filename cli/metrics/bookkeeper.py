@@ -1,9 +1,9 @@
 """BookKeeper's names for a bookie's metrics, so that dashboards made for it work (`--metrics-compat bookkeeper`).
 
 The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it. Latencies
-are summaries in milliseconds with the label `success`, as BookKeeper's, their quantiles over the last minute or two
-(runtime/monitoring/metrics.py `Recent`): our own histograms are the better ones. What has no honest counterpart has no
-second name (queues of threads that do not exist here). Guarding test: tests/cli/metrics/test_metrics_bookkeeper.py.
+are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last minute or two
+(runtime/monitoring/metrics.py `Recent`); our own histograms are more exact. A metric of BookKeeper without a true
+counterpart (queues of threads that do not exist here) is left out. Guard: tests/cli/metrics/test_metrics_bookkeeper.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 
 class Second(NamedTuple):
-    """`ours`: names on our page; two of them are what succeeded and what failed. `note`: what differs."""
+    """`ours`: names on our page; of two, the first counts successes and the second failures. `note`: what differs."""
 
     name: str
     ours: tuple[str, ...]
@@ -59,14 +59,14 @@ SECOND = (
 
 
 class BookKeeperNames:
-    """One for the life of a process: it remembers earlier counts for its quantiles."""
+    """One for the life of a process: it remembers earlier counts for the quantiles."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._recent = Recent()
 
     def add(self, page: Page, bookie: str) -> None:
-        """Shows what is on the page of this bookie a second time. A missing number has no second name."""
+        """Adds this bookie's metrics of the page a second time. A missing number gets no second name."""
         labels = (("bookie", bookie),)
         for second in SECOND:
             help = f"BookKeeper's name of {' and '.join(second.ours)}."

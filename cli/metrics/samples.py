@@ -9,9 +9,9 @@
     magnetar_background_…      long-lived tasks that failed (runtime/supervisor.py)
     magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/unreadable.py)
 
-A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: one that can
-fall is added there. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
-tests/cli/metrics/test_metrics.py, which also fails when it sees a counter fall.
+A new number of a part's `statistics()` is a counter, unless it is among the gauges here: a number that can fall must be
+added there. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
+tests/cli/metrics/test_metrics.py, which also fails when a counter falls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...runtime.monitoring.metrics import Page
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
-"""A subscription whose backlog is not in memory, and where its number goes."""
+"""A subscription whose backlog is not in memory, and the function that takes its number."""
 
 _LOG = logging.getLogger("magnetar.metrics")
 
@@ -78,7 +78,7 @@ BACKLOGS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The parts of a process that have numbers. Calls only from their event loop."""
+    """The parts of a process that have numbers. Called only from their event loop."""
 
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
@@ -101,7 +101,7 @@ class Measured:
 
 
 def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
-    """Of --metrics-compat."""
+    """For --metrics-compat."""
     return BookKeeperNames(clock) if compat == "bookkeeper" else None
 
 
@@ -129,7 +129,7 @@ async def _broker(page: Page, broker: Broker) -> None:
 
 
 async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
-    """In slices of the loop. How many are degraded, and of which the backlog has to be read."""
+    """Works in slices of the loop. Returns how many are degraded, and the subscriptions whose backlog must be read."""
     from ...broker.common.turns import Turns
     from ...broker.topic.backlog import size_now  # there is a broker, so it is loaded
     from ...runtime.monitoring.metrics import escaped
@@ -177,7 +177,7 @@ async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[in
 
 
 async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
-    """Those that cannot be read, or not in time, are not on the page, which says how many."""
+    """Backlogs that cannot be read, or not in time, are left out and counted."""
     from ...broker.topic.backlog import size  # there is a broker, so it is loaded
 
     missing = len(unread)

@@ -1,8 +1,8 @@
 """`magnetar metadata|broker`, and what all processes of a cluster share (`magnetar bookie` is cli/storage/bookie.py).
 
 Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
-it in order within seconds; `kill -9` is safe at any moment. Settings that are no option come from `--config FILE`
-(TOML, sections [bookie] and [broker]) and from the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
+it in order within seconds; `kill -9` is safe at any moment. Settings without an option are in `--config FILE`
+(TOML, sections [bookie] and [broker]) and in the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar")
 
 WAIT_S = 60.0
-"""How long a bookie or broker that was started first waits for the metadata service."""
+"""How long a bookie or broker that was started before the metadata service waits for it."""
 NOTICE_S = 1.0
-"""After so long it says that it waits."""
+"""The wait after which it logs that it waits."""
 
 
 def server_options(
@@ -79,7 +79,7 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and is missed by them."""
+    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how they miss it."""
     options = (
         click.option(
             "--metadata",
@@ -117,7 +117,7 @@ def endpoint(text: str, option: str) -> Endpoint:
 
 
 def metadata_address(text: str) -> Address:
-    """Of --metadata."""
+    """The value of --metadata."""
     from ...metadata.address import parse
 
     try:
@@ -127,14 +127,14 @@ def metadata_address(text: str) -> Address:
 
 
 def metrics_endpoint(text: str | None) -> Endpoint | None:
-    """Of --metrics; a port alone is one of loopback."""
+    """The value of --metrics; a port alone is one of loopback."""
     if text is None:
         return None
     return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
 
 
 def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
-    """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
+    """Runs a server to its end; its exit code. Raises errors, which exits.py reports."""
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock
@@ -159,16 +159,16 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
 
 _READY = "ready"
 _said: list[str] = []
-"""By this process: it is one server."""
+"""The lines that this process printed: it is one server."""
 
 
 async def begin(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
-    """`start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
+    """Runs `start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
 
-    The metadata may be restarted, or be cut off for longer than the session lasts, while a bookie replays its journal.
-    What stands in the way for good (a wrong directory, a taken port, nobody at that address) is said at once.
+    The metadata may restart, or be cut off for longer than the session lasts, while a bookie replays its journal.
+    An error that does not pass (a wrong directory, a taken port, no server at that address) is raised at once.
     """
     from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
 
@@ -190,7 +190,7 @@ def ready(url: str, **facts: object) -> None:
 
 
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
-    """Serves metrics when they were asked for; what the ready line says of it. Busy: the port is taken."""
+    """Serves metrics if requested; returns the fact for the ready line. Busy: the port is taken."""
     if where is None:
         return {}
     from ...runtime.monitoring.metrics_server import MetricsServer
@@ -200,7 +200,7 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured
 
 
 async def serve_for_ever() -> NoReturn:
-    """Until the process is told to end (runtime/process.py cancels it)."""
+    """Waits until the process is asked to end (runtime/process.py cancels it)."""
     from ...runtime.process import settle
 
     settle()
@@ -209,7 +209,7 @@ async def serve_for_ever() -> NoReturn:
 
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
-    """A metadata session of `session_s`; waits up to `wait_s` for the service to be there."""
+    """A metadata session of `session_s`; waits up to `wait_s` for the service to answer."""
     from ...metadata.connect import connect as open_session
     from ...proto.errors import Unavailable
 

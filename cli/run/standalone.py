@@ -1,12 +1,12 @@
 """`magnetar standalone`: metadata, bookies and broker in one process and one event loop, on one folder.
 
-    DIR/lock               held while a process uses the folder
+    DIR/lock               locked while a process uses the folder
     DIR/metadata.sqlite    the metadata tree
     DIR/bookie-1 …         one folder per bookie
 
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
-on one machine that rehearses a cluster, it does not make anything safer. The number of bookies may grow between starts
-and never shrink: ledgers lie on all of them.
+on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
+shrink: ledgers are on all of them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def standalone(
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
-    Without --data everything is kept in ./magnetar-data. Without --port it listens on 7650, and on 6650 where that is
-    free: that port is Pulsar's, and programs that name it find us.
+    Without --data everything is stored in ./magnetar-data. Without --port it listens on 7650, and on 6650 if that is
+    free: that is Pulsar's port, and programs that name it find us.
 
     \b
     Examples:
@@ -110,7 +110,7 @@ async def _serve(
 
 
 async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:
-    """gRPC on Pulsar's port too, until Pulsar's own protocol is there. Where the port is taken we say so and go on."""
+    """gRPC on Pulsar's port too, until Pulsar's own protocol replaces it. If the port is taken, it logs that."""
     from ...broker.protocols.grpc.admin import AdminService
     from ...broker.protocols.grpc.broker import BrokerService
     from ...proto.errors import Busy
@@ -127,7 +127,7 @@ async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: s
 
 
 def _count(folder: Path, wanted: int | None) -> int:
-    """How many bookies to start: as many as have data here, or more."""
+    """How many bookies to start: as many as have data in the folder, or more."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])

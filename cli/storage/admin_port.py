@@ -1,4 +1,4 @@
-"""Asking running bookies (bookie/admin/verbs.py): over the peers' network, found by what a broker lists."""
+"""Requests to running bookies (bookie/admin/verbs.py) over the peers' network; a broker lists their addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BookiePeer:
-    """A bookie that is registered. `ask` from the session's event loop."""
+    """A registered bookie. Call `ask` from the session's event loop."""
 
     def __init__(self, id_: str, endpoint: str, timeout_s: float) -> None:
         self.id = id_
@@ -24,7 +24,7 @@ class BookiePeer:
         self._peer: Peer | None = None
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
-        """What the bookie answers. The error that it answers with, by its class; Failure when it knows no verbs."""
+        """The bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no verbs."""
         from ...ledger.format.peer import Status, decode_answer, encode_admin
         from ...proto import errors
         from ...runtime.network import Endpoint
@@ -53,7 +53,7 @@ class BookiePeer:
 def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
     """The registered bookies, or the one whose id begins with `wanted`. NotFound when there is none.
 
-    `timeout_s` of what they are asked, where that takes longer than the session's calls.
+    `timeout_s`: of their answers, where that is longer than the session's.
     """
     from ...proto.errors import NotFound
 
@@ -68,7 +68,7 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
 
 
 def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
-    """The answers of all, asked at the same time; the first error is raised."""
+    """The answers of all, requested at the same time; raises the first error."""
 
     async def ask() -> list[dict[str, Any]]:
         try:

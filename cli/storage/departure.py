@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 1.0
-"""Between two looks; each reads every ledger's record."""
+"""Between two requests; each reads every ledger's record."""
 
 WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
 WAIT_S = click.option("--wait-s", type=click.FloatRange(0), default=None, help="… but at most so many seconds.")
@@ -36,7 +36,7 @@ def decommission(
 ) -> None:
     """Empty a bookie before it is taken away: it takes no new ledgers, and every copy on it is made on others.
 
-    It goes on serving meanwhile. Ctrl-C ends the waiting, not the moving. When it is done, stop the bookie. BOOKIE is
+    It keeps serving meanwhile. Ctrl-C ends the waiting, not the moving. When it is done, stop the bookie. BOOKIE is
     its id; the beginning is enough.
 
     \b
@@ -75,7 +75,7 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """The one bookie whose id begins so, registered or not. NotFound."""
+    """The one bookie whose id begins with `beginning`, registered or not. NotFound."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]
@@ -109,7 +109,7 @@ def _until_empty(
     session: Session, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
     deadline: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Waits; what is left when the deadline is over."""
+    """Waits until the bookie is empty or the deadline has passed; what is left then."""
     while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
         time.sleep(POLL_S)
         left = ask_any(session, "departure", bookie=bookie)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .admin_port import BookiePeer
 
 POLL_S = 0.2
-"""Between two looks at a collection that runs; each is one small message."""
+"""Between two requests about a running collection; each is one small message."""
 
 PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
 DONE_COLUMNS = ("bookie", "buried", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
@@ -45,8 +45,8 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
     """Garbage collection: the disk space of deleted ledgers.
 
-    Bookies collect by themselves; this shows what they would do, or lets them do it now. A ledger that was deleted
-    just now has to wait for its grace (gc_grace_s) first.
+    Bookies collect by themselves; this shows what they would do, or makes them do it now. A ledger that was just
+    deleted waits for its grace (gc_grace_s) first.
 
     \b
     Examples:
@@ -78,14 +78,14 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
 
 
 def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
-    """JSON has the holders with all that is known of them; the table the topics of the largest."""
+    """JSON has the holders with all their details; the table has the topics of the largest."""
     owners = list(dict.fromkeys(owner(holder) for holder in log["holders"]))
     more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
     return {"bookie": peer.id, **log, "heldBy": owners[:OWNERS_SHOWN] + more}
 
 
 def owner(holder: dict[str, Any]) -> str:
-    """Whose ledger it is, in a few words."""
+    """The ledger's owner, in a few words."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
         return f"{name} ({holder['cursor']})" if "cursor" in holder else name
@@ -100,7 +100,7 @@ def _status_row(found: dict[str, Any]) -> Row:
 async def _collect(
     peers: list[BookiePeer], hear: Callable[[int, dict[str, Any]], None], options: dict[str, bool]
 ) -> list[dict[str, Any]]:
-    """Starts it at all bookies and waits; the last status of each. Who leaves (Ctrl-C) does not stop it."""
+    """Starts it at all bookies and waits; the last status of each. Ctrl-C ends the waiting, not the collection."""
 
     async def one(at: int, peer: BookiePeer) -> dict[str, Any]:
         await peer.ask("gc-start", **options)

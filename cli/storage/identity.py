@@ -1,6 +1,6 @@
 """`magnetar bookies forget|move|accept-metadata`: what an operator says when a bookie cannot know.
 
-They change what the metadata says of a bookie that is stopped (bookie/node/identity.py): over the metadata service, or
+They change the metadata about a bookie that is stopped (bookie/node/identity.py): over the metadata service, or
 in the folder of a stopped `magnetar standalone`.
 """
 
@@ -30,7 +30,7 @@ BOOKIE = click.argument("bookie")
 
 
 def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --metadata and --data: where the metadata is."""
+    """Adds --metadata and --data, which say where the metadata is."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
@@ -88,7 +88,7 @@ def _change(
 def forget(bookie: str, metadata_: str, data: str | None, output: str, yes: bool) -> None:
     """Forget a bookie whose data is lost for good: its place may be taken by a new one.
 
-    BOOKIE is its id. It must be stopped. Its directory, if it should turn up again, never starts any more.
+    BOOKIE is its id. It must be stopped. Its directory, if it is found again, can never start any more.
 
     Example: magnetar bookies forget 6f9619ff-8b86-4d01-b42d-00cf4fc964ff
     """
@@ -105,7 +105,7 @@ def forget(bookie: str, metadata_: str, data: str | None, output: str, yes: bool
 def move(bookie: str, place: str, metadata_: str, data: str | None, output: str) -> None:
     """Say that a bookie's directory stands at another place now.
 
-    PLACE is HOST:DIRECTORY as the bookie was told it, or its `place` setting; no copy may be left at the old one.
+    PLACE is HOST:DIRECTORY as the bookie was given it, or its `place` setting; no copy may be left at the old one.
 
     Example: magnetar bookies move 6f9619ff-8b86-4d01-b42d-00cf4fc964ff bookie-7:/data
     """

@@ -1,7 +1,7 @@
 """`magnetar bookie inspect …`: what is in a bookie's directory. Read-only, takes no lock, also beside a running bookie.
 
-The readers are bookie/inspect/; these commands filter and print as they read, nothing is collected, whatever the size.
-Here are cookie, mark, journal, log and index; ledger is cli/storage/inspect_ledgers.py, store
+The readers are bookie/inspect/; these commands filter and print while they read, and collect nothing, whatever the
+size. This module has cookie, mark, journal, log and index; ledger is cli/storage/inspect_ledgers.py, store
 cli/storage/inspect_store.py.
 """
 

@@ -1,7 +1,7 @@
-"""What the commands of `magnetar bookie inspect` share: a directory to look into, how to print, and damage counted.
+"""What the commands of `magnetar bookie inspect` share: a directory to read, an output, and the count of damage.
 
-A damaged place is a row like the others with its reason under `damage`; the exit code is 1 when there was one, with the
-first named on stderr. Whole files that a running bookie removed meanwhile are named on stderr.
+A damaged place is a row like the others with its reason under `damage`; the exit code is then 1, and stderr names the
+first one. Files that a running bookie removed meanwhile are named on stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Look:
-    """One command's look into a directory: how to print, and the damage seen."""
+    """One command's reading of a directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take
@@ -38,7 +38,7 @@ class Look:
             self.damaged(damage)
 
     def damaged(self, damage: Damage) -> str:
-        """Counts it; its reason."""
+        """Counts a damage; returns its reason."""
         self._first = self._first or damage
         self.damages += 1
         return damage.reason
@@ -47,7 +47,7 @@ class Look:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """At most `limit` rows; says so when there are more."""
+        """At most `limit` rows; reports when there are more."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -61,7 +61,7 @@ class Look:
 
 
 def inspecting(function: Callable[..., None]) -> Callable[..., None]:
-    """DIR, -o and --limit; gives the command its Look first, and ends with exit code 1 when damage was seen."""
+    """Adds DIR, -o and --limit; gives the command its Look first, and exits with 1 when damage was found."""
 
     @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)

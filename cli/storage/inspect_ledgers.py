@@ -33,8 +33,8 @@ def ledger(
 ) -> None:
     """Ledgers as of the last checkpoint: fenced, LAC, last entry, deleted, quarantined, in limbo; never their keys.
 
-    With --ledger also what the journal has since, and the extents in the entry logs; with --entries each copy of each
-    entry, read and checked.
+    With --ledger also what the journal has after it, and the extents in the entry logs; with --entries each copy of
+    each entry, read and checked.
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def _extent(place: ExtentPlace) -> Row:
 
 
 def _journal(look: Look, ledger: int) -> str | None:
-    """What the journal says of the ledger since the last checkpoint, in words."""
+    """The journal's records of the ledger after the last checkpoint, in words."""
     from ...bookie.inspect.entries import in_journal_records
 
     counts: dict[str, int] = {}

@@ -24,7 +24,7 @@ HOLDERS_SHOWN = 5
 def store(look: Look, html: str | None) -> None:
     """A bookie's directory in short: logs with live share and the ledgers that hold them, journals, ledger index.
 
-    --html writes one page with a bar for each log; it needs nothing else and reads well in light and dark.
+    --html writes one page with a bar for each log; it needs no other file and is readable in light and dark.
 
     \b
     Examples:
@@ -105,7 +105,7 @@ def log_row(log: LogSummary) -> dict[str, object]:
 
 
 def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
-    """The logs one by one; `verify` reads all their records."""
+    """A row for each log; `verify` reads all their records."""
     from ...bookie.inspect.ledgers import overview
     from ...bookie.inspect.snapshot import Gone
     from ...bookie.inspect.summary import log_summary
@@ -125,7 +125,7 @@ def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
 
 
 def verified(look: Look, number: int) -> dict[str, object]:
-    """What reading all records of a log adds to its row."""
+    """The columns of a log's row that need all its records."""
     from ...bookie.inspect import logs
     from ...bookie.inspect.snapshot import Damage
 

@@ -1,6 +1,6 @@
 """`magnetar ledgers list|show|under-replicated`: what the metadata says of ledgers and their copies.
 
-Any running bookie answers (bookie/admin/repair_verbs.py): it reads the metadata when it is asked.
+Any running bookie answers (bookie/admin/repair_verbs.py): it reads the metadata at the request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """What any registered bookie answers: the first that can be reached, and does it for this machine."""
+    """The answer of the first registered bookie that can be reached and permits requests from this machine."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_each, find
@@ -47,7 +47,7 @@ def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
             return answer
         except (ConnectionLost, TimedOut, Unavailable) as error:
             failure = error
-        except Unauthorized as error:  # another one may be on this machine
+        except Unauthorized as error:  # another bookie may be on this machine
             refusal = error
     if refusal is not None:
         raise refusal
@@ -127,12 +127,12 @@ def under_replicated(session: Session, limit: int) -> None:
 
 
 def short(bookies: list[str]) -> list[str]:
-    """The beginnings of ids, which is enough to tell them apart and to type."""
+    """The beginnings of ids that are long enough to be unique, and short enough to type."""
     return [bookie[:8] for bookie in bookies]
 
 
 def span(seconds: float | None) -> str:
-    """A length of time for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
+    """A duration for people: `42s`, `3m`, `2h 5m`, `4d 1h`."""
     if seconds is None:
         return "-"
     whole = int(seconds)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...metadata.backup import Contents
 
 TIMEOUT_S = 600.0
-"""Of a copy: a gigabyte on a slow disk."""
+"""For a copy: a gigabyte on a slow disk."""
 ASK_S = 5.0
 
 OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -33,7 +33,8 @@ def backup(name: str, metadata_: str, output: str) -> None:
     """Make a whole copy of the metadata while it is used.
 
     NAME is a file that the service makes in its own folder (default: one named by the tree's revision). Commits wait
-    while it is copied: about a second for 500 MB. Take it to another machine: the folder's disk is what it is for.
+    while it is copied: about a second for 500 MB. Move it to another machine: a copy protects against the loss of this
+    disk.
 
     Example: magnetar metadata backup monday.backup
     """
@@ -73,8 +74,8 @@ def restore(copy: Path, data: Path, output: str, yes: bool) -> None:
     """Put a copy in the place of the metadata's file, and say what is newer elsewhere.
 
     The service must be stopped; its file, if there is one, is kept beside the new one. The bookies that COPY names are
-    asked for the ledgers that they saw: ids are given out above those, and what the copy does not know is kept on
-    bookies until `magnetar bookies gc --now --force`.
+    asked which ledgers they saw: new ids begin above those, and bookies keep the ledgers that the copy does not contain
+    until `magnetar bookies gc --now --force`.
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """
@@ -94,7 +95,7 @@ def restore(copy: Path, data: Path, output: str, yes: bool) -> None:
 
 
 def _contents(path: Path) -> Contents | None:
-    """None: there is none, or nothing of it can be read."""
+    """None: there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
@@ -105,7 +106,7 @@ def _contents(path: Path) -> Contents | None:
 
 
 async def _ask(found: Contents) -> dict[str, int | str]:
-    """By bookie the largest ledger id that it has or had, or why it does not say."""
+    """By bookie the largest ledger id that it has or had, or why it does not answer."""
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
     from .admin_port import BookiePeer
@@ -124,7 +125,7 @@ async def _ask(found: Contents) -> dict[str, int | str]:
 
 
 def _compare(found: Contents, before: Contents | None, bookies: dict[str, int | str]) -> list[dict[str, object]]:
-    """A row for the copy, the file that is replaced, and each bookie; `newer`: what is there and not in the copy."""
+    """A row for the copy, the replaced file, and each bookie; `newer`: what it has and the copy lacks."""
     rows: list[dict[str, object]] = [{"where": "the copy", "highestLedger": found.highest, "newer": ""}]
     if before is not None:
         more = len(before.ledgers - found.ledgers)

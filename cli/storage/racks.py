@@ -1,7 +1,7 @@
 """`magnetar bookies racks|set-rack|delete-rack`: where bookies stand, said in the metadata (`RacksRecord`).
 
-It is above the `--rack` that a bookie was started with, and holds for the next choice of every broker, at once. What
-lies on bookies already stays there. Over the metadata service, or in the folder of a stopped `magnetar standalone`.
+It overrides the `--rack` that a bookie was started with, and every broker uses it at once for its next choice. Ledgers
+that are already on bookies stay there. Over the metadata service, or in the folder of a stopped `magnetar standalone`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _bookie(text: str) -> str:
 
 
 def _change(metadata: str, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None) -> None:
-    """Changes the mapping, if asked to, and shows every bookie that is registered or mapped."""
+    """Changes the mapping if asked to, then shows every bookie that is registered or mapped."""
     from ...metadata import paths
     from ...metadata.records import BookieRecord, RacksRecord
     from ...metadata.update import get_record, update_record

@@ -138,7 +138,7 @@ def enable(session: Session) -> None:
 def disable(session: Session) -> None:
     """Leave missing copies missing, for maintenance in which bookies are away for longer than the grace.
 
-    Nothing is marked or copied until 'magnetar repair enable'; what is being copied is dropped within seconds.
+    Nothing is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
 
     Example: magnetar repair disable
     """

@@ -1,12 +1,12 @@
-"""gRPC on grpc.aio: `serve` and `connect`, as `runtime/network.py` promises them.
+"""gRPC on grpc.aio: the `serve` and `connect` of `runtime/network.py`.
 
-Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`. grpc itself is imported with the first use, so that
-a process that never talks gRPC does not pay for it.
+Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`. grpc itself is imported at its first use, so that a
+process without gRPC does not pay for it.
 
-At a server each call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller is gone; the
-handler is not cancelled. One of a stream learns of it from its stream (ConnectionLost) and ends in its own order; one
-of a single call goes on to its end, for what it has begun to change must not stay half done: a topic that was being
-unloaded would keep its consumers and give them nothing. An error of a handler ends the call: what was sent before still
+At a server each call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller disconnects;
+the handler is not cancelled. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary
+call's handler runs to its end, because a change that it has begun must not stay half done: a topic that was being
+unloaded would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still
 arrives.
 """
 
@@ -33,24 +33,24 @@ CLOSE_TIMEOUT_S = 10.0
 """How long an orderly close of a stream waits for the other side before it cancels."""
 
 HANDLERS_TIMEOUT_S = 1.0
-"""How long a server that closes lets its stream handlers end by themselves after their callers were cut off."""
+"""How long a server that closes lets stream handlers end by themselves after their callers were disconnected."""
 
 END_OF_ITEMS = b""
 """An envelope without items, sent by a client before its half-close. At a server a half-close looks the same as a
-caller that is gone (gRPC tells which a moment later); after this one it is an end in order."""
+caller that disconnected (gRPC reports which a moment later); after this envelope it is an end in order."""
 
 FOREIGN_END_S = 0.1
-"""How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to say that the caller is gone."""
+"""How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to report that the caller disconnected."""
 
 CUT_S = 1.0
-"""For an item that is on its way when our side cuts the call: of a caller that does not read it is never sent."""
+"""For a write in progress when this side cuts the call: one to a caller that does not read is never sent."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # A dead peer is noticed after 10 + 5 s, also when nothing is said.
+    # A dead peer is noticed after 10 + 5 s, also without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -75,7 +75,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was cancelled by us (gRPC raises CancelledError for its own reasons too)."""
+    """Whether we cancelled this task (gRPC raises CancelledError for its own reasons too)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -131,7 +131,7 @@ class GrpcChannel:
         return stream
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the calls in progress."""
         self._closed = True
         for stream in list(self._streams):
             stream.cancel()
@@ -156,7 +156,7 @@ class _ClientStream(GrpcStream):
         self._grpc_aio = grpc_module().aio
 
     def break_off(self, error: MagnetarError) -> None:
-        """A call that never connected does not end a write that waits for it, cancelled or not: the writer is told."""
+        """A call that never connected does not end a write that waits for it, even when cancelled: the writer fails."""
         super().break_off(error)
         if self._flusher is not None:
             self._flusher.cancel()
@@ -192,7 +192,7 @@ class _ClientStream(GrpcStream):
             raise ConnectionLost(f"{self._endpoint}: the stream is over") from failure
 
     async def close(self) -> None:
-        """Half-closes after what is queued and waits for the server's end; what still comes is for a reader, if any."""
+        """Half-closes after the queued items and waits for the server's end; a reader may receive the last items."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.finish()
@@ -200,7 +200,7 @@ class _ClientStream(GrpcStream):
                     await self._write(END_OF_ITEMS)
                     await self._call.done_writing()
                 puller = self._start_pulling()
-                self._changed()  # it reads on without a reader now
+                self._changed()  # without a reader it reads on
                 await asyncio.wait((puller,))
         except (TimeoutError, MagnetarError, asyncio.InvalidStateError) as error:
             _LOG.debug("the stream to %s did not end in order: %s", self._endpoint, error)
@@ -210,12 +210,14 @@ class _ClientStream(GrpcStream):
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
-    """What senders are told when the stream broke with `error`: what they sent may have been done."""
+    """The error for senders when the stream broke with `error`: what they sent may have been done."""
     return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
 # ---------------------------------------------------------------------------------- server
 class GrpcServing:
+    """A listening gRPC server."""
+
     def __init__(self, server: grpc.aio.Server, endpoint: Endpoint, handlers: dict[asyncio.Task[Any], None]) -> None:
         self._server = server
         self._endpoint = endpoint
@@ -227,7 +229,7 @@ class GrpcServing:
         return self._endpoint
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """No new calls; those that run have `grace_s`, then they are cut off. Returns when all handlers are done."""
+        """Accepts no more calls; running ones have `grace_s`, then they are cut. Returns when all handlers are done."""
         if self._closed:
             return
         self._closed = True
@@ -277,7 +279,7 @@ def _snake(name: str) -> str:
 
 
 def _peer_of(context: Any) -> str:
-    """HOST:PORT of the caller ("ipv6:%5B::1%5D:80" is gRPC's way to say it)."""
+    """HOST:PORT of the caller (gRPC writes "ipv6:%5B::1%5D:80")."""
     peer = str(context.peer())
     kind, _, address = peer.partition(":")
     return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
@@ -305,7 +307,7 @@ def _unary(
         handler.add_done_callback(lambda task: handlers.pop(task, None))
         try:
             await asyncio.wait((handler,))
-        except asyncio.CancelledError:  # the caller is gone, and is not told; others are
+        except asyncio.CancelledError:  # no answer to a caller that disconnected; others get one
             handler.add_done_callback(_log_fault)
             raise
         if handler.cancelled():
@@ -360,7 +362,7 @@ def _ended(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[None]) ->
 
 
 def _log_fault(task: asyncio.Task[Any]) -> None:
-    """A handler that ends with ConnectionLost or EndOfStream has only not bothered to catch it."""
+    """Logs an error; a handler may end with ConnectionLost or EndOfStream, which it need not catch."""
     if task.cancelled():
         return
     error = task.exception()
@@ -369,7 +371,7 @@ def _log_fault(task: asyncio.Task[Any]) -> None:
 
 
 class _ServerStream(GrpcStream):
-    """`cut` is done when our side ends the call before its handler does, with the error for the caller."""
+    """`cut` is done when this side ends the call before its handler does, with the error for the caller."""
 
     def __init__(self, target: Rpc[Any, Any], context: Any) -> None:
         super().__init__(

@@ -1,18 +1,18 @@
 """One end of a gRPC stream of items, the same for client and server: a queue each way and a task each way.
 
-Out: `send_nowait` serialises the item and queues it. The flusher takes all that waits, up to COALESCE_BYTES, puts the
-envelope `{repeated X items = 1}` together by hand (tag, length, item), gives it to gRPC, and never waits for more.
-An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two of them: two
-bytes of an envelope are an item, and a thousand items a millisecond. A server's slice has PARSED_AT_ONCE bytes besides
-entries, too. An envelope has nothing but items: anything else is WrongProtocol, and ends the stream.
+Out: `send_nowait` serialises the item and queues it. The flusher takes all queued items, up to COALESCE_BYTES, builds
+the envelope `{repeated X items = 1}` by hand (tag, length, item), gives it to gRPC, and never waits for more.
+An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two slices: an item
+may have two bytes, and a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes
+besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
 In: the puller, started by the first `receive`, reads envelopes ahead, up to READ_AHEAD_BYTES, so that gRPC's next read
-runs while the items of the last are worked on; `receive` parses and returns all that has come. A `receive` that is
-cancelled loses nothing.
+runs while the last items are processed; `receive` parses and returns all items that have arrived. A cancelled `receive`
+loses nothing.
 
-Two tasks per stream, none per message. Bounds: STREAM_QUEUE_BYTES out (`send` waits; `send_nowait` is for those who
-count themselves), READ_AHEAD_BYTES plus one envelope in; beyond that gRPC's own window holds the sender back.
+Two tasks per stream, none per message. Bounds: STREAM_QUEUE_BYTES out (`send` waits; `send_nowait` is for callers that
+have a bound of their own), READ_AHEAD_BYTES plus one envelope in; above it gRPC's own window stops the sender.
 
-The two ends differ in how they read, write and cut (`read`, `write`, `cut`, given at construction) and nothing else.
+The two ends differ only in how they read, write and cut (`read`, `write`, `cut`, given at construction).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, STRE
 from .errors import copy_of
 
 READ_AHEAD_BYTES = 2 << 20
-"""Two full envelopes: one being worked on, one waiting."""
+"""Two full envelopes: one that is processed, one that waits."""
 
 ITEMS_AT_ONCE = 2000
-"""Parsed in one step of the loop, where an envelope can have more: some hundred microseconds."""
+"""Parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
 
 PARSED_AT_ONCE = REQUEST_BYTES_MAX
-"""Bytes that protobuf looks into in one step of the loop, at a server: the smallest parts of so many take 5 ms."""
+"""Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
 
 _SHORT = 2048
 
@@ -57,14 +57,14 @@ _PREFIXES = [b"\x0a" + _varint(size) for size in range(_SHORT)]
 
 
 def copied_tags(envelope: type[Any]) -> frozenset[int]:
-    """The tags of an item's fields that protobuf copies and does not look into: those of bytes, an entry's."""
+    """The tags of an item's fields that protobuf copies without parsing: those of bytes, as in an entry."""
     fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
 def _field(data: bytes, offset: int) -> tuple[int, int]:
-    """Where the content of the field that begins there with its tag begins and ends, by its length; the end is past
-    that of `data` where the field is torn."""
+    """Begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond `data`
+    where the field is torn."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]
@@ -75,7 +75,7 @@ def _field(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def _after_number(data: bytes, begin: int, end: int) -> int:
-    """Past the field that begins there, if it is a number."""
+    """The end of the field that begins there, if it is a number; else its beginning."""
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
         begin += 1
         while begin < end and data[begin] > 0x7F:
@@ -85,13 +85,13 @@ def _after_number(data: bytes, begin: int, end: int) -> int:
 
 
 def _item(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
-    """Where the item that begins there ends, and the bytes of it that protobuf looks into: none of an item that is one
+    """The end of the item that begins there, and how many of its bytes protobuf parses: none of an item that is one
     field of `copied`, with or without a number (its id) before it; no more than PARSED_AT_ONCE of another one.
 
-    Goes from length to length, and not over the bytes: entries of some hundred KiB are most of what comes, and looking
-    through them costs more than all else here. `copied` is None at a client: its servers send what is long to parse."""
+    Reads only lengths, not the bytes: entries of some hundred KiB are most of the traffic, and reading them costs more
+    than all else here. `copied` is None at a client: its servers do send items that are long to parse."""
     if data[offset] != _TAG:
-        raise WrongProtocol(f"an envelope has something else than items at byte {offset} of {len(data)}")
+        raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
     begin, end = _field(data, offset)
     end = min(end, len(data))
     inner = _after_number(data, begin, end)
@@ -106,11 +106,11 @@ def _item(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int,
 
 
 _HEADS = struct.Struct("6B")
-"""Of an item that is one field, and of that field, where both lengths have two bytes: an entry of 128 B to 16 KiB."""
+"""An item that is one field, and that field, where both lengths have two bytes: an entry of 128 B to 16 KiB."""
 
 
 def _are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool:
-    """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to look into."""
+    """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse."""
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0
     for data in envelopes:
@@ -118,7 +118,7 @@ def _are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool
         while offset < end:
             if items > many or parsed > PARSED_AT_ONCE:
                 return True
-            if offset + 6 <= end:  # as `_item`, in a third of the time, for what is many in an honest envelope
+            if offset + 6 <= end:  # as `_item`, in a third of the time, for most items of an honest envelope
                 tag, low, high, inner_tag, inner_low, inner_high = heads(data, offset)
                 if tag == _TAG and high < 0x80 <= low:
                     size = (high << 7) + low
@@ -134,7 +134,7 @@ def _are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool
 
 
 class GrpcStream:
-    """See the module. `read` gives the bytes of one envelope, or raises EndOfStream or a MagnetarError."""
+    """One end of a stream. `read` returns the bytes of one envelope, or raises EndOfStream or a MagnetarError."""
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class GrpcStream:
         # in
         self._came: list[bytes] = []
         self._came_bytes = 0
-        self._rest: deque[bytes] = deque()  # envelopes of very many items that were taken …
-        self._rest_from = 0  # … and what of the first is parsed
+        self._rest: deque[bytes] = deque()  # envelopes of very many items, received and not parsed yet
+        self._rest_from = 0  # the end of what is parsed of the first
         self._end: EndOfStream | MagnetarError | None = None
         self._puller: asyncio.Task[None] | None = None
         self._reading = False
@@ -213,7 +213,7 @@ class GrpcStream:
             raise copy_of(self._broken)
 
     async def finish(self) -> None:
-        """Returns when all that is queued has been given to gRPC (or the stream is broken)."""
+        """Returns when all queued items have been given to gRPC (or the stream is broken)."""
         self._closing = True
         if self._flusher is not None:
             if self._work is not None and not self._work.done():
@@ -221,9 +221,9 @@ class GrpcStream:
             await asyncio.wait((self._flusher,))
 
     async def written(self, timeout_s: float) -> None:
-        """After `fail` or `break_off`: what gRPC is sending at the moment is sent, or the time is over.
+        """After `fail` or `break_off`: returns when gRPC has sent its current write, or after `timeout_s`.
 
-        gRPC takes no status while a first item is on its way: the reader would never learn of the end.
+        gRPC takes no status during the first write: the reader would never learn of the end.
         """
         if self._flusher is not None and not self._flusher.done():
             await asyncio.wait((self._flusher,), timeout=timeout_s)
@@ -233,7 +233,7 @@ class GrpcStream:
             while await self._more_to_send():
                 size, envelope = self._next_envelope()
                 await self._write(envelope)
-                self._queued = max(0, self._queued - size)  # 0 already when the stream broke meanwhile
+                self._queued = max(0, self._queued - size)  # 0 already if the stream broke meanwhile
                 self._left += size
                 if self._waiting:
                     self._changed()
@@ -270,7 +270,7 @@ class GrpcStream:
             self._start_pulling()
             while True:
                 if self._rest:
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # other tasks run
                     if items := self._some():
                         return items
                     continue
@@ -288,7 +288,7 @@ class GrpcStream:
         if self._came_bytes > READ_AHEAD_BYTES:
             self._changed()  # the puller waits
         self._came_bytes = 0
-        if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has two bytes at least
+        if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
                 are_long = _are_long(came, self._copied)
             except MagnetarError as error:
@@ -300,7 +300,7 @@ class GrpcStream:
         return [item for data in came for item in self._parsed(data)]
 
     def _some(self) -> list[Any]:
-        """The next of what was taken: ITEMS_AT_ONCE, or PARSED_AT_ONCE bytes to look into."""
+        """The next of the received items: ITEMS_AT_ONCE, or PARSED_AT_ONCE bytes to parse."""
         data, offset, items, parsed = self._rest[0], self._rest_from, 0, 0
         end = len(data)
         try:
@@ -360,7 +360,7 @@ class GrpcStream:
 
     # ------------------------------------------------------------------------------ the end
     def fail(self, error: MagnetarError) -> None:
-        """The stream is broken: nothing more leaves, senders are told. What has come may still be received."""
+        """The stream is broken: nothing more is sent, and senders get the error. Items that arrived can be received."""
         if self._broken is not None:
             return
         self._broken = error
@@ -386,14 +386,14 @@ class GrpcStream:
         self.break_off(ConnectionLost("the stream was cancelled"))
 
     async def close(self) -> None:
-        """The server's end has nothing to do: its stream ends with its handler."""
+        """Nothing at the server: its stream ends with its handler."""
 
     @property
     def is_broken(self) -> bool:
         return self._broken is not None
 
     def release_soon(self) -> list[asyncio.Task[None]]:
-        """After the end: stops both tasks."""
+        """After the end: cancels both tasks."""
         self.fail(ConnectionLost("the stream is closed"))
         tasks = [task for task in (self._flusher, self._puller) if task is not None]
         for task in tasks:
@@ -401,12 +401,12 @@ class GrpcStream:
         return tasks
 
     async def release(self) -> None:
-        """After the end: both tasks are over when this returns."""
+        """After the end: returns when both tasks have ended."""
         if tasks := self.release_soon():
             await asyncio.wait(tasks)
 
     async def _change(self, timeout_s: float | None = None) -> None:
-        """Until something of this stream has changed (room, arrival, end)."""
+        """Waits until something of this stream has changed (room, arrival, end)."""
         change = self._loop.create_future()
         self._waiting.append(change)
         try:
@@ -415,7 +415,7 @@ class GrpcStream:
             else:
                 await asyncio.wait((change,), timeout=timeout_s)
         finally:
-            if change in self._waiting:  # not changed: cancelled or out of time
+            if change in self._waiting:  # it was cancelled, or the time is over
                 self._waiting.remove(change)
 
     def _changed(self) -> None:

@@ -11,11 +11,11 @@
 
 A *node* is a machine: a name, a disk, a clock. A *process* is one life on it, from `world(node)` (if there is none) to
 `crash(node)`. Code belongs to the process in whose context it runs: start everything of a node with `spawn`, which
-gives a future of the caller; it fails with `NodeCrashed` when the process dies first. What the process started, and
-whatever the network calls in it, belongs to it too, and never takes another step after its death.
+returns a future of the caller; it fails with `NodeCrashed` when the process dies first. What the process starts, and
+what the network calls in it, belongs to it too, and takes no step after its death.
 
-Chance: every purpose has its own stream derived from the seed (`stream(name)`), so that a draw more in one place
-does not change another. The same seed gives the same `trace_hash`; whatever breaks that is a bug of the code under test
+Chance: every purpose has its own stream derived from the seed (`stream(name)`), so that one more draw in one place does
+not change another. The same seed gives the same `trace_hash`; anything else is a bug of the code under test
 (order of a set, `id`, a clock, a thread) or of this package.
 """
 
@@ -45,20 +45,22 @@ EPOCH_MS = 1_700_000_000_000
 """The wall clock of every node when a simulation starts."""
 
 UPTIMES_S = (0, 60, 86_400, 100_000_000)
-"""A host has been up for at most one of these, up to three years. A monotonic clock says no more than that, and no two
-of them agree: those of two nodes, or `loop.time()` and `clock.monotonic()` of one."""
+"""A host has been up for at most one of these, up to three years. The origin of a monotonic clock has no other meaning,
+and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
 
 
 def uptime_s(rng: random.Random) -> float:
-    """Of a host, or of whatever else a monotonic clock counts from."""
+    """Seconds since the origin of a monotonic clock."""
     return float(rng.randint(0, rng.choice(UPTIMES_S)))
 
 
 class NodeCrashed(Exception):
-    """The process that should have finished this died first."""
+    """The process died before it finished the work."""
 
 
 class SimClock:
+    """A node's clocks: its wall clock is off by its skew, its monotonic clock counts from its boot."""
+
     def __init__(self, loop: VirtualLoop, node: Node) -> None:
         self._loop = loop
         self._node = node

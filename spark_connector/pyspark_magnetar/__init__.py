@@ -1,4 +1,4 @@
-"""Found by Spark at the start of a session (packages named `pyspark_*`): registers format("magnetar").
+"""Spark imports packages named `pyspark_*` at the start of a session: this one registers format("magnetar").
 
 Kept light: every Spark session pays for this import.
 """
