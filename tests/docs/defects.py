@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 from tests import layout
-from tests.mutants.bank import BANK, CLUSTER, CRASHES, DIRECTED, PROTOCOL, Mutant
+from tests.mutants.bank import BANK, CLUSTER, CRASHES, DIRECTED, FENCE, PROTOCOL, Mutant
 
 MET_AS: dict[str, str] = {
     "M01": "#2614", "M02": "#2615", "M05": "#1067", "M06": "#2908", "M07": "#4843", "M09": "BP-46", "M10": "#4651",
@@ -37,6 +37,7 @@ def _killed_by(mutant: Mutant) -> str:
     else:
         kind = f"seeds of a cluster ({mutant.target})" if mutant.tier == CLUSTER else _SEEDS[mutant.tier]
         named.append(kind)
+    named += [f"`{node.partition('::')[2]}`" for node in FENCE.get(mutant.id, ())]
     return ", ".join(dict.fromkeys(named))
 
 

@@ -20,6 +20,10 @@ from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.managed_ledger import ManagedLedger
 
 SETTINGS: dict[enum.Enum, str] = {
+    PassRefused.EMPTY_LISTING: "gc_grace_s",
+    PassRefused.TOO_MANY: "gc_grace_s",
+    PassRefused.KEPT: "gc_grace_s",
+    PassRefused.WENT_BACK: "gc_grace_s",
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
     Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_mib, backlog_quota_s",
     Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
@@ -29,25 +33,30 @@ SETTINGS: dict[enum.Enum, str] = {
     KeepReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
     KeepReason.SMALL: "gc_major_interval_s",
     KeepReason.WAITS: "gc_major_interval_s, disk_warn_share",
-    KeepReason.OPEN: "log_bytes_max",
+    KeepReason.OPEN: "log_bytes_max, gc_minor_share, gc_major_share, disk_full_share",
 }
+FORCED = "an operator runs `magnetar bookies gc --now --force` twice, `gc_grace_s` apart"
 ENDS: dict[enum.Enum, str] = {
-    Stays.OPEN: "it ends: full, old, or idle and acknowledged by all; the next one is listed",
+    Stays.OPEN: "it ends, because it is full, old, or idle and acknowledged by all; and the next one is listed",
     Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped or expired",
     Stays.NOT_IN_SNAPSHOT: "the next snapshot is stored, or deduplication is turned off",
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
-    Stays.RETAINED_BY_TIME: "so much time has passed since it ended",
-    Stays.RETAINED_BY_SIZE: "younger acknowledged ledgers of the topic hold so much",
+    Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended",
+    Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`",
     PassRefused.LIMBO: "limbo ends (docs/protocol.md §2.7)",
-    PassRefused.EMPTY_LISTING: "the right metadata is back; or `magnetar bookies gc --now --force`",
-    PassRefused.TOO_MANY: "the same, or the tree saw each of them deleted",
-    PassRefused.KEPT: "`magnetar bookies gc --now --force`",
-    PassRefused.WENT_BACK: "the right metadata is back",
+    PassRefused.EMPTY_LISTING: f"the right metadata is back; or {FORCED}",
+    PassRefused.TOO_MANY: "the right metadata is back; or the metadata assigned these ids, and counts a commit for "
+    f"each ledger that went; or {FORCED}",
+    PassRefused.KEPT: FORCED,
+    PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",
     KeepReason.DEAD: "no longer: the log is deleted",
-    KeepReason.OPEN: "it is full, or worth rolling: then it is closed",
+    KeepReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live share "
+    "below `gc_minor_share` (0.2; a major one `gc_major_share`, 0.5); both open logs below `gc_major_share` "
+    "on a full disk, and by `magnetar bookies gc --now --roll`",
     KeepReason.UNREADABLE: "the next start rebuilds its index from the log",
-    KeepReason.SPARSE: "the compaction that is due: what lives is copied to the cold log, then the log is deleted",
-    KeepReason.SMALL: "the same, with another small one",
+    KeepReason.SPARSE: "the compaction that is due copies what lives to the cold log and deletes the log",
+    KeepReason.SMALL: "a major compaction finds two or more logs below 64 MiB: it copies what lives in them to the "
+    "cold log and deletes them",
     KeepReason.LIVE: "its live share falls below the share of major compaction",
     KeepReason.WAITS: "the next major compaction",
 }
@@ -102,15 +111,31 @@ def _bury() -> Iterator[Row]:
     yield Row("no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(Collector))
     for row in _of(PassRefused):
         yield row._replace(condition=f"the pass is refused: {row.condition}")
-    yield Row("it is missing in one pass only", "a second pass, so much later, finds no record of it either",
+    yield Row("it is missing in one pass only", "a pass at least `gc_grace_s` later finds no record of it either",
               "gc_grace_s", place(Collector))  # fmt: skip
-    yield Row("more than a quarter of the ledgers here are missing", "the same, later", "gc_doubt_s", place(Collector))
-    yield Row("its tombstone is not durable in the journal", "the sync", "", place(TombstoneWriter))
+    yield Row(
+        "ten or more ledgers are missing: more than a quarter of those here, without a commit of the metadata for "
+        "each; or more than half, with one",
+        "a pass at least `gc_doubt_s` later finds no record of it either",
+        "gc_doubt_s",
+        place(Collector),
+    )
+    yield Row(
+        "its tombstone is not durable in the journal",
+        "the journal has synced the tombstone",
+        "",
+        place(TombstoneWriter),
+    )
 
 
 def _log() -> Iterator[Row]:
     yield from _of(KeepReason)
-    yield Row("compaction is as slow as it was told to be", "its turn", "gc_bytes_per_s", place(Compactor))
+    yield Row(
+        "compaction reads and writes no faster than its rate",
+        "the rate of `gc_bytes_per_s` lets it go on",
+        "gc_bytes_per_s",
+        place(Compactor),
+    )
 
 
 def _file() -> Iterator[Row]:

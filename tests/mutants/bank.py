@@ -25,6 +25,17 @@ from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
+_SERVICE, _CHECKPOINT = "tests/bookie/requests/test_service.py", "tests/bookie/store/test_checkpoint.py"
+_WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
+_POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
+_AFTER = f"{_SERVICE}::test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts"
+_IDLE = f"{_CHECKPOINT}::test_fence_of_an_idle_ledger_survives_checkpoint_and_power_loss"
+FENCE: dict[str, tuple[str, ...]] = {
+    "M07": (_WAITS, _POWER, _AFTER, _IDLE), "M07c": (_WAITS, _POWER, _AFTER), "M08": (_WAITS, _POWER),
+    "M08b": (_WAITS, _POWER, _AFTER),
+}  # fmt: skip
+"""The tests that fall with a fence that is not durable, beside what its tier runs."""
+
 NO_COUNTERPART: dict[str, str] = {}
 """Numbers without a plant, and why."""
 

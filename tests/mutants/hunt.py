@@ -40,8 +40,8 @@ def hunt(id_: str, seeds_max: int) -> Kill:
         if mutant.tier == CLUSTER:
             quiet()
             return _cluster(mutant, min(seeds_max, CLUSTER_SEEDS_MAX))
-        fell = _tests(mutant.target)
-    assert not fell or not _tests(fell), f"{fell} falls without {id_}, too"
+        fell = falls(mutant.target)
+    assert not fell or not falls(fell), f"{fell} falls without {id_}, too"
     return Kill(id_, fell, 0)
 
 
@@ -78,7 +78,7 @@ class _Seen:
             self.fell = report.nodeid
 
 
-def _tests(nodes: str) -> str:
+def falls(nodes: str) -> str:
     """The first that falls; "": none."""
     seen = _Seen()
     output = io.StringIO()

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.mutants.bank import BANK, CRASHES, NO_COUNTERPART, PROTOCOL, planted
-from tests.mutants.hunt import hunt
+from tests.mutants.bank import BANK, CRASHES, FENCE, NO_COUNTERPART, PROTOCOL, planted
+from tests.mutants.hunt import falls, hunt
 from tests.simulation.protocol.run import run_protocol
 
 CATALOGUE = [f"M{number:02}" for number in range(1, 50)]
@@ -40,3 +40,9 @@ def test_a_plant_leaves_nothing_behind() -> None:
 def test_the_fast_tier_kills(id_: str) -> None:
     kill = hunt(id_, SEEDS)
     assert kill.killed, BANK[id_].what
+
+
+@pytest.mark.parametrize(("id_", "node"), [(id_, node) for id_, nodes in FENCE.items() for node in nodes])
+def test_each_test_of_the_fence_falls_when_the_fence_is_not_durable(id_: str, node: str) -> None:
+    with planted(BANK[id_]):
+        assert falls(node)
