@@ -3,9 +3,8 @@
     held.hold(position, until_ms)                # until_ms None: it becomes a dead letter
     held.due(now_ms)                             # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
-a
-restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the dispatcher
-skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
+a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
+dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sortedcontainers import SortedSet
 from ....proto.names import Position, TopicName
 from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
-from .cursor import Count
+from .cursor_state import Count
 
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
 """Properties of a subscription that set its own policy, over that of its topic and namespace."""
