@@ -1,8 +1,7 @@
 """The topics that this broker owns: loaded on request when their bundle is this broker's, once for all requests.
 
 The services call this module. `enter` begins a tenure, `close` ends it in order, `drop_all` at once. Before, between
-and
-after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
+and after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/reconnecting.py), so
               nothing new is claimed
     resume    in the next session: register → take each bundle again that no other broker has → check in each topic's
@@ -317,8 +316,7 @@ class TopicManager:
         """Deletes the record first, then the ledgers: no record names what a crash leaves.
 
         The ended topic stays loaded, and refuses every client, until its record is deleted: loaded again before, it
-        would
-        confirm publishes into a ledger that no list names. A delete that began runs to its end.
+        would confirm publishes into a ledger that no list names. A delete that began runs to its end.
         """
         tenure = self._open()
         topic = await self.topic(name, create=False)
