@@ -1,13 +1,13 @@
 """The broker process: owns topics for a while, stores nothing itself.
+
     broker = await Broker.start(world, config, metadata)     serves when this returns
     broker.endpoint                                          where clients reach it
     await broker.close()                                     in order: topics, bundles, streams
+
 When the metadata session is lost, topics are served on until there is a new one (`new_session`), in which each is kept
 or lost (broker/node/topic_manager.py). All are dropped when there is none within `session_lost_grace_s`, because by
-then
-another broker serves them and their consumers should connect there. Without `new_session` they are dropped at once,
-and
-`wait_stopped` returns.
+then another broker serves them and their consumers should connect there. Without `new_session` they are dropped at
+once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Broker:
         self._new_session = new_session
         self.background = Supervisor()
         self._serving: Serving | None = None
-        self._stopped = asyncio.Event()
         self._closing = False
 
     @classmethod
@@ -120,7 +119,6 @@ class Broker:
                 return
             if self._new_session is None:
                 await self._drop_all()
-                self._stopped.set()
                 return
             _LOG.error("the metadata session is lost: topics are served on, and looked at in the next session")
             if self.owned.entered:
@@ -145,8 +143,7 @@ class Broker:
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
         """`_metadata` stays the lost session until the broker is in the new one: after any failure in between it begins
-        anew from
-        there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
+        anew from there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
         """
         while True:
             try:
@@ -182,10 +179,6 @@ class Broker:
         _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.owned.loaded))
         return True
 
-    async def wait_stopped(self) -> None:
-        """Returns when the broker can serve nothing any more: its process should end and start again."""
-        await self._stopped.wait()
-
     async def close(self) -> None:
         """Idempotent. The metadata session stays the caller's."""
         if self._closing:
@@ -195,4 +188,3 @@ class Broker:
         await self.owned.close()
         assert self._serving is not None, "a broker that closes has started"
         await self._serving.close(self._config.close_grace_s)
-        self._stopped.set()

@@ -91,7 +91,6 @@ OLD_CLASSES = {
 LEFT: dict[str, dict[str, int]] = {
     "behind": {
         "bookie": 2,
-        "broker": 1,
         "docs": 3,
     },
     "nobody|no one": {
@@ -99,7 +98,6 @@ LEFT: dict[str, dict[str, int]] = {
         "runtime": 9,
         "metadata": 8,
         "bookie": 19,
-        "broker": 5,
         "spark_connector": 1,
         "cli": 12,
         "docs": 7,
@@ -124,7 +122,6 @@ LEFT: dict[str, dict[str, int]] = {
         "runtime": 2,
         "metadata": 15,
         "bookie": 9,
-        "broker": 1,
         "docs": 1,
     },
     "is not there|are not there": {
@@ -139,9 +136,6 @@ LEFT: dict[str, dict[str, int]] = {
         "metadata": 1,
         "bookie": 1,
         "client": 1,
-    },
-    "seats?|seated|seating": {
-        "broker": 13,
     },
     "graves?|bury|buries|buried|burials?|burying": {
         "bookie": 29,
@@ -168,7 +162,6 @@ LEFT: dict[str, dict[str, int]] = {
         "runtime": 6,
         "metadata": 6,
         "bookie": 10,
-        "broker": 1,
         "client": 2,
         "spark_connector": 1,
         "cli": 5,

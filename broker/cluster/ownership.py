@@ -5,8 +5,8 @@ Ownership is a hint that keeps brokers apart; safety comes from fencing and from
 only brokers that are registered, with the address that they registered.
 
 When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
-new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
-is had again may have been another broker's in between: the topics' lists say so (TopicManager.resume).
+new. In the next session `reclaim` takes each bundle again that no other broker has; the others are forgotten. A bundle
+that is taken again may have been another broker's in between: the topics' lists say so (TopicManager.resume).
 
 One request for a bundle runs at a time: a record with this broker's name that it does not know of is then certainly
 another session's, and not the one that is just being made for another request. Deleting that one would let another

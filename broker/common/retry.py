@@ -19,13 +19,13 @@ async def until_done(
     ends: Callable[[MagnetarError], bool], pause_s: float,
 ) -> T:  # fmt: skip
     """The result of the first attempt that succeeds. Raises the first error for which `ends` holds."""
-    patience = LogThrottle(clock)
+    throttle = LogThrottle(clock)
     while True:
         try:
             return await work()
         except MagnetarError as error:
             if ends(error):
                 raise
-            if patience.news(error):
+            if throttle.news(error):
                 log.warning("%s: %s", what, error)
         await asyncio.sleep(pause_s)

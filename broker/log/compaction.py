@@ -332,7 +332,7 @@ class CompactionRun:
             entries = await self._tried(partial(old.read, number, bytes_max))
             number += len(entries)
             yield entries
-        position = log.shape.after(old.horizon) if old is not None else log.shape.seat(log.shape.start)
+        position = log.shape.after(old.horizon) if old is not None else log.shape.at_or_after(log.shape.start)
         while position <= self._horizon and log.shape.readable(position):
             entries = await self._tried(partial(log.reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]

@@ -128,14 +128,14 @@ class ManagedLedger:
 
     async def create_anyhow(self) -> LedgerWriter:
         """Tries until it is made, or the caller's deadline passes."""
-        patience = LogThrottle(self._world.clock)
+        throttle = LogThrottle(self._world.clock)
         while True:
             try:
                 return await self.create()
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                if patience.news(error):
+                if throttle.news(error):
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
@@ -167,14 +167,14 @@ class ManagedLedger:
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
         """Closes the ledger, or learns how another process closed it; its true last entry, and its length in bytes."""
-        patience = LogThrottle(self._world.clock)
+        throttle = LogThrottle(self._world.clock)
         while True:
             try:
                 return await writer.close()
             except (LedgerFenced, OutcomeUnknown) as error:
                 if not owned():
                     raise TopicFenced(f"topic {self._topic} is fenced by another broker") from error
-                if patience.news(error):
+                if throttle.news(error):
                     _LOG.warning("%s: ledger %d did not end: %s; recovering it", self._topic, writer.ledger_id, error)
             try:
                 reader = await self._ledgers.recover(writer.ledger_id)
@@ -184,7 +184,7 @@ class ManagedLedger:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                if patience.news(error):
+                if throttle.news(error):
                     _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 

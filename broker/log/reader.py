@@ -126,12 +126,12 @@ class TopicLogReader:
     async def index_after(self, mark: Position) -> int:
         """The index of the first message after the entry `mark`."""
         known = self.index_now(mark)
-        position = self._shape.seat(Position(mark[0], mark[1] + 1))
+        position = self._shape.at_or_after(Position(mark[0], mark[1] + 1))
         return (await self.entry(position)).first_index if known is None else known
 
     def index_now(self, mark: Position) -> int | None:
         """The same; None: the entry has to be read for it."""
-        position = self._shape.seat(Position(mark[0], mark[1] + 1))
+        position = self._shape.at_or_after(Position(mark[0], mark[1] + 1))
         span = self._shape.span(position[0])
         if span is None:
             return self._shape.end_index

@@ -4,8 +4,8 @@
 
     read_list        the ledgers and the version of the list, together
     recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good
-    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on nobody
-                     else can add a ledger
+    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on no
+                     other owner can add a ledger
     serve            nothing is confirmed, delivered or trimmed before
 
 A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
@@ -13,8 +13,8 @@ claim goes through only if the list is still what was read, so no ledger was add
 nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves a
 list of closed ledgers, claimed or not: the next take-over starts over.
 
-A topic that was taken over has **no ledger that is written**, and needs none while nobody publishes: the first publish
-switches to the first ledger as any later one switches to the next.
+A topic that was taken over has **no ledger that is written**, and needs none while no producer publishes: the first
+publish switches to the first ledger as any later one switches to the next.
 
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
 ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
@@ -261,7 +261,7 @@ class TopicLog:
         for queued in self._appender.queue.give_up():
             queued.item.publisher.failed(queued.item, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
-            self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
+            self._switching.cancel()  # or it makes a ledger, and puts it into a list of another owner
         if self._appender.writer is not None:
             self._tasks.spawn(self._appender.writer.abandon(), "topic-log-abandon")
         self._on_lost(error)

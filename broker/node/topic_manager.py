@@ -1,13 +1,14 @@
 """The topics that this broker owns: loaded on request when their bundle is this broker's, once for all requests.
 
-The services call this module. `enter` begins a tenure, `close` ends it in order, `drop_all` at once. Before, between
-and
-after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
+The services call this module. `enter` begins an ownership session, `close` ends it in order, `drop_all` at once.
+Before, between and after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
+
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/reconnecting.py), so
               nothing new is claimed
     resume    in the next session: register → take each bundle again that no other broker has → check in each topic's
               list whether another broker took it over in between. If so, the topic is lost, and its clients are
               notified
+
 A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. It does not
 report the end of a topic until it knows (`Topic.check_end`), or a reader would stop before what is acknowledged.
 Guards: tests/broker/node/test_session_lost.py.
@@ -98,75 +99,75 @@ class TopicManager:
         self.endpoint = ""  # where clients reach this broker
         self.outgoing = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
-        self._tenure: _OwnershipSession | None = None
+        self._session: _OwnershipSession | None = None
         self._loading: SharedRuns[str, Topic] = SharedRuns()
         self._ending = Tasks()
         self._next_id = 0
-        self._patience = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
+        self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
         """Begins to own topics: the broker is registered and can be found when this returns."""
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint)
-        tenure = _OwnershipSession(self.world, self.config, metadata, me, self._policies_changed)
+        session = _OwnershipSession(self.world, self.config, metadata, me, self._policies_changed)
         try:
-            await tenure.catalog.ensure_default()
-            await tenure.policies.open()
-            await tenure.ownership.register()
+            await session.catalog.ensure_default()
+            await session.policies.open()
+            await session.ownership.register()
         except BaseException:
-            await tenure.policies.close()
-            await tenure.ledgers.close()
+            await session.policies.close()
+            await session.ledgers.close()
             raise
-        self._tenure = tenure
+        self._session = session
 
     def _open(self) -> _OwnershipSession:
-        if self._tenure is None:
+        if self._session is None:
             raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
-        return self._tenure
+        return self._session
 
     @property
     def entered(self) -> bool:
-        return self._tenure is not None
+        return self._session is not None
 
     def suspend(self) -> None:
-        """The session is lost: topics are served on, and `resume` checks them."""
-        tenure = self._open()
-        tenure.settled = False
-        tenure.metadata.suspend()
+        """The metadata session is lost: topics are served on, and `resume` checks them."""
+        session = self._open()
+        session.settled = False
+        session.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
-        """Resumes in the next session. An error: not finished; `suspend` again, and resume with another session."""
-        tenure = self._open()
-        tenure.metadata.renew(metadata)
-        await tenure.ownership.register()
-        await tenure.ownership.reclaim()
+        """Resumes in the next metadata session. An error: not finished; `suspend` again, and resume anew."""
+        session = self._open()
+        session.metadata.renew(metadata)
+        await session.ownership.register()
+        await session.ownership.reclaim()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await together([self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]], "topic-check")
-        tenure.settled = True
+            await together([self._validate(session, topic) for topic in topics[start : start + AT_ONCE]], "topic-check")
+        session.settled = True
 
-    async def _validate(self, tenure: _OwnershipSession, topic: Topic) -> None:
+    async def _validate(self, session: _OwnershipSession, topic: Topic) -> None:
         if not topic.owned() or not await topic.log.is_ours():
             topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
         """Every topic stops at once: another broker may own them already."""
-        tenure = self._leave()
-        tenure.metadata.end()
+        session = self._leave()
+        session.metadata.end()
         for topic in list(self.loaded.values()):
             topic.lose(error)
         await self._ending.drain()
-        await tenure.policies.close()
-        await tenure.ledgers.close()
+        await session.policies.close()
+        await session.ledgers.close()
 
     async def close(self) -> None:
         """In order: topics unloaded, bundles given back."""
-        if self._tenure is None:
+        if self._session is None:
             return
-        tenure = self._leave(keep_bundles=True)
-        if not tenure.settled:
-            tenure.metadata.end()  # nothing can be stored, and no caller waits for it
+        session = self._leave(keep_bundles=True)
+        if not session.settled:
+            session.metadata.end()  # nothing can be stored, and no caller waits for it
         await self._loading.drain()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
@@ -174,16 +175,16 @@ class TopicManager:
         self.loaded.clear()
         await self._ending.drain()
         try:
-            await tenure.ownership.release_all()
+            await session.ownership.release_all()
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
-        await tenure.policies.close()
-        await tenure.ledgers.close()
+        await session.policies.close()
+        await session.ledgers.close()
 
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
-        tenure, self._tenure = self._open(), None
-        tenure.ownership.lost = not keep_bundles
-        return tenure
+        session, self._session = self._open(), None
+        session.ownership.lost = not keep_bundles
+        return session
 
     # ------------------------------------------------------------------ the cluster
     @property
@@ -195,17 +196,17 @@ class TopicManager:
         return self._open().policies
 
     def topic_feed(self) -> TopicWatcher:
-        tenure = self._open()
-        return TopicWatcher(tenure.metadata, tenure.catalog)
+        session = self._open()
+        return TopicWatcher(session.metadata, session.catalog)
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
-        """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
-        tenure = self._open()
-        if not tenure.settled:
+        """The broker that serves the topic. The topic need not exist. Unsettled: this one, or Unavailable."""
+        session = self._open()
+        if not session.settled:
             if name.full in self.loaded:
-                return tenure.ownership.me
+                return session.ownership.me
             raise Unavailable(_UNSETTLED)
-        return await tenure.ownership.owner(name, await tenure.catalog.known_namespace(name.namespace_name))
+        return await session.ownership.owner(name, await session.catalog.known_namespace(name.namespace_name))
 
     async def brokers(self) -> list[BrokerRecord]:
         return await brokers(self._open().metadata)
@@ -215,7 +216,7 @@ class TopicManager:
 
     def connections(self) -> dict[str, dict[str, int]]:
         """Statistics of the connections to bookies, by bookie; none while the broker serves nothing."""
-        return self._tenure.ledgers.statistics() if self._tenure is not None else {}
+        return self._session.ledgers.statistics() if self._session is not None else {}
 
     def next_id(self) -> int:
         """A number for a producer or consumer, never used twice in this process."""
@@ -228,40 +229,40 @@ class TopicManager:
         found = self.loaded.get(name.full)
         if found is not None:
             return found
-        tenure = self._open()
-        return await self._loading.get(name.full, lambda: self._load(tenure, name, create))
+        session = self._open()
+        return await self._loading.get(name.full, lambda: self._load(session, name, create))
 
-    async def _load(self, tenure: _OwnershipSession, name: TopicName, create: bool) -> Topic:
-        if not tenure.settled:
+    async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
+        if not session.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
-        namespace = await tenure.catalog.known_namespace(name.namespace_name)
-        ownership = tenure.ownership
+        namespace = await session.catalog.known_namespace(name.namespace_name)
+        ownership = session.ownership
         owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
-            self.world, tenure.ledgers, self.config, name, await tenure.policies.applied(name),
-            self._storage(tenure, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
-            settled=lambda: tenure.settled, on_lost=self._lost,
+            self.world, session.ledgers, self.config, name, await session.policies.applied(name),
+            self._storage(session, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
+            settled=lambda: session.settled, on_lost=self._lost,
         )  # fmt: skip
         try:
-            await topic.open(partial(tenure.catalog.ensure_stored, name) if create else None)
+            await topic.open(partial(session.catalog.ensure_stored, name) if create else None)
         except MagnetarError as error:
-            if self._patience.news(error):
+            if self._throttle.news(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
             raise
-        if self._tenure is not tenure or not topic.owned():
+        if self._session is not session or not topic.owned():
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
+        topic.apply(session.policies.current(name))  # they may have changed while it was opened
         return topic
 
-    def _storage(self, tenure: _OwnershipSession, name: TopicName) -> Storage:
+    def _storage(self, session: _OwnershipSession, name: TopicName) -> Storage:
         if not name.persistent:
             return NonPersistent(self.world, self.config)
         return DurableStorage(
-            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, self.outgoing.publish,
+            self.world, session.metadata, session.ledgers, self.cache, self.config, self.outgoing.publish,
             self.publish_seconds,
         )  # fmt: skip
 
@@ -288,10 +289,10 @@ class TopicManager:
         """Releases its bundles here, or that one: the next broker that is asked for a topic takes them. Topics and
         bundles.
         """
-        tenure = self._open()
-        if not tenure.settled:
+        session = self._open()
+        if not session.settled:
             raise Unavailable(_UNSETTLED)
-        ownership, record = tenure.ownership, await tenure.catalog.namespace(name)
+        ownership, record = session.ownership, await session.catalog.namespace(name)
         known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
         if bundle and bundle not in known:
             raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
@@ -319,30 +320,29 @@ class TopicManager:
         """Deletes the record first, then the ledgers: no record names what a crash leaves.
 
         The ended topic stays loaded, and refuses every client, until its record is deleted: loaded again before, it
-        would
-        confirm publishes into a ledger that no list names. A delete that began runs to its end.
+        would confirm publishes into a ledger that no list names. A delete that began runs to its end.
         """
-        tenure = self._open()
+        session = self._open()
         topic = await self.topic(name, create=False)
-        await unbroken(self._delete(tenure, topic, force=force))
+        await unbroken(self._delete(session, topic, force=force))
 
-    async def _delete(self, tenure: _OwnershipSession, topic: Topic, *, force: bool) -> None:
+    async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool) -> None:
         name = topic.name
         try:
             ledger_ids = await topic.delete(force=force)
-            await tenure.catalog.forget_topic(name)
+            await session.catalog.forget_topic(name)
         finally:
             if topic.ended and self.loaded.get(name.full) is topic:
                 del self.loaded[name.full]
         for ledger_id in ledger_ids:
-            await tenure.ledgers.delete(ledger_id)
+            await session.ledgers.delete(ledger_id)
 
     def _policies_changed(self, namespace: NamespaceName) -> None:
         """Applies the new policies to the loaded topics of the namespace."""
-        if self._tenure is not None:
+        if self._session is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.apply(self._tenure.policies.current(topic.name))
+                    topic.apply(self._session.policies.current(topic.name))
 
     async def look_after_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
@@ -362,11 +362,11 @@ class TopicManager:
 
     async def find_orphans(self, *, remove: bool) -> tuple[Orphans, list[Orphan]]:
         """Ledgers that no record names, and those of them that were deleted; listed ones that do not exist."""
-        tenure = self._open()
-        found = await find(tenure.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
+        session = self._open()
+        found = await find(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
             _LOG.error("%s lists ledger %d, which does not exist: its data is lost", missing.topic, missing.ledger_id)
-        return found, await delete(tenure.metadata, tenure.ledgers, found.orphans) if remove else []
+        return found, await delete(session.metadata, session.ledgers, found.orphans) if remove else []
 
     async def sweep(self) -> None:
         """Deletes orphans, where this broker is the first of the cluster by name: one of them is enough."""

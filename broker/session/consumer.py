@@ -24,7 +24,7 @@ from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import TopicManager
-from ..subscription.consumer import Consumer
+from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.deliveries import Delivery
 from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
 from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
@@ -72,35 +72,8 @@ class SubscribeOptions:
             raise SubscribeRefusal.COMPACTED_TOPIC.error()
 
 
-class ConsumerPort(Protocol):
-    """Where a session's deliveries go. Nothing here may raise, and only `drained` waits. Nothing is called after
-    `closed`.
-    """
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """In order; their entries are StoredEntries."""
-        ...
-
-    def ended(self) -> None:
-        """The topic is terminated and everything was delivered."""
-        ...
-
-    def active(self, active: bool) -> None:
-        """Failover: this consumer became the one that gets the messages, or is it no more."""
-        ...
-
-    def closed(self, error: MagnetarError) -> None:
-        """The broker closes the consumer with this error."""
-        ...
-
-    @property
-    def full(self) -> bool:
-        """More than it should be waits to leave for this consumer."""
-        ...
-
-    async def drained(self) -> None:
-        """Returns when it is full no more."""
-        ...
+class ConsumerPort(Outlet, Protocol):
+    """Where a session's deliveries go. Nothing here may raise, and nothing is called after `closed`."""
 
 
 class ConsumerSession:
@@ -158,7 +131,7 @@ class ConsumerSession:
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])
-        self.topic.traffic.went(messages, size)
+        self.topic.traffic.record_out(messages, size)
         self._port.deliver(deliveries)
 
     def ended(self) -> None:

@@ -27,7 +27,7 @@ from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
 from ..log.topic_log import TopicLogState
 from ..node.topic_manager import TopicManager
-from ..topic.producer import Producer
+from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
 
 CREDIT_SHARE = 4
@@ -54,24 +54,11 @@ class ProducerOptions:
         check_size("instance", self.instance)
 
 
-class ProducerPort(Protocol):
-    """Where a session's answers go. Nothing here may wait or raise. Nothing is called after `closed`."""
+class ProducerPort(Outcomes, Protocol):
+    """Where a session's answers go. Nothing is called after `closed`."""
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Stored there; `index` is that of its last message."""
-        ...
-
-    def duplicate(self, sequence_id: int) -> None:
-        """Stored before; where is not known."""
-        ...
-
-    def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
     def credit(self, size: int) -> None:
         """So many bytes more may be published."""
-        ...
-
-    def closed(self, error: MagnetarError) -> None:
-        """The broker closes the producer with this error."""
         ...
 
 

@@ -57,13 +57,13 @@ class RangeReader:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
                     break
                 yield entry
-                topic.traffic.went(entry.count, entry.size)
+                topic.traffic.record_out(entry.count, entry.size)
                 left -= entry.size
                 self.next_index = entry.index + 1
                 position = log.shape.after(entry.position)
                 if turns.over:
                     await turns.next()
-            position = log.shape.seat(position)
+            position = log.shape.at_or_after(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)

@@ -83,7 +83,7 @@ class Deduplication:
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._seats: dict[int, str] = {}  # producer's id → its name
+        self._names: dict[int, str] = {}  # producer's id → its name
         self._ended = False
 
     # ------------------------------------------------------------------ opening
@@ -143,12 +143,12 @@ class Deduplication:
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def joined(self, id_: int, name: str) -> None:
-        if id_ not in self._seats:
-            self._seats[id_] = name
+        if id_ not in self._names:
+            self._names[id_] = name
             self.core.joined(name)
 
     def left(self, id_: int) -> None:
-        name = self._seats.pop(id_, None)
+        name = self._names.pop(id_, None)
         if name is not None:
             self.core.left(name, self._clock.monotonic())
             self._forget()

@@ -3,9 +3,8 @@
 A producer's session checks `closed` before it publishes, reports to `took` what it published, and keeps entries that
 arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in turn
 with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
-receipts,
-and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped, and nothing
-else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
+receipts, and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped, and
+nothing else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
 Guarding tests: tests/broker/topic/test_maintenance.py.
 """
 

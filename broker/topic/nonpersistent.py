@@ -249,11 +249,11 @@ class NonPersistentSubscription(Subscription):
 
     def _pump(self) -> None:
         shape, start = self._log.shape, self._recent.start
-        if shape.seat(self.dispatcher.read_position) < start.position:
+        if shape.at_or_after(self.dispatcher.read_position) < start.position:
             self.dropped += start.first_index - self._next_index
             self._go_on_after(shape.before(start.position), start.first_index)
         super()._pump()
-        here = shape.seat(self.dispatcher.read_position)
+        here = shape.at_or_after(self.dispatcher.read_position)
         self._next_index = self._recent.index_at(here)
         if not self.dispatcher.replay_entries and self.cursor.ack_cumulative(shape.before(here)):
             self.dispatcher.acked_up_to(self.cursor.mark)

@@ -33,8 +33,8 @@ from .dedup import Deduplication, numbers_of
 from .statistics import TopicStatistics
 
 
-class ProducerOutlet(Protocol):
-    """Receives the outcome of a producer's entries. Nothing here may wait or raise."""
+class Outcomes(Protocol):
+    """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """The entry is stored there; `index` is that of its last message."""
@@ -48,6 +48,10 @@ class ProducerOutlet(Protocol):
     def closed(self, error: MagnetarError) -> None:
         """The broker closes the producer with this error; nothing more is answered."""
         ...
+
+
+class ProducerOutlet(Outcomes, Protocol):
+    """The outcomes, and what they free."""
 
     def freed(self, size: int) -> None:
         """An entry of `size` bytes in the log has its outcome. Called before the outcome is."""
@@ -78,7 +82,7 @@ class Producer:
 
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
-        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "seated", "size_max",
+        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "registered", "size_max",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +98,7 @@ class Producer:
         self.address = address
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup
-        self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
         self._outlet = outlet
         self.size_max = size_max
@@ -190,7 +194,7 @@ class Producer:
     def confirmed(self, publish: Publish, position: Position, index: int) -> None:
         self.messages += publish.count
         self.bytes += publish.size
-        self._topic.traffic.came(publish.count, publish.size)
+        self._topic.traffic.record_in(publish.count, publish.size)
         self._dedup.confirmed(self.name, publish.numbers, position)
         self._outlet.freed(publish.size)
         if self.over is None:
@@ -243,9 +247,9 @@ class Producer:
         if self.over is None:
             self.over = error
             self._outlet.closed(error)
-        if not self.seated.done():
-            self.seated.set_exception(error)
-            self.seated.exception()  # marks it as retrieved: nothing may wait for it any more
+        if not self.registered.done():
+            self.registered.set_exception(error)
+            self.registered.exception()  # marks it as retrieved: nothing may wait for it any more
         self._wake()
 
 

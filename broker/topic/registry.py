@@ -1,8 +1,8 @@
 """The producers of a topic: which ones join, wait, or are disconnected (core/publish.py decides).
 
 A producer joins in this order: the topic is served here; its quota and its limits (core/admission.py) admit one more;
-the producer was not fenced meanwhile; there is a seat, which may be waited for; the epoch, if it grows, is durable;
-what was published under its name before is known (dedup.py). Only then may it publish.
+the producer was not fenced meanwhile; it is registered, which it may have to wait for; the epoch, if it grows, is
+durable; what was published under its name before is known (dedup.py). Only then may it publish.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Joined(Protocol):
 
 
 class ProducerRegistry:
-    """Iterates over the producers that are seated or wait for it."""
+    """Iterates over the producers that are registered, and those that wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
@@ -53,7 +53,7 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: Producer) -> None:
-        """Seats the producer; waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded;
+        """Registers the producer; waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded;
         NotOwner.
         """
         topic = self._topic
@@ -65,11 +65,11 @@ class ProducerRegistry:
         change = epoch(producer.mode, producer.epoch, topic.log.record.epoch)
         if change is Epoch.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
-        seated = self._take_seat(producer)
+        registered = self._register(producer)
         topic.dedup.joined(producer.id, producer.name)
-        if seated:
-            producer.seated.set_result(None)
-        await producer.seated
+        if registered:
+            producer.registered.set_result(None)
+        await producer.registered
         if change is Epoch.GROWS:
             async with self._epochs:
                 producer.epoch = topic.log.record.epoch + 1
@@ -77,8 +77,8 @@ class ProducerRegistry:
         await topic.dedup.settled(producer.name)
         topic.check_open()
 
-    def _take_seat(self, producer: Producer) -> bool:
-        """False: it waits for a seat. A producer that is displaced is notified. ProducerBusy; ProducerFenced (Pulsar's
+    def _register(self, producer: Producer) -> bool:
+        """False: it waits its turn. A producer that is displaced is notified. ProducerBusy; ProducerFenced (Pulsar's
         choice).
         """
         name = self._topic.name
@@ -89,16 +89,16 @@ class ProducerRegistry:
             first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
             text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"
             raise (ProducerFenced if first else ProducerBusy)(text, topic=name, producer=producer.name)
-        for seat in answer.replaced:
-            self._unseat(seat, Unavailable(f"producer {seat.name!r} has connected again"))
-        for seat in answer.fenced:
-            self._unseat(seat, ProducerFenced(f"producer {producer.name!r} has taken topic {name} for itself"))
+        for other in answer.replaced:
+            self._displace(other, Unavailable(f"producer {other.name!r} has connected again"))
+        for other in answer.fenced:
+            self._displace(other, ProducerFenced(f"producer {producer.name!r} has taken topic {name} for itself"))
         self._here[producer.id] = producer
-        return answer.seated
+        return answer.registered
 
-    def _unseat(self, seat: ProducerRegistration, error: MagnetarError) -> None:
-        producer = self._here.pop(seat.id, None)
-        self._topic.dedup.left(seat.id)
+    def _displace(self, registration: ProducerRegistration, error: MagnetarError) -> None:
+        producer = self._here.pop(registration.id, None)
+        self._topic.dedup.left(registration.id)
         if producer is not None:
             producer.close(error)
 
@@ -106,10 +106,10 @@ class ProducerRegistry:
         """The producer's stream ended. Idempotent."""
         self._here.pop(producer.id, None)
         self._topic.dedup.left(producer.id)
-        for seat in self._table.leave(producer.id):
-            waiting = self._here.get(seat.id)
-            if waiting is not None and not waiting.seated.done():
-                waiting.seated.set_result(None)
+        for successor in self._table.leave(producer.id):
+            waiting = self._here.get(successor.id)
+            if waiting is not None and not waiting.registered.done():
+                waiting.registered.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
         """The topic ends here: all producers are notified."""

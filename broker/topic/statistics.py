@@ -41,11 +41,11 @@ class TopicStatistics:
         self._rated = (0, 0, 0, 0)
         self._rated_at = self._clock.monotonic()
 
-    def came(self, messages: int, size: int) -> None:
+    def record_in(self, messages: int, size: int) -> None:
         self.messages_in += messages
         self.bytes_in += size
 
-    def went(self, messages: int, size: int) -> None:
+    def record_out(self, messages: int, size: int) -> None:
         self.messages_out += messages
         self.bytes_out += size
 

@@ -3,8 +3,7 @@
 `Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` (in order: producers and
 consumers are notified, cursors stored, the ledger closed) or by `lose` (another broker has it: everything stops at
 once). Changes of the set of subscriptions and trimming are serialised: a subscription that is being made keeps its
-data
-(invariant 34).
+data (invariant 34).
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ...ledger import LedgerClient
-from ...proto.errors import (
-    AlreadyExists,
-    Busy,
-    MagnetarError,
-    NotOwner,
-    SubscriptionNotFound,
-    Unavailable,
-)
+from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
@@ -129,7 +121,8 @@ class Topic:
             for subscription in await self._storage.subscriptions(self, self.compaction.view.shape):
                 self._add(subscription)
         except BaseException:
-            await self._abandon()
+            self._ended = True
+            await self._close_subscriptions()
             raise
 
     def _add(self, subscription: Subscription) -> Subscription:
@@ -171,8 +164,7 @@ class Topic:
         """The durable subscription; made with its mark there (None: at the end) when it does not exist.
 
         `exclusive`: AlreadyExists when it does. `compacted`: the mark is of a consumer that reads compacted.
-        `by_consumer`: a
-        consumer's request makes it, which may be forbidden.
+        `by_consumer`: a consumer's request makes it, which may be forbidden.
         """
         check_subscription_name(name)
         async with self._changing:
@@ -327,7 +319,7 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
+        """NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it."""
         if self._ended or self._going or self.log.state is TopicLogState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
@@ -383,10 +375,6 @@ class Topic:
         for part in self.parts:
             await part.close()
         await self.log.close()
-
-    async def _abandon(self) -> None:
-        self._ended = True
-        await self._close_subscriptions()
 
     async def delete(self, *, force: bool) -> list[int]:
         """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force."""

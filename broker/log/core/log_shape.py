@@ -141,7 +141,7 @@ class LogShape:
                 return Position(ledger_id, span.last_entry)
         return self.start
 
-    def seat(self, position: Position) -> Position:
+    def at_or_after(self, position: Position) -> Position:
         """The first position at or after `position` where an entry is or will be."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
@@ -160,7 +160,7 @@ class LogShape:
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):
             return Position(ledger_id, entry_id + 1)
-        return self.seat(Position(ledger_id, entry_id + 1))
+        return self.at_or_after(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
         """The last entry before `position`; the mark of a cursor that wants `position` next."""

@@ -84,10 +84,10 @@ def would_go(last: Span, holders: Sequence[Safe], retention: Retention, now_ms: 
     return _passed(last, holders) and _retained(last, retention, now_ms, 0) is None
 
 
-def _retained(span: Span, retention: Retention, now_ms: int, behind: int) -> Stays | None:
-    """`behind`: bytes of younger ledgers that all have acknowledged."""
+def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Stays | None:
+    """`younger`: bytes of younger ledgers that all have acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
-    by_size = retention.mib < 0 or behind < retention.mib << 20
+    by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:
         return None
     if not by_time and retention.minutes > 0:

@@ -272,7 +272,7 @@ class Cursor:
         if position <= self.mark:
             position = shape.after(self.mark)
         while self.acked:
-            position = shape.seat(position)
+            position = shape.at_or_after(position)
             holes = self.acked.get(position[0])
             if holes is None or position[1] not in holes:
                 break

@@ -152,7 +152,7 @@ class Dispatcher:
 
     def _leap(self) -> None:
         """Moves the read position to the next entry that may have to be delivered."""
-        position = self._cursor.next_unacked(self._shape.seat(self.read_position))
+        position = self._cursor.next_unacked(self._shape.at_or_after(self.read_position))
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_after(position)
         self.read_position = position
@@ -388,7 +388,7 @@ class Dispatcher:
             assert member.permits == member.granted - member.delivered_messages, "permits were lost or made"
         assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
         for position in seen:
-            assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"
+            assert position < self._shape.at_or_after(self.read_position), "an entry beyond the read position is out"
         assert not seen & set(self.held), "what is held back is outstanding"
         self.held.check()
         self.policy.check(seen)

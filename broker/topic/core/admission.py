@@ -1,6 +1,6 @@
 """Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1).
 
-Asked before a producer or consumer is seated, in the order below; the first limit that is reached is reported, with its
+Asked before a producer or consumer joins, in the order below; the first limit that is reached is reported, with its
 figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
 counts as connected, so its own old connection never locks it out.
 

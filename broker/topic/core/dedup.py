@@ -136,7 +136,7 @@ class Dedup:
             del self._pushed[name]
 
     def replayed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """An entry stands in the log after all that are known."""
+        """The log has an entry after all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)

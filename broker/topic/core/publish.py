@@ -16,7 +16,7 @@ refused, and so is another producer of that name.
 **Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
 publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
 took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
-not its seat.
+not its registration.
 """
 
 from __future__ import annotations
@@ -81,74 +81,75 @@ class Denied(enum.Enum):
 
 @dataclass(slots=True)
 class Joining:
-    """The answer to `join`: `seated` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
+    """The answer to `join`: `registered` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
 
-    seated: bool = False
+    registered: bool = False
     denied: Denied | None = None
     replaced: list[ProducerRegistration] = field(default_factory=list)
     fenced: list[ProducerRegistration] = field(default_factory=list)
 
 
 class ProducerTable:
-    """The producers of one topic: those that are seated, and those that wait."""
+    """The producers of one topic: those that are registered, and those that wait."""
 
-    __slots__ = ("seated", "waiting")
+    __slots__ = ("registered", "waiting")
 
     def __init__(self) -> None:
-        self.seated: dict[int, ProducerRegistration] = {}
+        self.registered: dict[int, ProducerRegistration] = {}
         self.waiting: dict[int, ProducerRegistration] = {}
 
-    def join(self, seat: ProducerRegistration) -> Joining:
+    def join(self, registration: ProducerRegistration) -> Joining:
         answer = Joining()
-        for other in [*self.seated.values(), *self.waiting.values()]:
-            if other.name == seat.name:
-                if other.instance and seat.instance and other.instance != seat.instance:
+        for other in [*self.registered.values(), *self.waiting.values()]:
+            if other.name == registration.name:
+                if other.instance and registration.instance and other.instance != registration.instance:
                     answer.denied = Denied.NAME_TAKEN
                     return answer
-                if seat.connection < other.connection:
+                if registration.connection < other.connection:
                     answer.denied = Denied.STALE
                     return answer
                 answer.replaced.append(other)
         for other in answer.replaced:
             self._remove(other)
-        answer.denied = self._denied(seat)
-        if seat.mode == EXCLUSIVE_WITH_FENCING:
-            answer.fenced = [*self.seated.values(), *self.waiting.values()]
-            self.seated.clear()
+        answer.denied = self._denied(registration)
+        if registration.mode == EXCLUSIVE_WITH_FENCING:
+            answer.fenced = [*self.registered.values(), *self.waiting.values()]
+            self.registered.clear()
             self.waiting.clear()
-        if answer.denied is None and self._free(seat):
-            self.seated[seat.id] = seat
-            answer.seated = True
+        if answer.denied is None and self._free(registration):
+            self.registered[registration.id] = registration
+            answer.registered = True
         elif answer.denied is None:
-            self.waiting[seat.id] = seat
+            self.waiting[registration.id] = registration
         return answer
 
-    def leave(self, seat_id: int) -> list[ProducerRegistration]:
-        """The producer is gone; who waits and is seated now."""
-        self.seated.pop(seat_id, None)
-        self.waiting.pop(seat_id, None)
-        if self.seated or not self.waiting:
+    def leave(self, producer_id: int) -> list[ProducerRegistration]:
+        """The producer is gone; the waiting one that is registered now, if any."""
+        self.registered.pop(producer_id, None)
+        self.waiting.pop(producer_id, None)
+        if self.registered or not self.waiting:
             return []
-        seat = self.waiting.pop(next(iter(self.waiting)))
-        self.seated[seat.id] = seat
-        return [seat]
+        registration = self.waiting.pop(next(iter(self.waiting)))
+        self.registered[registration.id] = registration
+        return [registration]
 
-    def _remove(self, seat: ProducerRegistration) -> None:
-        self.seated.pop(seat.id, None)
-        self.waiting.pop(seat.id, None)
+    def _remove(self, registration: ProducerRegistration) -> None:
+        self.registered.pop(registration.id, None)
+        self.waiting.pop(registration.id, None)
 
-    def _denied(self, seat: ProducerRegistration) -> Denied | None:
-        if seat.mode == EXCLUSIVE and (self.seated or self.waiting):
+    def _denied(self, registration: ProducerRegistration) -> Denied | None:
+        if registration.mode == EXCLUSIVE and (self.registered or self.waiting):
             return Denied.HAS_PRODUCERS
-        if seat.mode == SHARED and (self.waiting or any(other.mode != SHARED for other in self.seated.values())):
+        exclusive = self.waiting or any(other.mode != SHARED for other in self.registered.values())
+        if registration.mode == SHARED and exclusive:
             return Denied.EXCLUSIVE_PRODUCER
         return None
 
-    def _free(self, seat: ProducerRegistration) -> bool:
-        return seat.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.seated
+    def _free(self, registration: ProducerRegistration) -> bool:
+        return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
 
     def check(self) -> None:
-        """An exclusive producer is alone; a producer waits only while another is seated."""
-        if any(seat.mode != SHARED for seat in self.seated.values()):
-            assert len(self.seated) == 1, "an exclusive producer shares the topic"
-        assert self.seated or not self.waiting, "a producer waits and none is seated"
+        """An exclusive producer is alone; a producer waits only while another is registered."""
+        if any(registration.mode != SHARED for registration in self.registered.values()):
+            assert len(self.registered) == 1, "an exclusive producer shares the topic"
+        assert self.registered or not self.waiting, "a producer waits and none is registered"

@@ -38,12 +38,12 @@ def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_
 
 def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:
     table = ProducerTable()
-    assert table.join(ProducerRegistration(1, "p", SHARED, "me", 1)).seated
-    assert [seat.id for seat in table.join(ProducerRegistration(2, "p", SHARED, "me", 3)).replaced] == [1]
+    assert table.join(ProducerRegistration(1, "p", SHARED, "me", 1)).registered
+    assert [each.id for each in table.join(ProducerRegistration(2, "p", SHARED, "me", 3)).replaced] == [1]
     late = table.join(ProducerRegistration(3, "p", SHARED, "me", 2))
     assert late.denied is Denied.STALE
     assert not late.replaced
-    assert list(table.seated) == [2]
+    assert list(table.registered) == [2]
 
 
 @pytest.mark.parametrize("crash", [False, True])

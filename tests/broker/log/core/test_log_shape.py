@@ -74,7 +74,7 @@ def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
     shape = shape_of(3, 4, 2, 1, per_entry=2)  # indexes 0 … 5, 6 … 13, 14 … 17, 18 … 19
     shape.remove(20)
     shape.check()
-    assert shape.after(Position(10, 2)) == shape.seat(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
+    assert shape.after(Position(10, 2)) == shape.at_or_after(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
     assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
     assert not shape.readable(Position(20, 0))
     assert shape.clamp(Position(20, 2)) == (20, 2), "a mark may stand where something was"

@@ -84,7 +84,7 @@ class Walk:
             else:
                 self.deliver(position)
         for _ in range(self.rng.randrange(40)):
-            self.read = self.delays.next_after(self.cursor.next_unacked(self.shape.seat(self.read)))
+            self.read = self.delays.next_after(self.cursor.next_unacked(self.shape.at_or_after(self.read)))
             if not self.shape.readable(self.read):
                 break
             if self.times[self.read] > self.now_ms:

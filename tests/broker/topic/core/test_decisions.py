@@ -36,18 +36,18 @@ def test_each_reason_to_refuse_a_publish() -> None:
 
 def test_access_modes() -> None:
     table = ProducerTable()
-    assert table.join(ProducerRegistration(1, "a", SHARED, "")).seated
-    assert table.join(ProducerRegistration(2, "b", SHARED, "")).seated
+    assert table.join(ProducerRegistration(1, "a", SHARED, "")).registered
+    assert table.join(ProducerRegistration(2, "b", SHARED, "")).registered
     assert table.join(ProducerRegistration(3, "c", EXCLUSIVE, "")).denied is Denied.HAS_PRODUCERS
-    assert not table.join(ProducerRegistration(4, "d", WAIT_FOR_EXCLUSIVE, "")).seated
+    assert not table.join(ProducerRegistration(4, "d", WAIT_FOR_EXCLUSIVE, "")).registered
     assert table.join(ProducerRegistration(5, "e", SHARED, "")).denied is Denied.EXCLUSIVE_PRODUCER
     assert not table.leave(1)
-    assert [seat.id for seat in table.leave(2)] == [4]
+    assert [each.id for each in table.leave(2)] == [4]
     table.check()
     assert table.join(ProducerRegistration(6, "f", SHARED, "")).denied is Denied.EXCLUSIVE_PRODUCER
     fencing = table.join(ProducerRegistration(7, "g", EXCLUSIVE_WITH_FENCING, ""))
-    assert fencing.seated
-    assert [seat.id for seat in fencing.fenced] == [4]
+    assert fencing.registered
+    assert [each.id for each in fencing.fenced] == [4]
     table.check()
 
 
@@ -56,8 +56,8 @@ def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table.join(ProducerRegistration(1, "a", EXCLUSIVE, "x"))
     assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is Denied.NAME_TAKEN
     again = table.join(ProducerRegistration(3, "a", EXCLUSIVE, "x"))
-    assert again.seated
-    assert [seat.id for seat in again.replaced] == [1]
+    assert again.registered
+    assert [each.id for each in again.replaced] == [1]
     table.check()
 
 
