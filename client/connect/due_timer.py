@@ -4,7 +4,7 @@
     timer.stop()
 
 The event loop rounds its timers and has a clock of its own: `reached` gets a time that is never before the one that it
-was armed for, so that it is not armed for the same time again. Guards: tests/client/produce/test_partition_producer.py.
+was armed for, so that it is not armed for the same time again. Guard: tests/client/connect/test_due_timer.py.
 """
 
 from __future__ import annotations

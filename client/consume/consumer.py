@@ -81,7 +81,7 @@ class Consumer(ClosedAfterAsyncWith):
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
         self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
-        self._letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
+        self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
 
     @classmethod
     async def open(
@@ -102,7 +102,7 @@ class Consumer(ClosedAfterAsyncWith):
         return consumer
 
     async def _begin(self, topics: Sequence[TopicName]) -> None:
-        topics = list(dict.fromkeys(each for topic in topics for each in self._letters.add(topic)))
+        topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
         counts = await asyncio.gather(*(self._connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
@@ -117,7 +117,7 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> PartitionConsumer:
         consumer = PartitionConsumer(
             self._connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
-            letters=self._letters.of(name), on_gone=self._gone if settings.existing_only else None,
+            dead_letters=self._dead_letters.of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         consumer.on_active = self._events.tell if self._events is not None else None
         return consumer
@@ -148,7 +148,7 @@ class Consumer(ClosedAfterAsyncWith):
         return failed
 
     async def _add_topic(self, topic: TopicName) -> None:
-        for each in self._letters.add(topic):
+        for each in self._dead_letters.add(topic):
             try:
                 partitions = await self._connections.partitions(each, create=each != topic)
             except TopicNotFound:
@@ -307,7 +307,7 @@ class Consumer(ClosedAfterAsyncWith):
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
         """The policy that applies, also a default; None: messages are redelivered until they are acknowledged."""
-        return self._letters.policy
+        return self._dead_letters.policy
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
@@ -319,7 +319,7 @@ class Consumer(ClosedAfterAsyncWith):
         topic = self.consumer_of(message).topic
         if is_dead_letter(message):
             raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
-        await self._letters.retries_of(topic).reconsume_later(message, delay, properties)
+        await self._dead_letters.retries_of(topic).reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Requests all unacknowledged messages again; does not wait, as in Pulsar."""
@@ -350,7 +350,7 @@ class Consumer(ClosedAfterAsyncWith):
         """Ends at once; pending acks are not sent."""
         if self._watch is not None:
             self._watch.stop()
-        self._letters.abort()
+        self._dead_letters.abort()
         self._partitions.abort()
 
     async def close(self) -> None:
@@ -359,7 +359,7 @@ class Consumer(ClosedAfterAsyncWith):
         try:
             if self._watch is not None:
                 await self._watch.close()
-            await self._letters.close()
+            await self._dead_letters.close()
             await self._partitions.close()
         except BaseException:
             self.abort()

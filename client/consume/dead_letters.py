@@ -15,7 +15,7 @@ Without a policy that is 16, as in Pulsar; `Consumer.dead_letter_policy` shows i
 **No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
 topic (a pattern matches it, too): it is not moved again and cannot be reconsumed later; it comes until it is
 acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
-a pattern finds has its own topic's letters, and no `…-RETRY-…-RETRY`.
+a pattern finds has its own topic's dead letters, and no `…-RETRY-…-RETRY`.
 
 Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
 published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
@@ -106,7 +106,7 @@ class DeadLetterProducer:
         self.policy = policy
         self.dead_letter_topic = letter_topic(topic, subscription, "DLQ", policy.dead_letter_topic)
         self.retry_letter_topic = letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic)
-        self.buried = 0  # messages that went to the dead-letter topic
+        self.moved = 0  # messages that went to the dead-letter topic
         _LOG.info(
             "%s/%s: a message that comes back more than %d times goes to %s", topic, subscription,
             policy.max_redeliver_count, self.dead_letter_topic,
@@ -121,15 +121,15 @@ class DeadLetterProducer:
         self._closed = False
 
     # ------------------------------------------------------------------ dead letters
-    def bury_soon(self, messages: list[Message]) -> None:
+    def move_soon(self, messages: list[Message]) -> None:
         """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
-        self._tasks.spawn(self._bury_all(messages), f"dead letters of {self._base}")
+        self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
-    async def _bury_all(self, messages: list[Message]) -> None:
+    async def _move_all(self, messages: list[Message]) -> None:
         for message in messages:
             while not self._closed:
                 try:
-                    await self.bury(message)
+                    await self.move(message)
                     break
                 except MagnetarError as error:
                     _LOG.warning("%s: %r is not a dead letter yet: %s", self.dead_letter_topic, message, error)
@@ -139,9 +139,9 @@ class DeadLetterProducer:
             if message.permits:
                 message.entry.consumer.taken(message)
 
-    async def bury(self, message: Message) -> None:
-        await self._move(message, self.dead_letter_topic, _origin(message, self._subscription), None)
-        self.buried += 1
+    async def move(self, message: Message) -> None:
+        await self._publish_copy(message, self.dead_letter_topic, _origin(message, self._subscription), None)
+        self.moved += 1
 
     # ------------------------------------------------------------------ retries
     async def reconsume_later(
@@ -152,14 +152,14 @@ class DeadLetterProducer:
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)
-            await self._move(message, self.dead_letter_topic, found, None)
-            self.buried += 1
+            await self._publish_copy(message, self.dead_letter_topic, found, None)
+            self.moved += 1
             return
         found |= {RECONSUME_TIMES: str(times), DELAY_TIME: str(round(delay.total_seconds() * 1000))}
-        await self._move(message, self.retry_letter_topic, found, delay)
+        await self._publish_copy(message, self.retry_letter_topic, found, delay)
 
     # ------------------------------------------------------------------ both
-    async def _move(
+    async def _publish_copy(
         self, message: Message, topic: TopicName, properties: dict[str, str], delay: timedelta | None
     ) -> None:
         producer = await self._producer(topic)
@@ -246,32 +246,32 @@ class DeadLetterProducers:
         if policy is None or keeps_dead_letters(topic, subscription, policy):
             return [topic]
         home = home_of(topic, subscription, policy)
-        letters = self._by_topic.get(home.base)
-        if letters is None:
-            letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)
-        self._by_topic[home.base] = self._by_topic[letters.retry_letter_topic.base] = letters
+        dead_letters = self._by_topic.get(home.base)
+        if dead_letters is None:
+            dead_letters = DeadLetterProducer(self._connections, home, subscription, policy, self._consumer_name)
+        self._by_topic[home.base] = self._by_topic[dead_letters.retry_letter_topic.base] = dead_letters
         if not self._settings.enable_retry or home != topic:
             return [topic]
         if self._settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ")):
             self._no_retries.add(topic.base)
             return [topic]
-        return [topic, letters.retry_letter_topic]
+        return [topic, dead_letters.retry_letter_topic]
 
     def of(self, topic: TopicName) -> DeadLetterProducer | None:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
         """OperationNotSupported: its messages cannot be reconsumed later."""
-        letters = self.of(topic)
-        if letters is not None and topic.base in self._no_retries:
-            raise OperationNotSupported(f"no consumer receives from {letters.retry_letter_topic}")
-        if letters is None or not self._settings.enable_retry:
+        dead_letters = self.of(topic)
+        if dead_letters is not None and topic.base in self._no_retries:
+            raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")
+        if dead_letters is None or not self._settings.enable_retry:
             raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
-        return letters
+        return dead_letters
 
     def abort(self) -> None:
-        for letters in self._by_topic.values():
-            letters.abort()
+        for dead_letters in self._by_topic.values():
+            dead_letters.abort()
 
     async def close(self) -> None:
-        await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._by_topic.values())))
+        await asyncio.gather(*(dead_letters.close() for dead_letters in dict.fromkeys(self._by_topic.values())))

@@ -42,7 +42,7 @@ class Deliveries:
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
-        letters: DeadLetterProducer | None, start: Start | None,
+        dead_letters: DeadLetterProducer | None, start: Start | None,
     ) -> None:  # fmt: skip
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self._came: list[Message] = []
@@ -51,7 +51,7 @@ class Deliveries:
         self._settings = settings
         self._core = core
         self._clock = clock
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._durable = start is None
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
 
@@ -119,8 +119,8 @@ class Deliveries:
             self._hidden += received.charged
             return ()
         share_permits(received, wanted, of_each=self._permits_of_each)
-        if self._letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
-            self._letters.bury_soon(wanted)
+        if self._dead_letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
+            self._dead_letters.move_soon(wanted)
             return ()
         core.delivered += len(wanted)
         return wanted

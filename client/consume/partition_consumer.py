@@ -48,7 +48,7 @@ class PartitionConsumer:
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
         inbox: ReceiverQueue,
-        *, queue_size: int, start: Start | None = None, letters: DeadLetterProducer | None = None,
+        *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
         """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
@@ -57,7 +57,6 @@ class PartitionConsumer:
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
-        self.letters = letters
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
         self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
         self.on_active: Callable[[int, bool], None] | None = None
@@ -69,11 +68,11 @@ class PartitionConsumer:
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._now = connections.world.clock.monotonic
         self._claim = Claim(connections.memory, queue_size)
-        dead_after = letters.policy.max_redeliver_count if letters is not None else None
+        dead_after = dead_letters.policy.max_redeliver_count if dead_letters is not None else None
         options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
         self.acks = AckSender(settings, self.core, self._wake, self._now)
-        self.deliveries = Deliveries(self, settings, self.core, self._now, letters, start)
+        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start)
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self._wakes = connections.wakes

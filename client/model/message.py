@@ -134,7 +134,6 @@ class Message:
 
     def encryption_context(self) -> None:
         """None: messages are not encrypted."""
-        return
 
     def index(self) -> int:
         """The message's dense number in its partition: its offset; -1: not known."""

@@ -51,21 +51,22 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
     await producer.send(b"y")
     await consumer.reconsume_later(await consumer.receive(), timedelta(hours=1))
     message = await consumer.receive()
-    letters = message.entry.consumer.letters
-    assert letters is not None
+    dead_letters = consumer._dead_letters.of(message.entry.consumer.topic)
+    assert dead_letters is not None
 
     async def never(_message: object) -> None:
         await asyncio.Event().wait()
 
-    letters.bury = never  # type: ignore[method-assign]
-    letters.bury_soon([message])
+    dead_letters.move = never  # type: ignore[method-assign]
+    dead_letters.move_soon([message])
     await consumer.acknowledge(message)
     await producer.close()
     return consumer
 
 
 def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> None:
-    producers = [each for letters in consumer._letters._by_topic.values() for each in letters._producers.values()]
+    every = consumer._dead_letters._by_topic.values()
+    producers = [each for one in every for each in one._producers.values()]
     assert len(consumer.partitions) == 4
     assert len(producers) > 0
     for each in [*consumer.partitions, *(each for producer in producers for each in producer.partitions)]:
@@ -75,7 +76,7 @@ def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> N
     for topic, found in broker.topics.items():
         if name in topic:
             assert not any(each.consumers for each in found.subscriptions.values())
-    assert not any(len(letters._tasks) for letters in consumer._letters._by_topic.values())
+    assert not any(len(one._tasks) for one in every)
 
 
 async def _tried(client: Client, broker: FakeBroker, wait: int) -> bool:
