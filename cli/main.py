@@ -36,7 +36,7 @@ HELP = """A durable message broker with Pulsar's model: topics, subscriptions an
   magnetar produce orders -m hello              send
   magnetar consume orders -s billing -n 1       receive
 
-The server is given by --url or MAGNETAR_URL (default magnetar://127.0.0.1:7650); --url, -o and --timeout may stand
+The server is given by --url or MAGNETAR_URL (default magnetar://127.0.0.1:7650); --url, -o and --timeout may be
 before or after the command. With -o json failures are JSON too, on standard error.
 Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use, 130 interrupted.
 """

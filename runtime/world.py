@@ -1,4 +1,4 @@
-"""The world as one value: what a process, real or simulated, is given to stand on."""
+"""The world as one value: all that a process, real or simulated, reaches outside itself."""
 
 from __future__ import annotations
 

@@ -94,22 +94,14 @@ LEFT: dict[str, dict[str, int]] = {
         "docs": 3,
     },
     "nobody|no one": {
-        "proto": 4,
-        "runtime": 9,
-        "metadata": 8,
         "bookie": 19,
-        "spark_connector": 1,
-        "cli": 12,
         "docs": 7,
     },
     "whoever": {
-        "runtime": 1,
-        "metadata": 1,
         "bookie": 3,
         "docs": 1,
     },
     "somebody|someone": {
-        "runtime": 1,
         "docs": 1,
     },
     "heeds?|heeded": {
@@ -119,52 +111,35 @@ LEFT: dict[str, dict[str, int]] = {
         "docs": 1,
     },
     "hears?|heard|overheard": {
-        "runtime": 2,
-        "metadata": 15,
         "bookie": 9,
         "docs": 1,
     },
     "is not there|are not there": {
-        "proto": 1,
-        "metadata": 1,
         "bookie": 4,
         "client": 6,
-        "spark_connector": 2,
         "docs": 1,
     },
     "what (?:it|he|they) (?:has|have) not": {
-        "metadata": 1,
         "bookie": 1,
         "client": 1,
     },
     "graves?|bury|buries|buried|burials?|burying": {
         "bookie": 29,
-        "cli": 4,
+        "cli": 1,
         "docs": 3,
     },
     "door|doors": {
-        "runtime": 1,
         "bookie": 1,
-        "spark_connector": 2,
     },
     "at hand": {
         "broker": 1,
     },
     "(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": {
-        "runtime": 1,
-        "metadata": 3,
         "bookie": 6,
-        "spark_connector": 1,
-        "cli": 1,
     },
     "stands? (?:in|on|at|before|after|behind|between|beside|below|above|for|there|still)": {
-        "proto": 2,
-        "runtime": 6,
-        "metadata": 6,
         "bookie": 10,
         "client": 2,
-        "spark_connector": 1,
-        "cli": 5,
         "docs": 1,
     },
 }

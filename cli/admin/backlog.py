@@ -177,7 +177,7 @@ def truncate(session: Session, topic: str, yes: bool) -> None:
 @click.option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour.")
 @connected
 def orphans(session: Session, remove: bool) -> None:
-    """Ledgers of topics and subscriptions that no record names, and those that a topic lists and that are gone.
+    """Ledgers that no record refers to, and those that a topic lists and that are deleted.
 
     Example: magnetar ledgers orphans
     """

@@ -19,7 +19,7 @@ bookies = LazyGroup(
     {
         "list": Lazy(".admin.cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
         "state": Lazy(".storage.gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
-        "accept-loss": Lazy(".storage.gc", "accept_loss", "Let one leave limbo with what nobody has any more."),
+        "accept-loss": Lazy(".storage.gc", "accept_loss", "Let one leave limbo with entries that are lost for good."),
         "gc": Lazy(".storage.gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
         "racks": Lazy(".storage.racks", "racks", "Where bookies stand, as the metadata says."),
         "set-rack": Lazy(".storage.racks", "set_rack", "Say where one stands, above what it says itself."),
@@ -27,7 +27,7 @@ bookies = LazyGroup(
         "decommission": Lazy(".storage.departure", "decommission", "Empty one before it is taken away."),
         "recover": Lazy(".storage.departure", "recover", "Make every copy again that lay on a dead one, now."),
         "forget": Lazy(".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."),
-        "move": Lazy(".storage.identity", "move", "A bookie's directory stands at another place now."),
+        "move": Lazy(".storage.identity", "move", "A bookie's directory has moved to another place."),
         "accept-metadata": Lazy(".storage.identity", "accept_metadata", "Start on metadata older than the directory."),
     },
     {"list-bookies": "list"},

@@ -117,7 +117,7 @@ VERBS = (
     ), "How long acknowledged data is kept.", "-t 3d -s 10G"),
     Verb("message-ttl", (
         Field("message_ttl_s", "s", ("-ttl", "-t", "--messageTTL", "--ttl"), "Acknowledged after: 30s, 10m; 0: never."),
-    ), "When what nobody acknowledged is given up.", "-ttl 10m"),
+    ), "When an unacknowledged message expires.", "-ttl 10m"),
     Verb("backlog-quota", (
         Field("backlog_quota_mib", "MiB limit", ("-l", "--limit", "--limitSize"), "Size: 100M, 10G; -1: none."),
         Field("backlog_quota_s", "s", ("-lt", "--limitTime"), "Age of the oldest message: 10m, 3d; -1: none."),
@@ -131,7 +131,7 @@ VERBS = (
         Field("max_message_bytes", "bytes", ("-m", "--max-message-size"), "Of one entry: 65536, 64K, 5M."),
     ), "The largest message.", "-m 1M"),
     Verb("delayed-delivery", (
-        Field("delayed_delivery", "on/off", (), "Messages may have a time before which nobody gets them."),
+        Field("delayed_delivery", "on/off", (), "Messages may have a time before which they are not delivered."),
         Field("delayed_tick_ms", "ms", ("--time", "-t"), "So late at most, and so seldom looked: 50, 1000, 1s."),
         Field("max_delay_ms", "ms", ("--maxDelay", "-md"), "The longest delay: 10m, 7d; 0: any."),
     ), "Delayed messages.", "--enable --maxDelay 7d"),
@@ -175,7 +175,7 @@ VERBS = (
     Verb("inactive-topic-policies", (
         Field("inactive_s", "s", ("-t", "--max-inactive-duration"), "Deleted when unused for: 10m, 3d; 0: never."),
         Field("inactive_mode", INACTIVE_MODES, ("-m", "--delete-mode"), "What counts as unused."),
-    ), "When a topic that nobody uses is deleted.", "-t 3d -m delete_when_no_subscriptions"),
+    ), "When an unused topic is deleted.", "-t 3d -m delete_when_no_subscriptions"),
     Verb("subscription-expiration-time", (
         Field("subscription_expiration_s", "expiry", ("-t", "--time"), "Minutes, or 10m, 3d; 0: never."),
     ), "When a subscription without consumers is deleted.", "-t 7d"),

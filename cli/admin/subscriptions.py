@@ -19,7 +19,7 @@ subscriptions = LazyGroup(
         "list": Lazy(".admin.subscriptions", "list_", "Subscriptions of a topic."),
         "create": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "stats": Lazy(
-            ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why nobody gets the next message."
+            ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
         ),
         "peek": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
         "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
@@ -115,7 +115,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
 @click.option("-s", "--subscription", default=None, help="Only this one.")
 @connected
 def stats(session: Session, topic: str, subscription: str | None) -> None:
-    """Backlog, holes, consumers, and why nobody gets the next message.
+    """Backlog, holes, consumers, and why the next message is not delivered.
 
     Example: magnetar subscriptions stats orders -s billing
     """

@@ -38,7 +38,7 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @click.option("--status", "what", flag_value="status", help="What a collection that was started does or did.")
 @click.option("--major", is_flag=True, help="Also logs of which up to half lives, and small ones.")
 @click.option("--roll", is_flag=True, help="With --now: also the open logs, where little of them lives.")
-@click.option("--force", is_flag=True, help="With --now: bury even if most ledgers here are gone from the metadata.")
+@click.option("--force", is_flag=True, help="With --now: delete even if most ledgers here are gone from the metadata.")
 @BOOKIE
 @YES
 @connected
@@ -71,7 +71,7 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         session.out.stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
-        confirm("Bury ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
+        confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
     with shown(session.out.json, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
@@ -153,7 +153,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
             raise Failure(f"bookie {row['bookie']}: garbage collection gave up: {row['message']}", FAILED)
         if row.get("refused"):
             raise Failure(
-                f"bookie {row['bookie']} buried nothing: {row['refused']}. If the metadata is the right one and that "
+                f"bookie {row['bookie']} deleted nothing: {row['refused']}. If the metadata is the right one and that "
                 "is meant, --force does it",
                 FAILED,
             )
@@ -203,7 +203,7 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
     from .admin_port import ask_each, find
 
     peers = find(session, bookie, wait_s)
-    confirm(f"Give up for good what bookie {peers[0].id} has lost and nobody else has", yes)
+    confirm(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
     (answer,) = ask_each(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
     session.out.stream(rows, ("ledger", "lacks"), empty="limbo is left; nothing was given up")

@@ -103,7 +103,7 @@ def forget(bookie: str, metadata_: str, data: str | None, output: str, yes: bool
 @click.argument("place")
 @of_metadata
 def move(bookie: str, place: str, metadata_: str, data: str | None, output: str) -> None:
-    """Say that a bookie's directory stands at another place now.
+    """Register that a bookie's directory has moved to another place.
 
     PLACE is HOST:DIRECTORY as the bookie was given it, or its `place` setting; no copy may be left at the old one.
 

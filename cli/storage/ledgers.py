@@ -23,7 +23,7 @@ ledgers = LazyGroup(
         "under-replicated": Lazy(
             ".storage.ledgers", "under_replicated", "Ledgers that miss copies, since when and why."
         ),
-        "orphans": Lazy(".admin.backlog", "orphans", "Ledgers that nobody refers to; and listed ones that are gone."),
+        "orphans": Lazy(".admin.backlog", "orphans", "Ledgers without a topic or cursor; listed ones that are gone."),
     },
     {"list-under-replicated": "under-replicated"},
     help="Ledgers and their copies.\n\nExample: magnetar ledgers under-replicated",

@@ -272,7 +272,7 @@ class Simulation:
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
-        self.note(f"fault: {name} stands still")
+        self.note(f"fault: {name} is stopped")
         process.held = []
         return True
 
