@@ -68,7 +68,7 @@ DOMAINS = {
 """Inside its package a domain may import itself and these; modules beside the domains compose them."""
 
 MODULES_MAX = 16
-"""Modules beside each other in a folder of the product, without `__init__`."""
+"""Modules beside each other in a folder of the product or the tests, without `__init__` and tests."""
 
 IMPURE = {"asyncio", "grpc", "zmq", "os", "time", "random", "logging", "threading", "socket", "subprocess", "uvloop"}
 """What a core/ or format/ must not import: it never waits, logs or asks for the time, and chance comes in as `rng`."""
@@ -129,7 +129,9 @@ def test_every_domain_has_a_row() -> None:
 
 
 def test_no_folder_is_crowded() -> None:
-    beside = Counter(m.path.rpartition("/")[0] for m in layout.modules() if not m.path.endswith("__init__.py"))
+    modules = [*layout.modules(), *layout.modules("tests")]
+    counted = [m.path.rpartition("/") for m in modules if not re.search(r"(^|/)(__init__|test_\w+)\.py$", m.path)]
+    beside = Counter(folder for folder, _, _ in counted)
     assert {folder: count for folder, count in beside.items() if count > MODULES_MAX} == {}
 
 

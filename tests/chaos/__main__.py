@@ -2,11 +2,11 @@
 and a judge of what clients saw.
 
 Four bookies, two brokers and the metadata (`magnetar metadata`, or a real ZooKeeper), three copies of which two are
-synced; every link goes through a proxy (tests/chaos/cluster.py). A fault befalls it every eight seconds or so, up to
+synced; every link goes through a proxy (processes/cluster.py). A fault befalls it every eight seconds or so, up to
 three at once (tests/chaos/faults.py). When they are healed every producer and every subscription has to go on before
 the next (tests/chaos/waiting.py says within what). Which faults follows from the seed; what the machine does in between
 does not, so a seed repeats the faults and not the interleaving. At the end all copies have to be made again, and the
-history of all clients is judged (tests/chaos/judge.py). Prints each fault, what is wrong, and a last line of JSON:
+history of all clients is judged (workload/judge.py). Prints each fault, what is wrong, and a last line of JSON:
 
     faults, acknowledged, lost, duplicated, stuck, minutes   `failed` is 0 when nothing at all is wrong, `wrong` by kind
     by_kind, rounds        faults of each kind; rounds of one to three that overlap
@@ -40,11 +40,11 @@ import click
 
 import magnetar
 from magnetar.cli.common.processes import NotReady
-from tests.chaos.clients import Clients
-from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import WEIGHTS, Faults
-from tests.chaos.history import Disturbed
-from tests.chaos.judge import Verdict, Wrong, judge
+from tests.chaos.processes.cluster import ChaosCluster
+from tests.chaos.workload.clients import Clients
+from tests.chaos.workload.history import Disturbed
+from tests.chaos.workload.judge import Verdict, Wrong, judge
 from tests.support.processes import run_cli
 from tests.support.zookeeper import why_no_zookeeper
 

@@ -15,7 +15,7 @@
 | lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
 
 `wipe` and `lose` cost one copy of each entry. They wait until auto-recovery has made all copies again that were lost
-before (tests/chaos/copies.py): no more than ack quorum - 1 may be lost at once. Copies that are still missing when a
+before (processes/copies.py): no more than ack quorum - 1 may be lost at once. Copies that are still missing when a
 cluster has been healed for the bound of waiting.py are *stuck*.
 
 A *round* is one fault or up to three: the sudden ones (power_cut, replace, wipe, lose) first and alone, the others
@@ -33,9 +33,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from magnetar.cli.common.processes import NotReady
-from tests.chaos.cluster import SESSION_S, ChaosCluster, fill
-from tests.chaos.nodes import Node, Target
-from tests.chaos.proxy import ANY, WHOLE, Link, Mode
+from tests.chaos.processes.cluster import SESSION_S, ChaosCluster, fill
+from tests.chaos.processes.nodes import Node, Target
+from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode
 from tests.chaos.waiting import wait_until
 
 WEIGHTS = {

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import unsynced
 from tests.chaos.faults import BOOKIES, SUDDEN, WEIGHTS, Faults
+from tests.chaos.processes import unsynced
 from tests.chaos.waiting import wait_until
 from tests.support.zookeeper import why_no_zookeeper
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Cluster, Process, Processes
-from tests.chaos.load import Load, check
+from tests.chaos.workload.load import Load, check
 
 KILLS = 7
 TOPICS = ("orders", "payments", "clicks")

@@ -29,12 +29,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from tests.simulation import options as cluster_options
-from tests.simulation.faults import kinds
 from tests.simulation.protocol import options as protocol_options
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.protocol.shrink import shrink as shrink_protocol
 from tests.simulation.run import Outcome, combine, quiet, run_seed
 from tests.simulation.shrink import shrink as shrink_cluster
+from tests.simulation.strikes.faults import kinds
 from tests.simulation.tiers import CLUSTER_EVERY, run_any
 
 TIERS = ("both", "protocol", "cluster")

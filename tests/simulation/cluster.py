@@ -30,8 +30,8 @@ from magnetar.runtime.sim.workers import DiskDelays
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World
 from tests.simulation.metadata import FaultyService, ObservedStore
-from tests.simulation.observer import Observer
 from tests.simulation.options import Options
+from tests.simulation.verdict.observer import Observer
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from magnetar.metadata.tree import Commit, EndSession
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import CallContext
-from tests.simulation.observer import Observer
+from tests.simulation.verdict.observer import Observer
 
 SILENT_S = 15.0
 """Longer than anybody waits for an answer."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from tests.simulation.faults import LOSSES, PENDING, RATES, TIMES, USUAL
+from tests.simulation.strikes.faults import LOSSES, PENDING, RATES, TIMES, USUAL
 
 QUORUMS = ((3, 3, 2), (3, 3, 2), (2, 2, 2), (3, 2, 2), (2, 2, 1))
 """E, Qw, Qa."""

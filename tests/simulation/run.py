@@ -16,10 +16,10 @@ from typing import Any
 from magnetar.ledger.handle import LedgerWriter
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
-from tests.simulation.ledgers import LedgerLoad
-from tests.simulation.observer import Observer
+from tests.simulation.load.ledgers import LedgerLoad
+from tests.simulation.load.topics import TopicLoad
 from tests.simulation.options import Options, draw
-from tests.simulation.topics import TopicLoad
+from tests.simulation.verdict.observer import Observer
 
 STEPS_MAX = 5_000_000
 SECONDS_MAX = 7200.0

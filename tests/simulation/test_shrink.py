@@ -11,9 +11,9 @@ from magnetar.broker.log.topic_log import TopicLog
 from magnetar.client.client import Client
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import CLIENT, SESSION_TIMEOUT_S, Cluster
-from tests.simulation.observer import Observer
+from tests.simulation.load.topics import TOPIC
 from tests.simulation.options import draw
-from tests.simulation.topics import TOPIC
+from tests.simulation.verdict.observer import Observer
 
 FULL, SHRUNK = Replication(3, 3, 2), Replication(2, 2, 2)
 CALM = replace(draw(1), kind="bookies", quorum=(3, 3, 2), bookies=3, ledger_entries_max=1000, rates={}, times={})

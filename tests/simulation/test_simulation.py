@@ -13,16 +13,16 @@ import pytest
 
 from magnetar.bookie.format.journal import JournalRecord, RecordType
 from magnetar.runtime.sim.world import Simulation
-from tests.simulation import ledgers
 from tests.simulation.cluster import Cluster
-from tests.simulation.faults import KINDS, PENDING, RATES, TIMES, kinds
-from tests.simulation.history import History, Sub, check
-from tests.simulation.journals import Block, Synced, land, wiped
-from tests.simulation.nemesis import STRIKES, plan
-from tests.simulation.observer import Observer
+from tests.simulation.load import ledgers
 from tests.simulation.options import LOADS, Options, draw
 from tests.simulation.run import run_seed
 from tests.simulation.sabotage import SABOTAGE
+from tests.simulation.strikes.faults import KINDS, PENDING, RATES, TIMES, kinds
+from tests.simulation.strikes.nemesis import STRIKES, plan
+from tests.simulation.verdict.history import History, Sub, check
+from tests.simulation.verdict.journals import Block, Synced, land, wiped
+from tests.simulation.verdict.observer import Observer
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 9)

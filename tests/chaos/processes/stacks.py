@@ -1,6 +1,6 @@
 """What a process of a cluster that is stuck waits for: `SIGUSR1` prints all its tasks, and those that failed unseen.
 
-listen()        in the process (tests/chaos/unsynced.py)
+listen()        in the process (tests/chaos/processes/unsynced.py)
 kill -USR1 PID  its log then has the stack of each task, and the exception of each that ended with one
 """
 

@@ -23,10 +23,10 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
-from tests.simulation.history import History, Id, Sub, check
-from tests.simulation.nemesis import Nemesis
-from tests.simulation.operations import TOPIC
-from tests.simulation.rest import LIVENESS_S, at_rest
+from tests.simulation.strikes.nemesis import Nemesis
+from tests.simulation.strikes.operations import TOPIC
+from tests.simulation.verdict.history import History, Id, Sub, check
+from tests.simulation.verdict.rest import LIVENESS_S, at_rest
 
 SEND_TIMEOUT_MS = 20_000
 NACK_DELAY_MS = 500

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process
-from tests.chaos.unsynced import UNDO
+from tests.chaos.processes.unsynced import UNDO
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 
 READY_S = 180.0
@@ -18,7 +18,7 @@ READY_S = 180.0
 class Node(Process):
     """A process behind the proxy."""
 
-    module = "tests.chaos.unsynced"
+    module = "tests.chaos.processes.unsynced"
     port = 0
 
     @property

@@ -1,6 +1,6 @@
 """Producers that never stop, at full speed: bursts to several topics, each outcome noted, whatever is killed meanwhile.
 
-tests/chaos/clients.py does more and sends less; both write the history that tests/chaos/judge.py judges.
+clients.py does more and sends less; both write the history that judge.py judges.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import magnetar
-from tests.chaos.clients import id_of
-from tests.chaos.history import Read, ReadToEnd, Recorder, Send, SendOk, SendUnknown, value_of
-from tests.chaos.judge import judge
+from tests.chaos.workload.clients import id_of
+from tests.chaos.workload.history import Read, ReadToEnd, Recorder, Send, SendOk, SendUnknown, value_of
+from tests.chaos.workload.judge import judge
 
 BURST = 10
 """Messages in flight of one producer: a kill then always hits some that are half done."""

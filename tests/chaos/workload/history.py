@@ -1,4 +1,4 @@
-"""What clients saw of a cluster, one record after the other: the input of tests/chaos/judge.py.
+"""What clients saw of a cluster, one record after the other: the input of tests/chaos/workload/judge.py.
 
 A `Recorder` is shared by all threads of a run; the place of a record in its list is its time. An intent is recorded
 before it is sent, an outcome after it is known, so a record that stands before another one happened before it.

@@ -6,8 +6,8 @@ import msgspec
 
 from magnetar.metadata.records import CLOSED, OPEN, Fragment, LedgerRecord
 from magnetar.runtime.sim.world import Simulation
-from tests.simulation.journals import Synced
-from tests.simulation.observer import Observer
+from tests.simulation.verdict.journals import Synced
+from tests.simulation.verdict.observer import Observer
 
 RECORD = LedgerRecord(
     ledger_id=7, state=CLOSED, ensemble_size=3, write_quorum=2, ack_quorum=2, key=b"k" * 20, token="t",

@@ -5,7 +5,7 @@ when those of the last are made again. That is so when no ledger names a bookie 
 under-replicated (bookie/repair/). Then each entry lies on two bookies that are there: the missing ones' copies were
 made again where the record says, before it said so.
 
-A process of its own (`python -m tests.chaos.copies METADATA BOOKIE…`) looks, without the proxy: one line a sentence.
+A process of its own (`python -m tests.chaos.processes.copies METADATA BOOKIE…`) looks, without the proxy: a line each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 def missing_copies(metadata: str, there: Collection[str]) -> list[str]:
     """Sentences; empty: every ledger has its copies, on these bookies."""
-    command = [sys.executable, "-m", "tests.chaos.copies", metadata, *there]
+    command = [sys.executable, "-m", "tests.chaos.processes.copies", metadata, *there]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S, check=False)
     except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.history import (
+from tests.chaos.workload.history import (
     Acked,
     AckSent,
     Connected,
@@ -28,7 +28,7 @@ from tests.chaos.history import (
     Subscribed,
     value_of,
 )
-from tests.chaos.judge import Wrong, judge
+from tests.chaos.workload.judge import Wrong, judge
 
 TOPIC = "t"
 GOOD = 1000

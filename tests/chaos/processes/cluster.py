@@ -1,6 +1,6 @@
 """A cluster of real processes that reach each other through a proxy, on disks that can lose what was not synced.
 
-Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (tests/chaos/proxy.py) listens at the
+Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (proxy.py) listens at the
 same port (Linux has all of 127/8); for the metadata each has an address of its own. So each pair has its link: client
 to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata, which is `magnetar metadata`
 (SQLite) or a real ZooKeeper. Who a connection comes from is asked of /proc; "client" is this process.
@@ -22,11 +22,11 @@ from types import TracebackType
 
 from magnetar.cli.common.processes import Processes
 from magnetar.runtime.network import Endpoint
-from tests.chaos.copies import missing_copies
 from tests.chaos.full_disk import SETTINGS, small_disk
-from tests.chaos.nodes import READY_S, Node, Target, ZookeeperNode
-from tests.chaos.proxy import Proxy, owner_of
-from tests.chaos.unsynced import LIES, STALLED, UNDO, drop
+from tests.chaos.processes.copies import missing_copies
+from tests.chaos.processes.nodes import READY_S, Node, Target, ZookeeperNode
+from tests.chaos.processes.proxy import Proxy, owner_of
+from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
 from tests.layout import ROOT
 from tests.support.processes import run_cli
 
@@ -216,7 +216,7 @@ class ChaosCluster(Processes):
         shutil.rmtree(self.data.pop(bookie.name))
 
     def missing_copies(self) -> list[str]:
-        """What tests/chaos/copies.py says; empty: one bookie may lose its data."""
+        """What tests/chaos/processes/copies.py says; empty: one bookie may lose its data."""
         return missing_copies(self.at, [bookie.id for bookie in self.bookies])
 
 

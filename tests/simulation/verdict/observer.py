@@ -64,7 +64,7 @@ from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
-from tests.simulation.journals import (
+from tests.simulation.verdict.journals import (
     Key,
     Place,
     Synced,

@@ -20,9 +20,9 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.update import put_record
 from magnetar.runtime.world import World
 from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
-from tests.simulation.disks import DISKS
-from tests.simulation.intrusions import INTRUSIONS
-from tests.simulation.operations import OPERATIONS
+from tests.simulation.strikes.disks import DISKS
+from tests.simulation.strikes.intrusions import INTRUSIONS
+from tests.simulation.strikes.operations import OPERATIONS
 
 WRITER = "writer"
 FLAPS = 5

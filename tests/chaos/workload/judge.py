@@ -1,4 +1,4 @@
-"""Judges a history (tests/chaos/history.py) in one pass over its records and one over each topic's log.
+"""Judges a history (tests/chaos/workload/history.py) in one pass over its records and one over each topic's log.
 
 | class | what is wrong |
 |---|---|
@@ -15,7 +15,7 @@
 | STUCK | a send or an ack never got an outcome |
 | ID_REGRESS | a producer's later acknowledgement, or a later record of the log, has no higher id |
 
-`judge` needs linear time: a million records in 15 s. Guarded by tests/chaos/test_judge.py, where each class has bad
+`judge` needs linear time: a million records in 15 s. Guarded by test_judge.py, where each class has bad
 histories that must be flagged, and random good ones must pass.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from tests.chaos.history import (
+from tests.chaos.workload.history import (
     Acked,
     AckSent,
     AckUnknown,

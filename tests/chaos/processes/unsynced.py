@@ -1,6 +1,6 @@
 """`magnetar …` on a disk that remembers what was not synced, so that a power cut can be had with `kill -9`.
 
-What tests/chaos/cluster.py starts: `python -m tests.chaos.unsynced ARGUMENTS…` is `magnetar ARGUMENTS…` with the
+What cluster.py starts: `python -m tests.chaos.processes.unsynced ARGUMENTS…` is `magnetar ARGUMENTS…` with the
 disk's writes noted in a file (of the environment's UNDO) before they are made: what was there before. A sync notes
 that everything written to its file before it began is durable. `drop(file, rng)` then takes back, in a stopped
 process's files, what no sync covers: all of it, or for a file by chance only the last writes; and new names that no
@@ -275,7 +275,7 @@ def _read(notes: Path) -> list[Any]:
 
 if __name__ == "__main__":
     from magnetar.cli.main import main
-    from tests.chaos import stacks, unsynced  # its notes are read under that name
+    from tests.chaos.processes import stacks, unsynced  # its notes are read under that name
 
     stacks.listen()
     if UNDO in os.environ:

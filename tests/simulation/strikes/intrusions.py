@@ -25,7 +25,7 @@ from magnetar.runtime.sim.loop import SimTask, throw_into
 from magnetar.runtime.sim.world import NodeCrashed
 from magnetar.runtime.world import World
 from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster
-from tests.simulation.observer import STRANGER
+from tests.simulation.verdict.observer import STRANGER
 
 SINGLE = ("_Connection._call", "BookieService._read_disk", "BookieService._find_held", "_awaited")
 """Handlers of one request each, in a server; and what goes through `Cluster.call`."""

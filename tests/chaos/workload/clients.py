@@ -1,4 +1,4 @@
-"""Producers, consumers and an auditor that write down all they see (tests/chaos/history.py), whatever breaks.
+"""Producers, consumers and an auditor that write down all they see (tests/chaos/workload/history.py), whatever breaks.
 
 For each topic: two producers with keys; an exclusive subscription and a shared one of two consumers that refuses some
 messages; consumers are closed and opened again now and then. `wait_served` waits until each producer and each
@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import magnetar
-from tests.chaos.history import (
+from tests.chaos.waiting import STUCK_S, wait_until
+from tests.chaos.workload.history import (
     Acked,
     Connected,
     Delivered,
@@ -40,7 +41,6 @@ from tests.chaos.history import (
     Subscribed,
     value_of,
 )
-from tests.chaos.waiting import STUCK_S, wait_until
 
 BURST = 6
 PAUSE_S = 0.2

@@ -19,9 +19,9 @@ from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World
 from tests.simulation.cluster import Cluster
-from tests.simulation.nemesis import Nemesis
 from tests.simulation.options import Options
-from tests.simulation.rest import LIVENESS_S, at_rest
+from tests.simulation.strikes.nemesis import Nemesis
+from tests.simulation.verdict.rest import LIVENESS_S, at_rest
 
 CONFIG = LedgerConfig(
     add_timeout_s=2.0, quorum_timeout_s=8.0, read_timeout_s=2.0, fence_timeout_s=2.0, quarantine_s=3.0

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from magnetar.runtime.network import Endpoint
-from tests.chaos.proxy import ANY, Link, Mode, Proxy, owner_of
+from tests.chaos.processes.proxy import ANY, Link, Mode, Proxy, owner_of
 
 QUIET_S = 0.05
 """After so long without an answer, nothing is coming: what passes needs a millisecond."""
