@@ -308,15 +308,16 @@ class DelayedDelivery:
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
         """Retries for LOST_AFTER_S; damage and loss are raised at once."""
-        end = self._loop.time() + LOST_AFTER_S
+        clock = self._world.clock
+        end = clock.monotonic() + LOST_AFTER_S
         while True:
             try:
-                async with asyncio.timeout_at(end):
+                async with asyncio.timeout(end - clock.monotonic()):
                     return await work()
             except TimeoutError as error:
                 raise Unavailable(f"no answer within {LOST_AFTER_S} s") from error
             except MagnetarError as error:
-                if isinstance(error, DataLost | LedgerNotFound) or self._loop.time() + RETRY_S >= end:
+                if isinstance(error, DataLost | LedgerNotFound) or clock.monotonic() + RETRY_S >= end:
                     raise
             await asyncio.sleep(RETRY_S)
 

@@ -30,7 +30,7 @@ from itertools import islice
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...runtime.workers import Workers
+from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
@@ -56,17 +56,17 @@ class ReadAheadBuffer:
     """`wake` makes the subscription pump."""
 
     __slots__ = (
-        "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
-        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake", "_workers",
+        "_ahead", "_ahead_bytes", "_clock", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop",
+        "_patience", "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake",
     )  # fmt: skip
 
     def __init__(
-        self, subscription: str, log: ReadableLog, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], workers: Workers,
+        self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
+        wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._subscription = subscription
-        self._workers = workers
         self._log = log
+        self._clock = clock
         self._config = config
         self._wake = wake
         self._dispatcher = dispatcher
@@ -116,7 +116,7 @@ class ReadAheadBuffer:
             if not entry.slots_known:
                 if not entry.find_slots():
                     break
-                if self._loop.time() > end:
+                if self._clock.monotonic() > end:
                     found.append(entry)
                     break
             found.append(entry)
@@ -126,7 +126,7 @@ class ReadAheadBuffer:
 
     async def _unfold(self, entry: StoredEntry) -> None:
         try:
-            entry.has_slots(await slots_of(entry.frames[-1], self._workers))
+            entry.has_slots(await slots_of(entry.frames[-1], self._log.workers))
         except Exception as error:
             self._unfolding = None
             self._cannot_read(entry.position, error)

@@ -44,6 +44,7 @@ from pyroaring import BitMap
 from ...proto.errors import InternalError, MagnetarError, Unavailable
 from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
+from ...runtime.clock import Clock
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
@@ -92,14 +93,14 @@ class Subscription:
     """One subscription of a topic on its owner: consumers, dispatcher, cursor, and the pump between them."""
 
     __slots__ = (
-        "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
-        "_moving", "_returns", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
-        "dispatcher", "dropped", "name", "rates", "store", "type",
+        "__dict__", "_acks", "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log",
+        "_loop", "_moving", "_returns", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
+        "delayed", "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
-        applied: Applied, delayed: DelayedDelivery | None = None,
+        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
+        config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.delayed = delayed
@@ -118,16 +119,18 @@ class Subscription:
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
         self._log: ReadableLog = log
         self._config = config
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._closed = False
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = ReadAheadBuffer(name, log, config, self.dispatcher, self.wake, log.workers)
+        self._at_hand = ReadAheadBuffer(name, log, clock, config, self.dispatcher, self.wake)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
         self._returns: deque[_Return] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid
+        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
+        self._wakes_at = 0.0  # … at that time
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -304,12 +307,12 @@ class Subscription:
             self.delayed.arm(self.dispatcher)  # also for what was just held
 
     def _hand_out(self) -> None:
-        end = self._loop.time() + SLICE_S
+        end = self._clock.monotonic() + SLICE_S
         if self._moving:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
         while not (self._return_some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
-            if self._loop.time() > end:
+            if self._clock.monotonic() > end:
                 self.wake()
                 return
         for event in self.dispatcher.policy.events():
@@ -321,9 +324,9 @@ class Subscription:
                 return
             now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
-        while handed_out < PUMP_ENTRIES_MAX and self._loop.time() <= end:
+        while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates = [rate for rate in self.rates if rate.limited]
-            if rates and self._throttled(rates):
+            if rates and self._throttled(rates, now):
                 return
             if self._at_hand.reading_again:
                 return  # it is handed out before anything new
@@ -336,12 +339,12 @@ class Subscription:
             entries = self._at_hand.take(want, end)
             if not entries:
                 return
-            entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
+            entries = entries[: portion(rates, entries, now)] if rates else entries
             before = self.dispatcher.progress
             deliveries = self.dispatcher.assign(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
-                    rate.take(each.entry.count, each.entry.size, self._loop.time())
+                    rate.take(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self.dispatcher.parked:
                 self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
@@ -380,24 +383,28 @@ class Subscription:
             _LOG.info("%s/%s: acknowledgement state has shrunk: delivery resumes", self._log.topic, self.name)
             self._full_said = False
 
-    def _throttled(self, rates: Sequence[Rate]) -> bool:
+    def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
         """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
         paid.
         """
-        seconds = wait_s(rates, self._loop.time())
+        seconds = wait_s(rates, now)
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
-            self._wake_later(seconds)
+            self._wake_later(seconds, now)
         return seconds > 0
 
-    def _wake_later(self, seconds: float) -> None:
+    def _wake_later(self, seconds: float, now: float) -> None:
         """Keeps one timer, the earliest, however often it is requested."""
-        when = self._loop.time() + seconds
         if self._timer is not None:
-            if self._loop.time() < self._timer.when() <= when and not self._timer.cancelled():
+            if self._wakes_at <= now + seconds:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self.wake)
+        self._wakes_at = now + seconds
+        self._timer = self._loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.wake()
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""

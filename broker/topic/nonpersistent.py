@@ -34,6 +34,7 @@ from ...proto.errors import (
     TopicTerminated,
 )
 from ...proto.names import Position
+from ...runtime.clock import Clock
 from ...runtime.workers import Workers
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -233,8 +234,10 @@ class NonPersistentLog:
 class NonPersistentSubscription(Subscription):
     """A subscription of connected consumers; what they do not take in time is dropped."""
 
-    def __init__(self, name: str, log: NonPersistentLog, config: BrokerConfig, applied: Applied) -> None:
-        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, config, applied)
+    def __init__(
+        self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
+    ) -> None:
+        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, clock, config, applied)
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
@@ -280,4 +283,4 @@ class NonPersistent:
 
     def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
         assert isinstance(owner.log, NonPersistentLog), "made by this storage"
-        return NonPersistentSubscription(name, owner.log, self.config, owner.applied)
+        return NonPersistentSubscription(name, owner.log, self.world.clock, self.config, owner.applied)

@@ -111,7 +111,7 @@ class DurableStorage:
 
     def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
         cursor = Cursor(shape, CursorState(shape.clamp(mark)))
-        return Subscription(name, owner.log, cursor, None, self.config, owner.applied)
+        return Subscription(name, owner.log, cursor, None, self.world.clock, self.config, owner.applied)
 
     def _store(self, owner: Owner, subscription: str) -> DurableCursor:
         return DurableCursor(
@@ -120,15 +120,15 @@ class DurableStorage:
         )  # fmt: skip
 
     def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:
-        config, log = self.config, owner.log
+        config, log, clock = self.config, owner.log, self.world.clock
         delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
         delayed = DelayedDelivery(
             self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
             replication=owner.replication, on_fenced=log.lose,
         )  # fmt: skip
-        subscription = Subscription(store.subscription, log, store.cursor, store, config, owner.applied, delayed)
+        subscription = Subscription(store.subscription, log, store.cursor, store, clock, config, owner.applied, delayed)
         subscription.dead_letters = DeadLetters(
-            store.subscription, log, store.cursor, store, subscription.dispatcher, self.world.clock,
+            store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
             policy=lambda: dead_letter_policy(owner.applied, store.properties).at(owner.name, store.subscription),
             forward=self.forward, wake=subscription.wake,
         )  # fmt: skip

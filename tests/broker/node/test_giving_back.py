@@ -21,6 +21,7 @@ from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.clock import SystemClock
 from tests.cli.metrics.test_metrics_many_topics import STEP_S, Steps
 
 ENTRIES = 50_000
@@ -66,7 +67,7 @@ class Deployment:
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
         store: Any = SimpleNamespace(touched=lambda: None)
         limits = Applied(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
-        self.subscription = Subscription("s", self.log, self.cursor, store, BrokerConfig(), limits)
+        self.subscription = Subscription("s", self.log, self.cursor, store, SystemClock(), BrokerConfig(), limits)
         self.type = type_
 
     def join(self, id_: int, permits: int = 10 * ENTRIES) -> tuple[Consumer, Outlet]:

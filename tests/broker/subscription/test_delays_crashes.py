@@ -43,7 +43,7 @@ class Life:
         self.delivered: set[Position] = set()
 
     async def open(self) -> None:
-        clock = SimpleNamespace(wall_ms=lambda: self.now_ms)
+        clock = SimpleNamespace(wall_ms=lambda: self.now_ms, monotonic=asyncio.get_running_loop().time)
         world: Any = SimpleNamespace(rng=random.Random(self.number), clock=clock)
         session: Any = self.session
         self.store = DurableCursor(
