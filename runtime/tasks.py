@@ -4,6 +4,7 @@
     tasks.spawn(work(), "bookie-read")        begins now; what it raises is logged with its name and counted
     await tasks.drain()                       waits for all of them
     await tasks.close()                       cancels all of them, and waits for what they do at their end
+    tasks.cancel()                            the same without a wait; others may begin
 
     await together([a(), b()], "repair")      all at once; the first error ends the others, and is raised
 
@@ -26,6 +27,8 @@ _LOG = logging.getLogger("magnetar.runtime")
 
 class Tasks:
     """Of one part. `failures`: of tasks, since it was made."""
+
+    __slots__ = ("_closed", "_running", "failures")
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their beginning
@@ -57,12 +60,17 @@ class Tasks:
         while self._running:
             await asyncio.wait(list(self._running))
 
-    async def close(self) -> None:
-        """Cancels all, and waits for their end."""
-        self._closed = True
+    def cancel(self) -> list[asyncio.Task[Any]]:
+        """Cancels all. Returns them."""
         ending = list(self._running)
         for task in ending:
             task.cancel()
+        return ending
+
+    async def close(self) -> None:
+        """Cancels all, and waits for their end."""
+        self._closed = True
+        ending = self.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
 

@@ -38,6 +38,7 @@ from ...metadata.store import MetadataStore, Versioned
 from ...metadata.update import update
 from ...proto.errors import AlreadyExists, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
+from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
@@ -88,6 +89,7 @@ class DurableCursor:
         self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
         self._waiting: list[asyncio.Future[None]] = []  # for the next write
         self._served: list[asyncio.Future[None]] = []  # by the write in flight
+        self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -232,7 +234,7 @@ class DurableCursor:
             self._timer.cancel()
             self._timer = None
         if self._writing is None and not self._closed and self.cursor.dirty:
-            self._writing = self._loop.create_task(self._write_all())
+            self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
         """Writes, one write at a time, while a caller waits; then the timer takes over."""
@@ -320,8 +322,7 @@ class DurableCursor:
             self._timer.cancel()
             self._timer = None
         self._fail(TopicFenced(f"topic {self.topic} is lost to this broker; look it up again"))
-        if self._writing is not None:
-            self._writing.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
@@ -336,8 +337,7 @@ class DurableCursor:
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
-        if self._writing is not None:
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._tasks.drain()
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
@@ -368,8 +368,7 @@ class DurableCursor:
     async def delete(self) -> None:
         """Deletes the subscription: its record, then its ledger."""
         self.abandon()
-        if self._writing is not None:
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._tasks.drain()
         await self._metadata.delete(self._path)
         await self._ledger.drop()
         await self._state_ledgers.delete(*(bucket.ledger_id for bucket in self._record.delays))

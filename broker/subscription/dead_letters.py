@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.log_throttle import LogThrottle
 from ..log.log import ReadableLog
 from ..log.unfolding import aside
@@ -63,7 +64,7 @@ class DeadLetters:
         self._forward = forward
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
             self._bury_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))
@@ -84,7 +85,7 @@ class DeadLetters:
             self._cursor.given_back(position, until_ms)
             self.held.hold(position, None)  # until it is stored
         if counted:
-            self._spawn(self._stored(counted))
+            self._tasks.spawn(self._stored(counted), "store of redelivery counts")
 
     async def _stored(self, positions: list[Position]) -> None:
         try:
@@ -123,7 +124,7 @@ class DeadLetters:
     # ------------------------------------------------------------------ dead letters
     def _bury_soon(self, positions: Sequence[Position]) -> None:
         for position in positions:
-            self._spawn(self._bury(position))
+            self._tasks.spawn(self._bury(position), "dead letter")
 
     async def _bury(self, position: Position) -> None:
         patience, pause_s = LogThrottle(), PAUSE_S
@@ -164,13 +165,11 @@ class DeadLetters:
         await self._store.durable()
         self._wake()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
+
+    async def stopped(self) -> None:
+        """Returns, after `stop`, when nothing runs any more."""
+        await self._tasks.drain()

@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -36,6 +37,7 @@ from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
+from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -96,9 +98,10 @@ class DelayedDelivery:
         self._applied = applied
         self._on_fenced = on_fenced
         self._readers: dict[int, LedgerReader] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._drops = Tasks()  # they go on after `stop`: a ledger that no record names is to be deleted
         self._sealing: asyncio.Task[None] | None = None
-        self._dropping: asyncio.Task[None] | None = None
+        self._dropping = False
         self._to_drop: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -181,10 +184,7 @@ class DelayedDelivery:
         self._wake()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.spawn(self._guarded(work), "delayed messages")
 
     async def _guarded(self, work: Coroutine[None, None, None]) -> None:
         try:
@@ -236,8 +236,9 @@ class DelayedDelivery:
     # ------------------------------------------------------------------ dropping
     def _drop(self, ledgers: list[int]) -> None:
         self._to_drop += ledgers
-        if self._to_drop and self._dropping is None and not self._closed:
-            self._dropping = self._spawn(self._drop_all())
+        if self._to_drop and not self._dropping and not self._closed:
+            self._dropping = True
+            self._drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
 
     async def _drop_all(self) -> None:
         """Drops the ended buckets in the order of `DROP`."""
@@ -249,7 +250,7 @@ class DelayedDelivery:
                     self._readers.pop(ledger_id, None)
                     await self._bucket_ledgers.delete(ledger_id)
         finally:
-            self._dropping = None
+            self._dropping = False
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
@@ -271,7 +272,7 @@ class DelayedDelivery:
                 else:
                     self.core.found(bucket.ledger_id, segments, now_ms)
 
-        await asyncio.gather(*(one(bucket) for bucket in self._places.buckets))
+        await together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
         self.ready = True
         self._drop(self.core.drained())
         self._wake()
@@ -331,8 +332,7 @@ class DelayedDelivery:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in self._tasks - {self._dropping}:
-            task.cancel()  # dropping goes on: a ledger that no record names is to be deleted
+        self._tasks.cancel()
 
     async def close(self) -> None:
         """Seals what is worth it, within `close_timeout_s`; the next owner reads the rest again."""
@@ -347,8 +347,9 @@ class DelayedDelivery:
             except TimeoutError:
                 _LOG.warning("%s: the last delayed messages are not sealed: they are read again", self._who)
         self.stop()
-        if self._dropping is not None:
-            await asyncio.wait([self._dropping], timeout=self._config.close_timeout_s)
-            if self._dropping is not None:
-                self._dropping.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.close_timeout_s):
+                await self._drops.drain()
+        self._drops.cancel()
+        await self._drops.drain()
+        await self._tasks.drain()

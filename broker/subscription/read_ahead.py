@@ -31,6 +31,7 @@ from itertools import islice
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
@@ -57,12 +58,12 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop",
-        "_patience", "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake",
+        "_patience", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None],
+        wake: Callable[[], None], tasks: Tasks,
     ) -> None:  # fmt: skip
         self._subscription = subscription
         self._log = log
@@ -70,14 +71,15 @@ class ReadAheadBuffer:
         self._config = config
         self._wake = wake
         self._dispatcher = dispatcher
+        self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._ahead = _NONE  # without a gap
         self._ahead_bytes = 0
         self._kept: OrderedDict[Position, StoredEntry] | None = None  # the one that has waited longest first
         self._kept_bytes = 0
-        self._reading: asyncio.Task[None] | None = None
-        self._reading_again: asyncio.Task[None] | None = None
-        self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
+        self._reading = False
+        self.reading_again = False
+        self._unfolding = False  # the slots of an entry are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
         self._patience = LogThrottle()
         self._seeks = 0  # a read that began before a seek is of no use after it
@@ -94,10 +96,6 @@ class ReadAheadBuffer:
 
     def _forget_ahead(self) -> None:
         self._ahead, self._ahead_bytes = _NONE, 0
-
-    @property
-    def reading_again(self) -> bool:
-        return self._reading_again is not None
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
@@ -120,19 +118,20 @@ class ReadAheadBuffer:
                     found.append(entry)
                     break
             found.append(entry)
-        if not found and self._unfolding is None:
-            self._unfolding = self._loop.create_task(self._unfold(entries[0]))
+        if not found and not self._unfolding:
+            self._unfolding = True
+            self._tasks.spawn(self._unfold(entries[0]), "slots of an entry")
         return found
 
     async def _unfold(self, entry: StoredEntry) -> None:
         try:
             entry.has_slots(await slots_of(entry.frames[-1], self._log.workers))
         except Exception as error:
-            self._unfolding = None
             self._cannot_read(entry.position, error)
-            return
-        self._unfolding = None
-        self._wake()
+        else:
+            self._wake()
+        finally:
+            self._unfolding = False
 
     def _next(self, position: Position) -> Sequence[StoredEntry]:
         """Entries from `position` on, without a gap."""
@@ -177,28 +176,33 @@ class ReadAheadBuffer:
     def _start_read(self, want: Read | ReplayRange) -> None:
         if isinstance(want, ReplayRange):
             first, last = stretch(want.positions)
-            self._reading_again = self._loop.create_task(self._read_again(first, last, frozenset(want.positions)))
-        elif self._reading is None:
+            self.reading_again = True
+            self._tasks.spawn(self._read_again(first, last, frozenset(want.positions)), "read of what comes again")
+        elif not self._reading:
             self._forget_ahead()
-            self._reading = self._loop.create_task(self._read(want.position))
+            self._read_soon(want.position)
+
+    def _read_soon(self, position: Position) -> None:
+        self._reading = True
+        self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
         """Reads the next chunk while this one is handed out."""
-        if self._reading is not None or not self._ahead or self._ahead_bytes > self._config.read_bytes:
+        if self._reading or not self._ahead or self._ahead_bytes > self._config.read_bytes:
             return
         following = self._log.shape.after(self._ahead[-1].position)
         if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
-            self._reading = self._loop.create_task(self._read(following))
+            self._read_soon(following)
 
     async def _read(self, position: Position) -> None:
         seeks = self._seeks
         try:
             entries = await self._log.reader.read(position, self._config.read_bytes)
         except Exception as error:
-            self._reading = None
             self._cannot_read(position, error)
             return
-        self._reading = None
+        finally:
+            self._reading = False
         if seeks == self._seeks:
             if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
                 self._forget_ahead()
@@ -213,10 +217,10 @@ class ReadAheadBuffer:
         try:
             entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
         except Exception as error:
-            self._reading_again = None
             self._cannot_read(first, error)
             return
-        self._reading_again = None
+        finally:
+            self.reading_again = False
         self.keep([entry for entry in entries if entry.position in wanted])
         self._wake()
 
@@ -235,19 +239,10 @@ class ReadAheadBuffer:
             self._retry.cancel()
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
-    # ------------------------------------------------------------------ the end
     def stop(self) -> None:
-        for reading in (self._reading, self._reading_again, self._unfolding):
-            if reading is not None:
-                reading.cancel()
+        """Begins no read any more. Its owner cancels those that run."""
         if self._retry is not None:
             self._retry.cancel()
-
-    async def stopped(self) -> None:
-        """Returns, after `stop`, when no read is running any more."""
-        every = (self._reading, self._reading_again, self._unfolding)
-        readings = [reading for reading in every if reading is not None]
-        await asyncio.gather(*readings, return_exceptions=True)
 
 
 def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:

@@ -45,6 +45,7 @@ from ...proto.errors import InternalError, MagnetarError, Unavailable
 from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
 from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
@@ -94,8 +95,8 @@ class Subscription:
 
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log",
-        "_loop", "_moving", "_returns", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
-        "delayed", "dispatcher", "dropped", "name", "rates", "store", "type",
+        "_loop", "_moving", "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor",
+        "dead_letters", "delayed", "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -123,8 +124,9 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._closed = False
+        self._tasks = Tasks()
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = ReadAheadBuffer(name, log, clock, config, self.dispatcher, self.wake)
+        self._at_hand = ReadAheadBuffer(name, log, clock, config, self.dispatcher, self.wake, self._tasks)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
@@ -420,7 +422,7 @@ class Subscription:
         """Sends nothing more to a consumer whose connection is full until its queue has drained."""
         if consumer.waiting is None:
             consumer.member.paused = True
-            consumer.waiting = self._loop.create_task(self._resume(consumer))
+            consumer.waiting = self._tasks.spawn(self._resume(consumer), "drain of a consumer's queue")
 
     async def _resume(self, consumer: Consumer) -> None:
         try:
@@ -563,15 +565,15 @@ class Subscription:
         self._at_hand.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for consumer in self.consumers.values():
-            if consumer.waiting is not None:
-                consumer.waiting.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        await self._at_hand.stopped()
+        await self._tasks.drain()
+        if self.dead_letters is not None:
+            await self.dead_letters.stopped()
         if self.store is not None:
             await self.store.close()
 

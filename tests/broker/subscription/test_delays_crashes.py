@@ -65,7 +65,7 @@ class Life:
         """Nothing of it is on its way, or it is dead."""
         for _ in range(2000):
             await asyncio.sleep(0)
-            if self.session.dead.is_set() or not self.driver._tasks:
+            if self.session.dead.is_set() or not (self.driver._tasks or self.driver._drops):
                 return
 
     async def read_the_log(self) -> None:
@@ -98,11 +98,10 @@ class Life:
     async def end(self) -> None:
         self.session.dead.set()
         self.store.abandon()
-        tasks = list(self.driver._tasks)
         self.driver.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for tasks in (self.driver._tasks, self.driver._drops):
+            tasks.cancel()
+            await tasks.drain()
 
 
 def _never(error: Exception) -> None:
