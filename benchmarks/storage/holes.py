@@ -115,8 +115,9 @@ def single(acks: int) -> dict[str, float]:
     from pyroaring import BitMap
 
     from magnetar.broker.log.core.log_shape import LogShape, Span
-    from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+    from magnetar.broker.subscription.core.cursor import Cursor
     from magnetar.broker.subscription.core.cursor_log import CursorLog
+    from magnetar.broker.subscription.core.cursor_state import CursorState
 
     shape = LogShape()
     for number in range(2 * acks // LEDGER_ENTRIES):

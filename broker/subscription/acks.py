@@ -16,7 +16,8 @@ from ...proto.model import AckedEntry
 from ...proto.names import Position
 from ..common.refusals import AckRefusal
 from ..log.core.log_shape import LogShape
-from .core.cursor import BATCH_INDEXES_MAX, Cursor
+from .core.cursor import Cursor
+from .core.cursor_state import BATCH_INDEXES_MAX
 from .core.dispatch import Dispatcher
 from .core.policies.policy import Member
 

@@ -45,8 +45,9 @@ from ..common.retry import until_done
 from ..log.core.log_shape import LogShape
 from ..log.ledger_list import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from .core.cursor import ChunkKey, Cursor, CursorState
+from .core.cursor import Cursor
 from .core.cursor_log import Bounds, CursorLog, CursorWrite
+from .core.cursor_state import ChunkKey, CursorState
 from .format import cursor as stored
 
 _LOG = logging.getLogger("magnetar.broker.cursor")

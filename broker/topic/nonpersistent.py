@@ -45,7 +45,8 @@ from ..log.publish import Publish
 from ..log.reader import IndexedPosition
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
-from ..subscription.core.cursor import Cursor, CursorState
+from ..subscription.core.cursor import Cursor
+from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.policies import SubscriptionType
 from ..subscription.subscription import Subscription
 from .storage import Owner

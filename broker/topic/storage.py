@@ -22,7 +22,8 @@ from ..log.cache import TailCache
 from ..log.core.log_shape import LogShape
 from ..log.log import Log
 from ..log.topic_log import TopicLog
-from ..subscription.core.cursor import Cursor, CursorState
+from ..subscription.core.cursor import Cursor
+from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
 from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
 from ..subscription.cursors import DurableCursor

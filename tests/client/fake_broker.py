@@ -9,7 +9,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.cursor import ones
+from magnetar.broker.subscription.core.bits import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire

@@ -24,7 +24,8 @@ from ....proto.names import MessageId, Position
 from ...common.refusals import AckRefusal
 from ...session.consumer import ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
-from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
+from ...subscription.core.bits import bits_of
+from ...subscription.core.cursor_state import BATCH_INDEXES_MAX
 from ...subscription.core.policies import type_of
 from ...subscription.core.policies.policy import PolicyOptions
 from ...subscription.core.policies.slot_owners import KeySharedOptions

@@ -1,10 +1,8 @@
-"""A cursor: what a subscription has acknowledged, exactly, with any number of holes, and how often entries were given
-back.
+"""A cursor: what a subscription has acknowledged, with any number of holes, and how often entries were given back.
 
 State: `mark` (mark-delete: everything up to and with it is acknowledged), `acked` (whole entries after the mark, one
 roaring bitmap per ledger: the holes), `partial` (entries of which only some batch indexes are acknowledged, as the
-bits
-of a number) and `counts` (how often an entry was given back, and until when it is held back).
+bits of a number) and `counts` (how often an entry was given back, and until when it is held back).
 
 Rules (ledger protocol §3.5, invariants 36 and 44)
 - The mark advances only over contiguous acknowledged entries, and never goes backwards; `seek` alone sets it freely.
@@ -22,84 +20,28 @@ tests/broker/subscription/test_cursor_model.py (with crashes).
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
-from ....proto.compression import UNCOMPRESSED_BYTES_MAX
 from ....proto.names import Position
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import Safe
-
-BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
-"""The most messages of an entry (six bytes each): an index above it acknowledges nothing."""
-PARTIAL_BYTES, COUNT_BYTES = 300, 250
-"""Bytes of one beside its bits: a position, its numbers, and their places in a sorted dictionary."""
-
-
-class ChunkKind(enum.IntEnum):
-    """Pieces of a state; `blocks` is how many entries of a ledger one of them covers, as a power of two."""
-
-    HOLES = 1
-    PARTIALS = 2
-    COUNTS = 3
-
-    @property
-    def block_bits(self) -> int:
-        return 20 if self is ChunkKind.HOLES else 10
-
-
-class ChunkKey(NamedTuple):
-    """A part of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
-
-    kind: ChunkKind
-    ledger_id: int
-    block: int
-
-    def covers(self) -> range:
-        bits = self.kind.block_bits
-        return range(self.block << bits, (self.block + 1) << bits)
-
-
-def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
-    return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
-
-
-@dataclass(slots=True)
-class Partial:
-    """A batch acknowledged in part: bit i is message i. `size` 0: not known."""
-
-    bits: int = 0
-    size: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        return PARTIAL_BYTES + (self.bits.bit_length() >> 3)
-
-
-class Count(NamedTuple):
-    """How often an entry was given back; `until_ms`: it is not delivered before this time of day (0: at once)."""
-
-    redeliveries: int
-    until_ms: int = 0
-
-
-NO_COUNT = Count(0)
-
-
-@dataclass(slots=True)
-class CursorState:
-    """The stored state: enough to continue after a crash (broker/subscription/format/cursor.py)."""
-
-    mark: Position
-    acked: dict[int, BitMap] = field(default_factory=dict)
-    partial: dict[Position, Partial] = field(default_factory=dict)
-    counts: dict[Position, Count] = field(default_factory=dict)
-
+from .bits import bytes_of, ones, ranges, run_end
+from .cursor_state import (
+    BATCH_INDEXES_MAX,
+    COUNT_BYTES,
+    NO_COUNT,
+    ChunkKey,
+    ChunkKind,
+    Count,
+    CursorState,
+    Partial,
+    key_of,
+    keys_of_holes,
+)
 
 _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
@@ -139,7 +81,7 @@ class Cursor:
             if self.acked:
                 self._advance()
             elif self.partial or self.counts:
-                self._forget_behind_mark()
+                self._forget_up_to_mark()
             return True
         self._forget(position)
         ledger_id, entry_id = position
@@ -154,30 +96,22 @@ class Cursor:
             return BitMap()
         if ledger_id == self.mark[0]:
             new.remove_range(0, self.mark[1] + 1)
-        if not new:
-            return new
+            if not new:
+                return new
         self.version += 1
         self._forget_set(ledger_id, new)
         holes = self._holes_of(ledger_id)
         holes |= new
-        bits = ChunkKind.HOLES.block_bits
-        for block in range(new.min() >> bits, (new.max() >> bits) + 1):
-            self.changed.add(ChunkKey(ChunkKind.HOLES, ledger_id, block))
+        self.changed.update(keys_of_holes(ledger_id, new))
         self._advance()
         return new
-
-    def ack_batch(self, position: Position, indexes: Iterable[int], size: int = 0) -> bool:
-        """Acknowledges some messages of a batch of `size`; the last of them completes the entry. True: the entry is
-        done.
-        """
-        return self.ack_bits(position, bits_of(indexes), size)
 
     def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
         """Acknowledges the first `messages` of the entry."""
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
-        """The same, as the bits of a number."""
+        """Acknowledges some messages of a batch of `size`: bit i is message i. True: the entry is done."""
         if self.is_acked(position):
             return False
         partial = self.partial.get(position)
@@ -225,7 +159,7 @@ class Cursor:
         moved = self.ack_cumulative(self._shape.before(position))
         version = self.version
         if position > self.mark:
-            self.ack_bits(position, (1 << min(last_index + 1, BATCH_INDEXES_MAX)) - 1, size)
+            self.ack_first(position, last_index + 1, size)
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
@@ -258,9 +192,7 @@ class Cursor:
 
     # ------------------------------------------------------------------ facts
     def fit(self) -> None:
-        """After a restart: moves the mark into the log, drops holes without an entry, and advances the mark as far as
-        possible.
-        """
+        """After a restart: moves the mark into the log, drops holes without an entry, and advances the mark."""
         shape = self._shape
         self.mark = shape.clamp(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -327,8 +259,6 @@ class Cursor:
 
     def acked_indexes(self, position: Position) -> list[int]:
         """Batch indexes of the entry that are done and are not to be shown again."""
-        if not self.partial:
-            return []
         partial = self.partial.get(position)
         return list(ones(partial.bits)) if partial is not None else []
 
@@ -362,7 +292,7 @@ class Cursor:
     def memory_bytes(self) -> int:
         """Bytes that the state takes in memory; only changed ledgers are measured again."""
         for ledger_id in self._unsized:
-            self._sizes[ledger_id] = _bytes_of(self.acked[ledger_id])
+            self._sizes[ledger_id] = bytes_of(self.acked[ledger_id])
         self._unsized.clear()
         counted: int = COUNT_BYTES * len(self.counts)
         return sum(self._sizes.values()) + self._partial_bytes + counted
@@ -375,14 +305,12 @@ class Cursor:
     @property
     def hole_ranges(self) -> int:
         """Contiguous ranges of them."""
-        return sum(_ranges(holes) for holes in self.acked.values())
+        return sum(ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:
         """Of what the state consists, without the mark."""
-        bits = ChunkKind.HOLES.block_bits
         for ledger_id, holes in sorted(self.acked.items()):
-            for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
-                yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
+            yield from keys_of_holes(ledger_id, holes)
         for kind, positions in ((ChunkKind.PARTIALS, self.partial), (ChunkKind.COUNTS, self.counts)):
             last: ChunkKey | None = None
             for position in positions:
@@ -432,9 +360,9 @@ class Cursor:
         while self.is_hole(following):
             self.mark = Position(following[0], run_end(self.acked[following[0]], following[1]))
             following = self._shape.after(self.mark)
-        self._forget_behind_mark()
+        self._forget_up_to_mark()
 
-    def _forget_behind_mark(self) -> None:
+    def _forget_up_to_mark(self) -> None:
         ledger_id, entry_id = self.mark
         if self.acked:
             for id_ in [id_ for id_ in self.acked if id_ < ledger_id]:
@@ -472,50 +400,3 @@ class Cursor:
         for kept in (self.partial, self.counts):
             for position in [each for each in kept.irange(first, last) if each[1] in entries] if kept else ():
                 self._forget(position)
-
-
-def bits_of(indexes: Iterable[int]) -> int:
-    """The number with these bits, without those that no entry can have: costs as much as the largest has bytes."""
-    kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
-    if not kept:
-        return 0
-    bits = bytearray((max(kept) >> 3) + 1)
-    for index in kept:
-        bits[index >> 3] |= 1 << (index & 7)
-    return int.from_bytes(bits, "little")
-
-
-def ones(bits: int) -> Iterator[int]:
-    """The positions of the bits that are set, ascending."""
-    text = bin(bits)[:1:-1]
-    at = text.find("1")
-    while at >= 0:
-        yield at
-        at = text.find("1", at + 1)
-
-
-def run_end(holes: BitMap, first: int) -> int:
-    """The last of the contiguous values that begin with `first`, which is one of them."""
-    step = 1
-    while holes.contains_range(first, first + step + 1):
-        first += step
-        step *= 2
-    while step:
-        if holes.contains_range(first, first + step + 1):
-            first += step
-        step //= 2
-    return first
-
-
-def _bytes_of(holes: BitMap) -> int:
-    """Bytes of the containers as CRoaring keeps them (a bitset of 8 KB, two bytes a value, four bytes a run), and of
-    the object.
-    """
-    figures = holes.get_statistics()
-    size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
-    return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
-
-
-def _ranges(holes: BitMap) -> int:
-    shifted = holes.shift(1)
-    return len(holes) - len(holes & shifted)

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from ....proto.names import Position
 from ..format import cursor as stored
 from ..format.cursor import Row
-from .cursor import ChunkKey, Cursor
+from .cursor import Cursor
+from .cursor_state import ChunkKey
 
 LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""

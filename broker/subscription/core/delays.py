@@ -45,7 +45,8 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from ...log.core.log_shape import LogShape
-from .cursor import Cursor, run_end
+from .bits import run_end
+from .cursor import Cursor
 from .delay_buckets import Bucket, Buckets, Load, next_of
 from .delay_keys import KEY_BYTES, NEVER, TIME, DelaySegment, Draft, Keys, drafted, key_of, position_of, unpack_places
 

@@ -19,7 +19,7 @@ from sortedcontainers import SortedSet
 from ....proto.names import Position, TopicName
 from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
-from .cursor import Count
+from .cursor_state import Count
 
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
 """Properties of a subscription that set its own policy, over that of its topic and namespace."""

@@ -41,7 +41,8 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from ....proto.versions import CURSOR, check_format
-from ..core.cursor import BATCH_INDEXES_MAX, ChunkKey, ChunkKind, Count, Cursor, CursorState, Partial
+from ..core.cursor import Cursor
+from ..core.cursor_state import BATCH_INDEXES_MAX, ChunkKey, ChunkKind, Count, CursorState, Partial
 
 MAGIC = b"MC"
 CHUNK_BYTES = 1 << 20

@@ -15,7 +15,8 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.subscription.consumer import Consumer
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription

@@ -21,7 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
-from magnetar.broker.subscription.core.cursor import ChunkKind, Cursor
+from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import ChunkKind
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
@@ -135,7 +137,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries, indexes=Indexes, known=st.booleans())
     def ack_part(self, entry: int, indexes: set[int], known: bool) -> None:
-        self.cursor.ack_batch(POSITIONS[entry], indexes, BATCH if known else 0)
+        self.cursor.ack_bits(POSITIONS[entry], bits_of(indexes), BATCH if known else 0)
         self.model |= self._messages(entry, indexes)
 
     @rule(entry=Entries)

@@ -12,6 +12,7 @@ import pytest
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.core.log_shape import LogShape
 from magnetar.broker.log.ledger_list import TopicFenced
+from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.cursors import DurableCursor, path_of
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
@@ -91,7 +92,7 @@ def ack(cursor: DurableCursor, *entries: int) -> None:
 async def test_the_whole_state_comes_back(bench: Bench) -> None:
     first = await bench.created()
     ack(first, 0, 1, 3, 700)
-    first.cursor.ack_batch(Position(10, 2), [0, 2], 4)
+    first.cursor.ack_bits(Position(10, 2), bits_of([0, 2]), 4)
     await first.durable()
     again = await bench.opened()
     assert again.cursor.state() == first.cursor.state()

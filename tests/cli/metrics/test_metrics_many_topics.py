@@ -11,7 +11,8 @@ import pytest
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.reader import TopicLogReader
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName

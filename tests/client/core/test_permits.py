@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.client.client import Client
@@ -135,7 +137,7 @@ class Walk:
         position = self.some()
         if position is not None and (count := self.items[position].count) > 1:
             before = self.cursor.acked_count(position)
-            if self.cursor.ack_batch(position, [self.rng.randrange(count)], count):
+            if self.cursor.ack_bits(position, bits_of([self.rng.randrange(count)]), count):
                 self.dispatcher.acked(self.member, position)
             else:
                 self.dispatcher.acked_messages(self.member, position, self.cursor.acked_count(position) - before)

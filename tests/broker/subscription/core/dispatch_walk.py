@@ -16,7 +16,9 @@ from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.policies import type_of
@@ -276,7 +278,7 @@ class Walk:
         count, before = self.items[position].count, self.acked_indexes.setdefault(position, set())
         index, known = self.rng.randrange(count), len(before)
         before.add(index)
-        if self.cursor.ack_batch(position, [index], account.held[position] if not known else 0):
+        if self.cursor.ack_bits(position, bits_of([index]), account.held[position] if not known else 0):
             self.dispatcher.acked(account.member, position)
         else:
             self.dispatcher.acked_messages(account.member, position, len(before) - known)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire

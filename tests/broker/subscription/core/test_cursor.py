@@ -9,7 +9,9 @@ from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
 from magnetar.broker.log.core.trimming import Safe
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
@@ -59,7 +61,7 @@ def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int
             cursor.ack(position)
             model.ack(position, range(BATCH))
         elif action == "batch":
-            cursor.ack_batch(position, [index], BATCH)
+            cursor.ack_bits(position, bits_of([index]), BATCH)
             model.ack(position, [index])
         elif action == "upto":
             cursor.ack_cumulative(position)
@@ -162,15 +164,15 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
 
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_batch(Position(10, 0), [0, 1, 2])
+    assert not cursor.ack_bits(Position(10, 0), bits_of([0, 1, 2]))
     assert not cursor.settle(Position(10, 0), 4)
-    assert cursor.ack_batch(Position(10, 0), [3])
+    assert cursor.ack_bits(Position(10, 0), bits_of([3]))
     assert cursor.mark == (10, 0)
 
 
 def test_indexes_beyond_a_batch_acknowledge_nothing() -> None:
     cursor = cursor_on(shape_of(2))
-    assert not cursor.ack_batch(Position(10, 0), [1, 7, 4_000_000_000], 3)
+    assert not cursor.ack_bits(Position(10, 0), bits_of([1, 7, 4_000_000_000]), 3)
     assert cursor.acked_indexes(Position(10, 0)) == [1]
 
 
@@ -179,7 +181,7 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     cursor = cursor_on(before)
     for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
         cursor.ack(Position(*position))
-    cursor.ack_batch(Position(10, 0), [0], 2)
+    cursor.ack_bits(Position(10, 0), bits_of([0]), 2)
     state = cursor.state()
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)

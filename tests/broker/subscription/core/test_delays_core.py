@@ -14,7 +14,8 @@ import pytest
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.subscription.core import delay_buckets, delay_keys
 from magnetar.broker.subscription.core import delays as core
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
 from magnetar.broker.subscription.core.delay_keys import KEY_BYTES, DelaySegment, Draft, key_of
 from magnetar.broker.subscription.core.delays import DelayIndex

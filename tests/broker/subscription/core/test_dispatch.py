@@ -6,7 +6,9 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
@@ -84,8 +86,8 @@ def test_a_batch_goes_out_while_any_permit_is_left() -> None:
 def test_messages_acknowledged_before_are_not_shown_and_cost_no_permits() -> None:
     desk = Desk(EXCLUSIVE, shape_of(3), count=4)
     desk.cursor.ack(Position(10, 0))
-    desk.cursor.ack_batch(Position(10, 1), [0, 3], 4)
-    desk.cursor.ack_batch(Position(10, 2), [0, 1, 2, 3])  # its size was not known
+    desk.cursor.ack_bits(Position(10, 1), bits_of([0, 3]), 4)
+    desk.cursor.ack_bits(Position(10, 2), bits_of([0, 1, 2, 3]))  # its size was not known
     member = desk.join(1, permits=100)
     given, _ = desk.pump()
     assert [(each.entry.position.entry_id, each.acked_indexes) for each in given] == [(1, [0, 3])]

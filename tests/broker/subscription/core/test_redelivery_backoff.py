@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.common.applied import Applied
-from magnetar.broker.subscription.core.cursor import Count
+from magnetar.broker.subscription.core.cursor_state import Count
 from magnetar.broker.subscription.core.redelivery_backoff import (
     LADDER,
     MAX_COUNT,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.cursor import ChunkKey, ChunkKind, Count, Cursor, CursorState, Partial
+from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_log import CursorLog
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, Count, CursorState, Partial
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
