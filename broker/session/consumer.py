@@ -26,7 +26,7 @@ from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, che
 from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer
-from ..subscription.core.dispatch import Delivery
+from ..subscription.core.deliveries import Delivery
 from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
 from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.subscription import Subscription

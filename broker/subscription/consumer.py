@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...proto.errors import MagnetarError
-from .core.dispatch import Delivery
+from .core.deliveries import Delivery
 from .core.policies.policy import Member
 
 

@@ -47,7 +47,8 @@ from ..log.snapshot_ledger import StateLedgers
 from .core.delay_buckets import Load
 from .core.delay_keys import DelaySegment, Draft
 from .core.delays import DelayIndex
-from .core.dispatch import ALL_TIME, Dispatcher
+from .core.deliveries import ALL_TIME
+from .core.dispatch import Dispatcher
 from .cursors import DurableCursor
 from .format import delays as stored
 

@@ -37,7 +37,8 @@ from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.unfolding import slots_of
-from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
+from .core.deliveries import Delivery, Read, ReplayRange
+from .core.dispatch import Dispatcher
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 

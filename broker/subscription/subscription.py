@@ -57,7 +57,8 @@ from ..log.topic_log import TopicLogState
 from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
+from .core.deliveries import ALL_TIME, Delivery, DispatchLimits
+from .core.dispatch import Dispatcher
 from .core.policies import EXCLUSIVE, SubscriptionType
 from .core.policies.policy import Blocked, Member, SubscriptionOptions
 from .cursors import DurableCursor

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Sequence
 from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.broker.session.consumer import ConsumerSession, SubscribeOptions
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
-from magnetar.broker.subscription.core.dispatch import Delivery
+from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.proto import subscription_types
 from magnetar.proto.entry import decode_batch, encode_entry, parse_header, split_broker_part

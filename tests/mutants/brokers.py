@@ -10,7 +10,8 @@ from msgspec import structs
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
+from magnetar.broker.subscription.core.deliveries import Delivery
+from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Entry, Member
 from magnetar.broker.subscription.subscription import Subscription

@@ -19,7 +19,8 @@ from magnetar.bookie.store.journal.core.group_commit import ConfirmBlock
 from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription.core.cursor_state import ChunkKey
-from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.subscription.core.deliveries import ALL_TIME
+from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.policy import Entry
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.broker.subscription.format import cursor as stored

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ....proto import wire_pb2 as wire
 from ....runtime.files import Buffer
 from ...log.cache import StoredEntry
-from ...subscription.core.dispatch import Delivery
+from ...subscription.core.deliveries import Delivery
 
 ITEM_BYTES_MAX = 256 << 10
 """Bytes: an item with several entries ends after the one that reaches this."""

@@ -25,7 +25,7 @@ from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
-from ...subscription.core.dispatch import Delivery
+from ...subscription.core.deliveries import Delivery
 from . import translate
 from .delivery import delivery_items, varint
 

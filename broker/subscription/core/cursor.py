@@ -70,7 +70,7 @@ class Cursor:
         self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was measured
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
 
-    # ------------------------------------------------------------------ intents: acknowledging
+    # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
         """Acknowledges the whole entry. False: it was already."""
         if self.is_acked(position):
@@ -175,7 +175,6 @@ class Cursor:
         self._full.clear()
         self._partial_bytes = 0
 
-    # ------------------------------------------------------------------ intents: giving back
     def given_back(self, position: Position, until_ms: int = 0) -> int:
         """The entry was given back once more, and is held back until `until_ms`; returns how often by now."""
         times = self.redeliveries(position) + 1
@@ -347,7 +346,6 @@ class Cursor:
         holes = self.acked.get(position[0])
         return holes is not None and position[1] >= 0 and position[1] in holes
 
-    # ------------------------------------------------------------------ inside
     def _holes_of(self, ledger_id: int) -> BitMap:
         holes = self.acked.get(ledger_id)
         if holes is None:

@@ -36,10 +36,7 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from pyroaring import BitMap
 
@@ -47,72 +44,24 @@ from ....proto.names import Position
 from ...log.core.log_shape import LogShape
 from .cursor import Cursor
 from .delays import DelayIndex
+from .deliveries import ALL_TIME, NO_LIMITS, Delivery, DispatchLimits, Read, ReplayRange
+from .filters import Fate, filters_of
 from .policies.policy import Blocked, Entry, Member, Policy
+from .positions import inside
 from .redelivery_backoff import BackoffQueue
 
 REPLAY_ENTRIES_MAX = 200
 """Entries asked for in one replay: as many as are handed out at once."""
-
-
-_following = tuple.__new__
-"""Makes a Position in half of the time of its own constructor: called once for each entry that is read."""
-
-
-class DispatchLimits(NamedTuple):
-    """Of unacknowledged messages; 0: none."""
-
-    unacked_consumer: int
-    unacked_subscription: int
-
-
-NO_LIMITS = DispatchLimits(0, 0)
-ALL_TIME = 1 << 63
-"""A time of day at which every entry is due."""
-
-
-class Read(NamedTuple):
-    """Read from this position on."""
-
-    position: Position
-
-
-class ReplayRange(NamedTuple):
-    """Read these again, in this order."""
-
-    positions: tuple[Position, ...]
-
-
-class Fate(enum.Enum):
-    """Why an entry that was read is not passed to the policy."""
-
-    PASSED = "it is outstanding, or done"
-    NOT_ITS_TURN = "another entry comes first: it is read again"
-    ACKNOWLEDGED = "it is acknowledged"
-    HELD_BACK = "it comes when its back-off has passed, or goes to the dead letters"
-    NOT_DUE = "it comes when it is due"
-
-
-class Delivery(NamedTuple):
-    """An entry for a consumer, with the batch indexes that are acknowledged."""
-
-    member: Member
-    entry: Entry
-    redelivery_count: int
-    acked_indexes: list[int]
-
-
-Filter = Callable[[Entry, bool], Fate | None]
-"""(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
+_tuple = tuple.__new__
+"""Makes a named tuple in half of the time of its own constructor: of the Position and the Delivery of each entry."""
 
 
 class Dispatcher:
-    """The state machine of one subscription. `tracks` False: a reader. Its deliveries are not outstanding, nothing is
-    redelivered, and nothing accumulates.
-    """
+    """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
-        "parked", "policy", "read_position", "unacked",
+        "_cursor", "_memory_bytes_max", "_shape", "_tracks", "delays", "full", "held", "limits", "members", "parked",
+        "policy", "read_position", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +74,7 @@ class Dispatcher:
         self._memory_bytes_max = memory_bytes_max
         self._shape = shape
         self._cursor = cursor
-        self._full = False
+        self.full = False  # the subscription holds as many unacknowledged messages as it may
         self.policy = policy
         self.limits = limits
         self.members: dict[int, Member] = {}
@@ -151,24 +100,22 @@ class Dispatcher:
         """Adds a consumer. The caller asked `policy.refuses` first."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
-        self._depose(self.policy.joined(member))
+        deposed = self.policy.joined(member)
+        if deposed is not None:
+            self._give_back(deposed, list(deposed.outstanding))
 
     def leave(self, member: Member) -> None:
         """Removes a consumer; what it held goes back in log order, and its redelivery counts stay as they are."""
         del self.members[member.id]
-        self._depose(member)
+        self._give_back(member, list(member.outstanding))
         self.policy.left(member)
 
     def leave_all(self) -> None:
         """Removes the last consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
         self._start_over()
-        for member in list(self.members.values()):
-            del self.members[member.id]
+        for member in self.members.values():
             self.policy.left(member)
-
-    def _depose(self, member: Member | None) -> None:
-        if member is not None:
-            self._give_back(member, list(member.outstanding))
+        self.members.clear()
 
     def flow(self, member: Member, permits: int) -> None:
         member.permits += permits
@@ -179,7 +126,7 @@ class Dispatcher:
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._over(member.unacked, limits.unacked_consumer)
-        self._full = self._over(self.unacked, limits.unacked_subscription)
+        self.full = self._over(self.unacked, limits.unacked_subscription)
 
     def _over(self, unacked: int, limit: int) -> bool:
         return 0 < limit <= unacked and self.policy.individual
@@ -221,21 +168,22 @@ class Dispatcher:
     def blocked(self) -> Blocked | None:
         """Why no entry at all could go out now."""
         why = self.policy.blocked()
-        return Blocked.TOO_MANY_UNACKED if why is None and self._full else why
+        return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
         """Hands out what was read, in order, until no consumer may get the next one. The rest is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
         self._leap()
-        filters = self._filters(now_ms)
+        filters = filters_of(self._cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
         policy, pick, deliver = self.policy, self.policy.pick, self._deliver
-        some_wait = policy.waiting_entries > 0
+        some_wait, at = policy.waiting_entries > 0, self.read_position
         for entry in entries:
             position = entry.position
-            waited = some_wait and position < self.read_position and policy.waits(entry)
-            if not waited and position != self.read_position:
+            waited = some_wait and position < at and policy.waits(entry)
+            if not waited and position != at:
                 fate = self._out_of_turn(position)
+                at = self.read_position
                 if fate is Fate.PASSED:
                     continue
                 if fate is Fate.NOT_ITS_TURN:
@@ -244,7 +192,7 @@ class Dispatcher:
                 if caught(entry, waited) is not None:
                     break
             else:
-                if self._full:
+                if self.full:
                     break
                 choice = pick(entry, waited)
                 if type(choice) is Member:
@@ -254,7 +202,7 @@ class Dispatcher:
                 elif not waited:
                     self.parked.append(entry)
             if not waited:
-                self.read_position = _following(Position, (position[0], position[1] + 1))
+                at = self.read_position = _tuple(Position, (position[0], position[1] + 1))
         return deliveries
 
     def _out_of_turn(self, position: Position) -> Fate | None:
@@ -265,50 +213,9 @@ class Dispatcher:
             return Fate.PASSED
         return Fate.NOT_ITS_TURN if position > self.read_position else None
 
-    # What may keep an entry from the policy, in this order: a new reason is a new filter. Each is asked only in an
-    # `assign` in which it can catch anything.
-    def _filters(self, now_ms: int) -> list[Filter]:
-        cursor, delays = self._cursor, self.delays if self.delaying else None
-        filters: list[Filter] = []
-        if cursor.acked or cursor.partial or self.policy.waiting_entries:
-            filters.append(self._acknowledged)
-        if len(self.held):
-            filters.append(self._held_back)
-        if delays is not None and delays.count:
-            filters.append(self._delayed)
-        if delays is not None and now_ms < ALL_TIME:
-            filters.append(partial(self._early, delays, now_ms))
-        return filters
-
-    def _acknowledged(self, entry: Entry, waited: bool) -> Fate | None:
-        cursor, position = self._cursor, entry.position
-        if cursor.partial:
-            cursor.settle(position, entry.count)
-        if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
-            return None
-        if waited:
-            self.policy.done(position)
-        return Fate.ACKNOWLEDGED
-
-    def _held_back(self, entry: Entry, waited: bool) -> Fate | None:
-        return Fate.HELD_BACK if not waited and entry.position in self.held else None
-
-    def _delayed(self, entry: Entry, waited: bool) -> Fate | None:
-        assert self.delays is not None, "the filter is asked where entries are delayed"
-        return Fate.NOT_DUE if not waited and self.delays.is_delayed(entry.position) else None
-
-    def _early(self, delays: DelayIndex, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
-        if entry.deliver_at_ms <= now_ms:
-            return None
-        delays.hold(entry.position, entry.deliver_at_ms)
-        if waited:
-            self.policy.done(entry.position)
-        return Fate.NOT_DUE
-
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
-        position = entry.position
-        assert position not in member.outstanding, "an entry has one outstanding holder"
-        cursor = self._cursor
+        position, outstanding, cursor = entry.position, member.outstanding, self._cursor
+        assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial else []
         count = cursor.redeliveries(position) if cursor.counts else 0
         shown = entry.count - len(acked)
@@ -317,17 +224,17 @@ class Dispatcher:
             if count or not entry.deliver_at_ms:
                 member.redelivered_messages += shown
         if self._tracks:
-            member.outstanding[position] = shown
+            outstanding[position] = shown
             member.unacked += shown
             self.unacked += shown
             of_consumer, of_subscription = self.limits
             if (of_consumer or of_subscription) and self.policy.individual:
                 member.blocked = member.blocked or 0 < of_consumer <= member.unacked
-                self._full = self._full or 0 < of_subscription <= self.unacked
+                self.full = self.full or 0 < of_subscription <= self.unacked
         member.permits -= shown
         member.delivered_messages += shown
         member.delivered_bytes += entry.size
-        return Delivery(member, entry, count, acked)
+        return _tuple(Delivery, (member, entry, count, acked))
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
@@ -336,15 +243,14 @@ class Dispatcher:
             self._drop(other, position) for other in self.members.values()
         ):
             self.policy.done(position)
-            self._let_go([position])
+            self.held.drop(position)
         else:
             self.policy.released((position,))
         if self.delays is not None:
             self.delays.forget(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Many entries of one ledger are done; costs what the smaller of the set and of the outstanding entries costs.
-        """
+        """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -360,7 +266,8 @@ class Dispatcher:
             if not left:
                 return
         self.policy.done_set(ledger_id, entries)
-        self._let_go(inside(self.held, ledger_id, entries))
+        for position in inside(self.held, ledger_id, entries):
+            self.held.drop(position)
 
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
         """Part of an outstanding batch is done."""
@@ -373,25 +280,16 @@ class Dispatcher:
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
         for member in self.members.values():
-            done = self._held_up_to(member, mark)
+            done = member.held_up_to(mark)
             for position in done:
                 self._drop(member, position)
             self.policy.released(done)
         self.policy.done_up_to(mark)
-        self._let_go([position for position in self.held if position <= mark])
+        for position in [each for each in self.held if each <= mark]:
+            self.held.drop(position)
         if self.delays is not None:
             self.delays.forget_up_to(mark)
         self.read_position = max(self.read_position, self._shape.after(mark))
-
-    @staticmethod
-    def _held_up_to(member: Member, mark: Position) -> list[Position]:
-        held: list[Position] = []
-        for position in member.outstanding:
-            if position <= mark:
-                held.append(position)
-            elif not member.reordered:
-                break  # delivered in log order: all that follow are later
-        return held
 
     def _drop(self, member: Member, position: Position) -> bool:
         messages = member.outstanding.pop(position, None)
@@ -407,8 +305,8 @@ class Dispatcher:
         self.unacked -= messages
         if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
             member.blocked = False
-        if self._full and self.unacked <= self.limits.unacked_subscription // 2:
-            self._full = False
+        if self.full and self.unacked <= self.limits.unacked_subscription // 2:
+            self.full = False
 
     # ------------------------------------------------------------------ redelivery
     def redeliver(
@@ -431,15 +329,13 @@ class Dispatcher:
                 self.policy.returned(position)
 
     def due(self, positions: Iterable[Position]) -> None:
-        """Their delivery time has come. Those before the read position were skipped and wait now; the others are read.
-        """
+        """Their delivery time has come: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
-        """They are held back no longer: those that were skipped wait for redelivery, the others are still to be read.
-        """
+        """They are held back no longer: those before the read position wait now, the others are read."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -447,11 +343,6 @@ class Dispatcher:
     def _comes_again(self, position: Position) -> None:
         if position < self.read_position and not self._cursor.is_acked(position):
             self.policy.returned(position)
-
-    def _let_go(self, positions: Iterable[Position]) -> None:
-        """Forgets entries that are done."""
-        for position in positions:
-            self.held.drop(position)
 
     def lost(self, positions: Iterable[Position]) -> None:
         """They are no longer in the log (trimmed): nothing to replay."""
@@ -471,16 +362,11 @@ class Dispatcher:
         for member in self.members.values():
             member.outstanding.clear()
             member.unacked, member.reordered, member.blocked = 0, False, False
-        self.unacked, self._full = 0, False
+        self.unacked, self.full = 0, False
         self.policy.forget()
         self.read_position = self._shape.after(self._cursor.mark)
 
     # ------------------------------------------------------------------ questions
-    @property
-    def full(self) -> bool:
-        """Whether the subscription holds as many unacknowledged messages as it may."""
-        return self._full
-
     @property
     def replay_entries(self) -> int:
         return self.policy.waiting_entries
@@ -509,10 +395,3 @@ class Dispatcher:
         if self.delays is not None:
             self.delays.check()
             assert not any(map(self.delays.is_delayed, seen)), "an entry is held back and delivered"
-
-
-def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Those of the positions that are in the set."""
-    if len(positions) <= len(entries):
-        return [each for each in positions if each[0] == ledger_id and each[1] in entries]
-    return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

@@ -9,7 +9,7 @@ Guarding test: tests/broker/subscription/core/test_positions.py.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pyroaring import BitMap
 
@@ -175,3 +175,10 @@ class PositionSet:
         assert self._few == sorted(set(self._few)), "the list is not in order"
         size = SET_BYTES + len(self._few) * FEW_BYTES + len(self._maps) * MAP_BYTES + self._entries * ENTRY_BYTES
         assert self.size_bytes == size, "the size is counted wrong"
+
+
+def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
+    """Those of the positions that are in the set."""
+    if len(positions) <= len(entries):
+        return [each for each in positions if each[0] == ledger_id and each[1] in entries]
+    return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

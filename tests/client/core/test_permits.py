@@ -13,7 +13,8 @@ from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.deliveries import Delivery, Read
+from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError

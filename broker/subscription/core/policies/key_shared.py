@@ -33,7 +33,7 @@ from typing import ClassVar
 
 from .....proto.names import Position
 from .in_log_order import why_none
-from .key_slots import Slot, Slots
+from .key_slots import NOTHING, Slot, Slots
 from .policy import ActiveChanged, Blocked, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
 from .slot_owners import Halves, Ring, SlotOwners, Sticky, key_shared_options
 
@@ -105,7 +105,7 @@ class KeyShared:
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
-        if self._loose:
+        if self.slots.waiting_entries and self._loose:
             unread = waited and self._loose.discard(position)
             if unread:
                 self.slots.waiting_entries -= 1
@@ -157,7 +157,7 @@ class KeyShared:
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owner(number)
-        elif slot.waiting and not (waited and slot.waiting.first() == position):
+        elif slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position):
             return None
         elif not slot.outstanding:
             member = self._owner(number)

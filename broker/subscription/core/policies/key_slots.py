@@ -35,8 +35,8 @@ MIXED_BYTES = 150
 """Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
 
 
-_NOTHING = PositionSet()
-"""The empty set, of a slot without waiting entries; never add to it."""
+NOTHING = PositionSet()
+"""The empty set, of a slot in which nothing has waited; never add to it. `is NOTHING` costs less than a length."""
 
 
 class Slot:
@@ -48,7 +48,7 @@ class Slot:
         self.holder: Member | None = None  # while something is outstanding
         self.outstanding = 0  # entries
         self.draining = False  # the holder is not the owner
-        self.waiting = _NOTHING
+        self.waiting = NOTHING
         self.ready_for: Member | None = None  # who may get the first one that waits
         self.blocked = 0  # entries that came while it was draining, and wait
 
@@ -89,7 +89,7 @@ class Slots:
             slot.outstanding += 1
             if slot.holder is not member:
                 slot.holder, slot.draining = member, False
-                if slot.waiting:
+                if slot.waiting is not NOTHING and slot.waiting:
                     self.changed[number] = None
 
     def vacate(self, positions: Sequence[Position]) -> None:
@@ -103,7 +103,7 @@ class Slots:
                     if slot.draining:
                         self.drained_total += 1
                     slot.holder, slot.draining, slot.blocked = None, False, 0
-                    if slot.waiting:
+                    if slot.waiting is not NOTHING and slot.waiting:
                         self.changed[number] = None
                     else:
                         self._forget_slot(number, slot)
@@ -129,7 +129,7 @@ class Slots:
                 slot = self.of[number] = Slot()
             waiting = slot.waiting
             if not waiting:
-                if waiting is _NOTHING:
+                if waiting is NOTHING:
                     waiting = slot.waiting = PositionSet()
                 self.changed[number] = None
             else:
@@ -317,7 +317,7 @@ class Slots:
 
     def check(self, outstanding: set[Position]) -> None:
         """Slots and entries agree; each slot is in use; nothing ready is missing."""
-        assert not _NOTHING, "nothing is something"
+        assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}
         for slots in self._held.values():

@@ -113,6 +113,15 @@ class Member:
         """Whether it can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
+    def held_up_to(self, mark: Position) -> list[Position]:
+        held: list[Position] = []
+        for position in self.outstanding:
+            if position <= mark:
+                held.append(position)
+            elif not self.reordered:
+                break  # delivered in log order: all that follow are later
+        return held
+
 
 class Draining(NamedTuple):
     """A slot whose owner has changed and which waits for its outstanding entries."""

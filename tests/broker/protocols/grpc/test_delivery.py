@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.protocols.grpc.delivery import ITEM_BYTES_MAX, delivery_items, read_item
-from magnetar.broker.subscription.core.dispatch import Delivery
+from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position

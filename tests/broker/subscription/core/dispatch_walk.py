@@ -20,7 +20,8 @@ from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
+from magnetar.broker.subscription.core.deliveries import NO_LIMITS, Delivery, DispatchLimits, Read
+from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, SubscriptionOptions

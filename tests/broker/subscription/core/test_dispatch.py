@@ -10,7 +10,8 @@ from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
+from magnetar.broker.subscription.core.deliveries import Delivery, DispatchLimits, Read, ReplayRange
+from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position

@@ -1,0 +1,82 @@
+"""What keeps an entry that was read from the policy, in this order. A new reason is a new filter.
+
+| filter | catches |
+|---|---|
+| `_acknowledged` | what is acknowledged |
+| `_held_back` | what waits for its back-off, or for the dead letters |
+| `_delayed` | what is known to have a later delivery time |
+| `_early` | what has a later delivery time, and is delayed from now on |
+
+The dispatcher asks for the filters once for each `assign`: those that can catch anything in it.
+Guarding test: tests/broker/subscription/core/test_dispatch_walk.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from functools import partial
+
+from .cursor import Cursor
+from .delays import DelayIndex
+from .deliveries import ALL_TIME
+from .policies.policy import Entry, Policy
+from .redelivery_backoff import BackoffQueue
+
+
+class Fate(enum.Enum):
+    """Why an entry that was read is not passed to the policy."""
+
+    PASSED = "it is outstanding, or done"
+    NOT_ITS_TURN = "another entry comes first: it is read again"
+    ACKNOWLEDGED = "it is acknowledged"
+    HELD_BACK = "it comes when its back-off has passed, or goes to the dead letters"
+    NOT_DUE = "it comes when it is due"
+
+
+Filter = Callable[[Entry, bool], Fate | None]
+"""(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
+
+
+def filters_of(
+    cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, now_ms: int
+) -> list[Filter]:
+    """`delays`: where the type delays."""
+    filters: list[Filter] = []
+    if cursor.acked or cursor.partial or policy.waiting_entries:
+        filters.append(partial(_acknowledged, cursor, policy))
+    if len(held):
+        filters.append(partial(_held_back, held))
+    if delays is not None and delays.count:
+        filters.append(partial(_delayed, delays))
+    if delays is not None and now_ms < ALL_TIME:
+        filters.append(partial(_early, delays, policy, now_ms))
+    return filters
+
+
+def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
+    position = entry.position
+    if cursor.partial:
+        cursor.settle(position, entry.count)
+    if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
+        return None
+    if waited:
+        policy.done(position)
+    return Fate.ACKNOWLEDGED
+
+
+def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> Fate | None:
+    return Fate.HELD_BACK if not waited and entry.position in held else None
+
+
+def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> Fate | None:
+    return Fate.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
+
+
+def _early(delays: DelayIndex, policy: Policy, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
+    if entry.deliver_at_ms <= now_ms:
+        return None
+    delays.hold(entry.position, entry.deliver_at_ms)
+    if waited:
+        policy.done(entry.position)
+    return Fate.NOT_DUE
