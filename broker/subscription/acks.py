@@ -1,18 +1,18 @@
 """Acknowledgements: each is applied to the cursor first and then, for what is new, to the dispatcher.
 
 A trimmed entry is done already. An entry after the last one belongs to no message, and naming it is the caller's
-mistake
-(InvalidRequest); what the request names before it counts. Sets of entries cost what the smaller of the set and of the
-outstanding entries costs, not what they contain. Guarding tests: tests/broker/subscription/test_acks.py.
+mistake (InvalidRequest); what the request names before it counts. Sets of entries cost what the smaller of the set and
+of the outstanding entries costs, not what they contain. Guarding tests: tests/broker/subscription/test_acks.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from pyroaring import BitMap
 
-from ...proto.model import AckedEntry
+from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
 from ..common.refusals import AckRefusal
 from ..log.core.log_shape import LogShape
@@ -20,6 +20,9 @@ from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX
 from .core.dispatch import Dispatcher
 from .core.policies.policy import Member
+
+MARK_ENTRIES = 1000
+"""Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
 
 
 class Acks:
@@ -87,12 +90,40 @@ class Acks:
         self._cursor.ack_cumulative(mark)
         self._dispatcher.acked_up_to(self._cursor.mark)
 
+    def held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
+        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
+        wanted: dict[int, BitMap] = {}
+        for each in sets:
+            entries = entries_of(each.entries)
+            if each.ledger_id in wanted:
+                wanted[each.ledger_id] |= entries
+            elif self._shape.span(each.ledger_id) is not None:
+                wanted[each.ledger_id] = entries
+        outstanding = member.outstanding
+        if sum(map(len, wanted.values())) <= len(outstanding):
+            named = (Position(id_, entry_id) for id_, entries in wanted.items() for entry_id in entries)
+            while some := list(islice(named, MARK_ENTRIES)):
+                yield [each for each in some if each in outstanding]
+        else:
+            every = iter(list(outstanding))
+            while some := list(islice(every, MARK_ENTRIES)):
+                yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
+
+    def marks_up_to(self, member: Member, mark: Position) -> Iterator[Position]:
+        """Steps on the way to `mark`: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
+        while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
+            step = next(islice(member.outstanding, MARK_ENTRIES, None))
+            if step >= mark:
+                return
+            yield step
+            if step in member.outstanding:
+                return  # it was refused
+
     def _checked(self, position: Position, bits: int) -> int:
         """The bits. InvalidRequest: more than the entry's ledger has messages.
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller gets the answer
-        that a
-        message was acknowledged which was not.
+        that a message was acknowledged which was not.
         """
         span = self._shape.span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)

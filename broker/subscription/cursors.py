@@ -2,22 +2,19 @@
 
 Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
 - A write is what has changed and a marker that names everything valid (broker/subscription/core/cursor_log.py). All
-  waiting acks are one write; at most one write is in flight. An ack receipt is answered after a write that contains
-  the
+  waiting acks are one write; at most one write is in flight. An ack receipt is answered after a write that contains the
   ack is confirmed. Without a receipt the ack is fire and forget: durable after `cursor_flush_s` at most, and maybe
   redelivered after a crash until then. Never skipped.
 - Opening claims the record first (a token that only one broker has), then fences and recovers the cursor ledger, then
-  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that
-  was
+  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that was
   opened is never written again.
 - When there is no cursor ledger, or it ends or is broken, the next one begins with the full state
   (broker/log/snapshot_ledger.py). A record with another claim: TopicFenced, nothing more is written.
 - Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
   it. It is at least as new as the ledger, and is removed with the record's next change of ledger.
 - A state that is damaged or lost raises an alarm in the log, and the cursor goes back to the last complete state
-  before
-  it, or to the position in the record: messages are delivered again, none is skipped. Bookies that do not answer are
-  Unavailable.
+  before it, or to the position in the record: messages are delivered again, none is skipped. Bookies that do not
+  answer are Unavailable.
 Guarding tests: tests/broker/subscription/test_cursors.py, tests/broker/subscription/test_cursor_model.py (a crash at
 every write).
 """

@@ -2,20 +2,18 @@
 broker/subscription/core/redelivery_backoff.py).
 
 With a policy on a Shared or Key_Shared subscription each delivery counts: an entry that is given back, and one whose
-consumer disconnects without giving it back (complaint 14: a message that kills its consumers). All that a lost
-consumer
+consumer disconnects without giving it back (complaint 14: a message that kills its consumers). All that a lost consumer
 held counts, also what only waited in its receiver queue: with a policy on, keep that queue small.
 
 Order, for one entry: counted and held → stored with the cursor → then either delivered again when its wait is over, or
     STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
 A crash before the acknowledgement is stored doubles a letter (with deduplication on the copy is dropped:
-broker/subscription/core/dead_letter.py) and loses none; a restart continues with what is held (`restore`). Writing to
-a
+broker/subscription/core/dead_letter.py) and loses none; a restart continues with what is held (`restore`). Writing to a
 dead-letter topic is retried, with pauses up to a minute; the messages stay in the topic and keep their ledgers.
 
 Readers and subscriptions with one consumer at a time have no dead letters. Nor has a topic that is the dead-letter
-topic
-of its own policy, or is named like one: a dead letter stays there (core/redelivery_backoff.py `DeadLetterPolicy.at`).
+topic of its own policy, or is named like one: a dead letter stays there (core/redelivery_backoff.py
+`DeadLetterPolicy.at`).
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
@@ -67,7 +65,7 @@ class DeadLetters:
         self._tasks = Tasks()
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
-            self._bury_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))
+            self._move_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))
             self._arm()
 
     @property
@@ -101,7 +99,7 @@ class DeadLetters:
                 dead.append(position)
             else:
                 self.held.hold(position, count.until_ms)
-        self._bury_soon(dead)
+        self._move_soon(dead)
         self._release()
 
     def _release(self) -> None:
@@ -122,12 +120,12 @@ class DeadLetters:
             self._timer = self._loop.call_later(wait_s, self._release)
 
     # ------------------------------------------------------------------ dead letters
-    def _bury_soon(self, positions: Sequence[Position]) -> None:
+    def _move_soon(self, positions: Sequence[Position]) -> None:
         for position in positions:
-            self._tasks.spawn(self._bury(position), "dead letter")
+            self._tasks.spawn(self._dead_letter(position), "dead letter")
 
-    async def _bury(self, position: Position) -> None:
-        patience, pause_s = LogThrottle(), PAUSE_S
+    async def _dead_letter(self, position: Position) -> None:
+        throttle, pause_s = LogThrottle(), PAUSE_S
         while position in self.held:
             policy, times = self._policy(), self._cursor.redeliveries(position)
             if not policy.is_dead(times) or not self._log.shape.readable(position):
@@ -136,7 +134,7 @@ class DeadLetters:
                 await self._move(position, policy, times)
                 return
             except MagnetarError as error:
-                if patience.news(error):
+                if throttle.news(error):
                     name = f"{self._log.topic}/{self._subscription}"
                     _LOG.warning("%s: %s is no dead letter yet: %s", name, position, error)
             await asyncio.sleep(pause_s)

@@ -10,8 +10,7 @@ Order (a crash between two steps costs a ledger that no record names, or reading
             let_go     the entries leave memory
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
-- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all their entries
-  would
+- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all their entries would
   be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped with an
   alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at

@@ -1,18 +1,16 @@
 """The entries of its log that a subscription has in memory, and its reads from bookies.
-    entries = at_hand.take(want)     # the first of what the dispatcher wants; none: they are being read, `wake`
-    follows
-    at_hand.keep(entries)            # they wait for their keys' consumers, until they are delivered
-    at_hand.gone(deliveries)         # they were delivered
+
+    entries = at_hand.take(want, end)     # the first of what the dispatcher wants; none: they are read, `wake` follows
+    at_hand.keep(entries)                 # they wait for their keys' consumers, until they are delivered
+    at_hand.gone(deliveries)              # they were delivered
+
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
-this one is handed out, so two of them are in memory. Entries that are handed out again were kept, or are in a cache,
-or
+this one is handed out, so two of them are in memory. Entries that are handed out again were kept, or are in a cache, or
 are read in stretches; during that read nothing new is taken, because they precede it (`reading_again`). At most
 `key_shared_waiting_bytes` and one read are kept; the entry that has waited longest is dropped first, and read again
-when
-it is handed out.
+when it is handed out.
 
-Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what
-follows
+Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
 it, as an entry that is being read does.
 
 A read that fails, for whatever reason, is retried after READ_RETRY_S. What was trimmed meanwhile is lost, and the
@@ -59,7 +57,7 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop",
-        "_patience", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_unfolding", "_wake", "reading_again",
+        "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +80,7 @@ class ReadAheadBuffer:
         self.reading_again = False
         self._unfolding = False  # the slots of an entry are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
-        self._patience = LogThrottle()
+        self._throttle = LogThrottle()
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     def read_from(self, log: ReadableLog) -> None:
@@ -230,7 +228,7 @@ class ReadAheadBuffer:
             self._dispatcher.lost((position,))  # trimmed meanwhile
             self._wake()
             return
-        if self._patience.news(error):
+        if self._throttle.news(error):
             unforeseen = None if isinstance(error, MagnetarError) else error
             _LOG.warning(
                 "%s/%s: cannot read %s yet: %r", self._log.topic, self._subscription, position, error,

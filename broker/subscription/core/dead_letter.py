@@ -2,8 +2,7 @@
 
 Each keeps its payload, key, ordering key, event time and properties, and gets REAL_TOPIC, REAL_SUBSCRIPTION,
 ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and sequence id identify the message, so that
-a
-second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
+a second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
 sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message.
 Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 """

@@ -1,7 +1,6 @@
 """The parts of a bucket of delayed entries: keys, in order of time, in segments.
     key      time in ms (8 bytes) | ledger (8) | entry (4), big-endian: they sort as bytes, as numbers and by time
-    segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* are the same without the
-    times
+    segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* are the same without times
     draft    a bucket that is to be written (broker/subscription/format/delays.py)
 Guarding tests: tests/broker/subscription/core/test_delays_core.py,
 tests/broker/subscription/format/test_delays_format.py.

@@ -3,9 +3,8 @@
     held.hold(position, until_ms)                # until_ms None: it becomes a dead letter
     held.due(now_ms)                             # these may be delivered again
 A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
-a
-restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the dispatcher
-skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
+a restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the
+dispatcher skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
 """
 
 from __future__ import annotations

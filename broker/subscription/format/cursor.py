@@ -9,8 +9,7 @@ or several consecutive ones when it is larger than CHUNK_BYTES:
     kind 0  marker    mark ledger i64 | mark entry i64 | rows u32
                       | ( kind u8 | ledger i64 | block u32 | sequence u64 | first entry i64 | pieces u32 | size u32 )*
     kind 1  holes     whole entries of the ledger after the mark, as a portable roaring bitmap
-    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is
-    acknowledged
+    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
     kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
 
 Big-endian; the version is that of proto/versions.py. A block is 2^20 entries of holes, 2^10 of the others. `messages`

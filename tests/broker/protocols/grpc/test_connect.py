@@ -13,7 +13,7 @@ import pytest
 from magnetar.broker.common import turns
 from magnetar.broker.protocols.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
-from magnetar.broker.subscription.subscription import PUMP_ENTRIES_MAX
+from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
 from magnetar.broker.topic.core.dedup import Dedup
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (

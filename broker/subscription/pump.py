@@ -1,0 +1,233 @@
+"""The pump of a subscription: hands out what the dispatcher wants, until no consumer may get the next entry.
+
+It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
+`wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
+acknowledgements. Nothing here is per message. In each turn it finishes first what consumers give back (returns.py);
+then consumers are notified of what the policy reports (`Policy.events`).
+`blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ...proto.errors import InternalError, MagnetarError
+from ...proto.names import Position
+from ...runtime.clock import Clock
+from ...runtime.tasks import Tasks
+from ..common.config import BrokerConfig
+from ..common.token_bucket import Rate, portion, wait_s
+from ..common.turns import SLICE_S
+from ..log.cache import StoredEntry
+from ..log.log import ReadableLog
+from ..log.topic_log import TopicLogState
+from .consumer import Consumer
+from .core.cursor import Cursor
+from .core.deliveries import ALL_TIME, Delivery
+from .core.dispatch import Dispatcher
+from .core.policies.policy import Blocked
+from .dead_letters import DeadLetters
+from .delays import DelayedDelivery
+from .read_ahead import ReadAheadBuffer
+from .returns import Returns
+
+_LOG = logging.getLogger("magnetar.broker.subscription.subscription")
+
+PUMP_ENTRIES_MAX = 1000
+"""Entries handed out between two checks of the consumers' queues."""
+SLOTS_AT_ONCE = 1000
+"""Slots of Key_Shared that are checked after a join or a leave between two readings of the clock: half a millisecond.
+"""
+
+
+class Pump(ABC):
+    """The half of a subscription that hands out. The other half (subscription.py) has the consumers and the cursor."""
+
+    __slots__ = (
+        "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_moving",
+        "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters", "delayed",
+        "dispatcher", "name", "rates",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, log: ReadableLog, cursor: Cursor, dispatcher: Dispatcher, clock: Clock, config: BrokerConfig,
+        delayed: DelayedDelivery | None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.cursor = cursor
+        self.dispatcher = dispatcher
+        self.delayed = delayed
+        self.dead_letters: DeadLetters | None = None  # of durable ones
+        self.consumers: dict[int, Consumer] = {}
+        self.blocked: Blocked | None = Blocked.NO_CONSUMER
+        self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
+        self._log: ReadableLog = log
+        self._config = config
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self._at_hand = ReadAheadBuffer(name, log, clock, config, dispatcher, self.wake, self._tasks)
+        self._returns = Returns(dispatcher, self._counting)
+        self._due = False
+        self._closed = False
+        self._moving = False  # a seek is not durable yet
+        self._full_said = False
+        self._end_told = False
+        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
+        self._wakes_at = 0.0  # … at that time
+
+    @abstractmethod
+    def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
+
+    def _counting(self) -> DeadLetters | None:
+        letters = self.dead_letters
+        return letters if letters is not None and letters.on else None
+
+    def wake(self) -> None:
+        if not self._due and not self._closed:
+            self._due = True
+            self._loop.call_soon(self._pump)
+
+    def hand_out(self) -> None:
+        """Pumps now, not in the next turn."""
+        self._pump()
+
+    def _pump(self) -> None:
+        self._due = False
+        if self._closed:
+            return
+        self._hand_out()
+        if self.delayed is not None:
+            self.delayed.arm(self.dispatcher)  # also for what was just held
+
+    def _hand_out(self) -> None:
+        end = self._clock.monotonic() + SLICE_S
+        if self._moving:
+            self.blocked = Blocked.MOVING
+            return  # the store wakes it when that is durable
+        while not (self._returns.some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
+            if self._clock.monotonic() > end:
+                self.wake()
+                return
+        for event in self.dispatcher.policy.events():
+            self.consumers[event.member.id].outlet.active(event.active)
+        now_ms = ALL_TIME
+        if self.delayed is not None and self.dispatcher.delaying:
+            if not self.delayed.ready:
+                self.blocked = Blocked.FINDING_DELAYS
+                return
+            now_ms = self.delayed.look(self.dispatcher)
+        handed_out = 0
+        while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
+            rates = [rate for rate in self.rates if rate.limited]
+            if rates and self._throttled(rates, now):
+                return
+            if self._at_hand.reading_again:
+                return  # it is handed out before anything new
+            want = self.dispatcher.want()
+            if isinstance(want, Blocked):
+                self._block(want)
+                self._tell_end()
+                return
+            self.blocked = None
+            entries = self._at_hand.take(want, end)
+            if not entries:
+                return
+            entries = entries[: portion(rates, entries, now)] if rates else entries
+            before = self.dispatcher.progress
+            deliveries = self.dispatcher.assign(entries, now_ms)
+            for rate in rates:
+                for each in deliveries:
+                    rate.take(each.entry.count, each.entry.size, now)
+            self._deliver(deliveries)
+            if self.dispatcher.parked:
+                self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
+            handed_out += len(entries)
+            if self.dispatcher.progress == before:
+                self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
+                return
+        self.wake()
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        of_each: dict[int, list[Delivery]] = {}
+        for each in deliveries:
+            of_each.setdefault(each.member.id, []).append(each)
+        for id_, own in of_each.items():
+            consumer = self.consumers[id_]
+            consumer.outlet.deliver(own)
+            if consumer.outlet.full:
+                self._pause(consumer)
+        self._at_hand.gone(deliveries)
+
+    def noted(self, position: Position, at_ms: int) -> None:
+        """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
+        if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
+            self.delayed.noted(position, at_ms)
+
+    def _block(self, why: Blocked) -> None:
+        self.blocked = why
+        if why is Blocked.HOLES and not self._full_said:
+            _LOG.warning(
+                "%s/%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
+                self._log.topic, self.name, why.value, self.cursor.memory_bytes, self.cursor.hole_entries,
+                self.cursor.mark,
+            )  # fmt: skip
+            self._full_said = True
+        elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
+            _LOG.info("%s/%s: acknowledgement state has shrunk: delivery resumes", self._log.topic, self.name)
+            self._full_said = False
+
+    def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
+        """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
+        paid.
+        """
+        seconds = wait_s(rates, now)
+        if seconds > 0:
+            self.blocked = Blocked.THROTTLED
+            self._wake_later(seconds, now)
+        return seconds > 0
+
+    def _wake_later(self, seconds: float, now: float) -> None:
+        """Keeps one timer, the earliest, however often it is requested."""
+        if self._timer is not None:
+            if self._wakes_at <= now + seconds:
+                return
+            self._timer.cancel()
+        self._wakes_at = now + seconds
+        self._timer = self._loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def _tell_end(self) -> None:
+        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
+            return
+        shape = self._log.shape
+        if not self.dispatcher.replay_entries and not shape.readable(shape.seat(self.dispatcher.read_position)):
+            self._end_told = True
+            for consumer in self.consumers.values():
+                consumer.outlet.ended()
+
+    def _pause(self, consumer: Consumer) -> None:
+        """Sends nothing more to a consumer whose connection is full until its queue has drained."""
+        if consumer.waiting is None:
+            consumer.member.paused = True
+            consumer.waiting = self._tasks.spawn(self._resume(consumer), "drain of a consumer's queue")
+
+    async def _resume(self, consumer: Consumer) -> None:
+        try:
+            await consumer.outlet.drained()
+        except MagnetarError:
+            return  # the stream broke; its handler removes the consumer
+        except Exception as error:  # a fault of the broker: the consumer would get nothing more without notice
+            _LOG.exception("%s/%s: a consumer whose queue was full is disconnected", self._log.topic, self.name)
+            self.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
+            return
+        consumer.waiting = None
+        consumer.member.paused = False
+        self.wake()
