@@ -43,7 +43,7 @@ class Life:
         self.delivered: set[Position] = set()
 
     async def open(self) -> None:
-        clock = SimpleNamespace(wall_ms=lambda: self.now_ms)
+        clock = SimpleNamespace(wall_ms=lambda: self.now_ms, monotonic=asyncio.get_running_loop().time)
         world: Any = SimpleNamespace(rng=random.Random(self.number), clock=clock)
         session: Any = self.session
         self.store = DurableCursor(
@@ -65,7 +65,7 @@ class Life:
         """Nothing of it is on its way, or it is dead."""
         for _ in range(2000):
             await asyncio.sleep(0)
-            if self.session.dead.is_set() or not self.driver._tasks:
+            if self.session.dead.is_set() or not (self.driver._tasks or self.driver._drops):
                 return
 
     async def read_the_log(self) -> None:
@@ -99,7 +99,9 @@ class Life:
         self.session.dead.set()
         self.store.abandon()
         self.driver.stop()
-        await self.driver._tasks.drain()
+        for tasks in (self.driver._tasks, self.driver._drops):
+            tasks.cancel()
+            await tasks.drain()
 
 
 def _never(error: Exception) -> None:
