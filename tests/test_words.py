@@ -124,12 +124,9 @@ LEFT: dict[str, dict[str, int]] = {
         "client": 1,
     },
     "graves?|bury|buries|buried|burials?|burying": {
-        "bookie": 29,
+        "bookie": 28,
         "cli": 1,
         "docs": 3,
-    },
-    "door|doors": {
-        "bookie": 1,
     },
     "at hand": {
         "broker": 1,
