@@ -27,4 +27,6 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
+    """The workers of a process."""
+
     def start(self, name: str) -> Worker: ...

@@ -108,7 +108,8 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
     from prometheus_client.exposition import ThreadingWSGIServer, _get_best_family, _SilentHandler
 
     class Server(ThreadingWSGIServer):
-        pass
+        """Of the endpoint's address family."""
+
 
     Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]
     server = make_server(host, endpoint.port, application, Server, handler_class=_SilentHandler)
