@@ -2,10 +2,10 @@
 
     bookie = await Bookie.start(world, config, metadata)     serves when this returns
     bookie.id, bookie.endpoint                               uuid text; where it listens
-    await bookie.close()                                     in order: no new requests, what is queued is synced, files
+    await bookie.close()                                     in order: no new requests, the queue is synced, files
 
-Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register; a bookie that is registered
-serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py, repair (auto-recovery of ledgers).
+Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register. A registered bookie serves.
+In the background: registration.py, disk_monitor.py, garbage.py, limbo.py, scrub.py, repair (auto-recovery of ledgers).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BookieConfig:
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
-    advertised_host: str = ""  # what it registers, when that is not `host`
+    advertised_host: str = ""  # the host that it registers; none: `host`
     place: str = ""  # what the cookie calls the data directory; "": advertised host and `data`, which then may not move
     rack: str = "/default"  # copies of a ledger go to distinct racks first
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
@@ -106,8 +106,8 @@ class Bookie:
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
-        self._noted = JournalPosition(0, 0)  # what the metadata knows of the journal
-        self._went_back = False  # the metadata forgot that
+        self._noted = JournalPosition(0, 0)  # the journal's position in the metadata
+        self._went_back = False  # the metadata forgot this position
         self._identity: Identity
         self._store: Store
         self._service: BookieService
@@ -229,7 +229,7 @@ class Bookie:
         return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
-        """To the end, also when the caller is cancelled; every further caller waits for the same end."""
+        """Runs to its end also when the caller is cancelled; every further caller waits for the same end."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name="bookie-close")
         await unbroken(self._ending)
@@ -257,7 +257,7 @@ class Bookie:
 
     @property
     def endpoint(self) -> Endpoint:
-        """As others reach it."""
+        """The endpoint at which other processes reach it."""
         found = self._serving.endpoint
         return Endpoint(self._config.advertised_host or found.host, found.port)
 
@@ -312,7 +312,7 @@ class Bookie:
         self._upkeep.depart(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
     def _highest(self) -> int:
-        """The largest ledger id that is here, or was and is buried."""
+        """The largest ledger id that is here, or was here and has a tombstone."""
         facts = self._store.descriptors
         return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
 

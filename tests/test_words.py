@@ -94,11 +94,11 @@ LEFT: dict[str, dict[str, int]] = {
         "docs": 3,
     },
     "nobody|no one": {
-        "bookie": 19,
+        "bookie": 8,
         "docs": 7,
     },
     "whoever": {
-        "bookie": 3,
+        "bookie": 1,
         "docs": 1,
     },
     "somebody|someone": {
@@ -111,11 +111,11 @@ LEFT: dict[str, dict[str, int]] = {
         "docs": 1,
     },
     "hears?|heard|overheard": {
-        "bookie": 9,
+        "bookie": 3,
         "docs": 1,
     },
     "is not there|are not there": {
-        "bookie": 4,
+        "bookie": 2,
         "client": 6,
         "docs": 1,
     },
@@ -124,7 +124,7 @@ LEFT: dict[str, dict[str, int]] = {
         "client": 1,
     },
     "graves?|bury|buries|buried|burials?|burying": {
-        "bookie": 28,
+        "bookie": 6,
         "cli": 1,
         "docs": 3,
     },
@@ -132,10 +132,10 @@ LEFT: dict[str, dict[str, int]] = {
         "broker": 1,
     },
     "(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": {
-        "bookie": 6,
+        "bookie": 2,
     },
     "stands? (?:in|on|at|before|after|behind|between|beside|below|above|for|there|still)": {
-        "bookie": 10,
+        "bookie": 3,
         "client": 2,
         "docs": 1,
     },

@@ -1,19 +1,19 @@
-"""What an operator asks any bookie about ledgers and their copies: verbs of the peer operation ADMIN
-(bookie/admin/verbs.py).
+"""Verbs of the peer operation ADMIN about ledgers and their copies, which any bookie answers (bookie/admin/verbs.py).
 
 | verb | options | answer |
 |---|---|---|
 | ledgers | limit, after, bookie, state | {"ledgers": [in short], "more": whether there are more}, ascending by id |
 | ledger | ledger | one in full: fragments, end, properties, its mark; never its key |
 | under-replicated | limit | {"ledgers": [marks], "count"} |
-| repair-status | – | enabled, auditor, marks by reason and by what holds them up, workers, bytes left, seconds to go |
+| repair-status | – | enabled, auditor, marks by reason and by what delays them, workers, bytes left, seconds to go |
 | repair-enable | on | {"enabled"} |
-| bookies | – | everyone who is registered, has a cookie, departs or is named by a ledger; how many ledgers name them |
+| bookies | – | all that are registered, have a cookie, depart or are named by a ledger; how many ledgers name each |
 | depart | bookie, dead, forget, cancel | {"bookie", …}: everything moves off it; Busy: `dead`, and it is registered |
-| departure | bookie | what still lies on it: ledgers, how many of them are marked, about how many bytes |
+| departure | bookie | what is still on it: ledgers, how many of them are marked, about how many bytes |
 
-All of it is read from the metadata when it is asked: `READS_AT_ONCE` reads at a time, so a list of a million ledgers
-takes minutes, and its asker gives it a limit. What changes something changes one record, for the auditor to see to.
+Each answer is read from the metadata when it is asked for, with `READS_AT_ONCE` reads at a time. A list of a million
+ledgers takes minutes, so the caller gives it a limit. A verb that changes something changes one record, which the
+auditor follows.
 Guards: tests/bookie/admin/test_repair_verbs.py.
 """
 
@@ -54,7 +54,7 @@ FRESH_MS = 15_000
 
 
 class RepairVerbs:
-    """`metadata` gives the session that lasts."""
+    """The table of these verbs; `metadata` returns the present session."""
 
     def __init__(self, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._session = metadata
@@ -234,7 +234,7 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
 
 
 def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """About how many bytes of a closed ledger lie on these bookies, as if its fragments were of the same size."""
+    """About how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
     slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
     copies = record.ensemble_size * len(record.fragments)
     return record.length * record.write_quorum * slots // copies

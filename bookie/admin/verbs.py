@@ -10,19 +10,19 @@
 | gc-start | major, force, roll | {"started": true}; Busy when it is running already |
 | gc-status | – | running, how far, what the last run did or why it failed |
 | scrub-status | – | where the scrubber is and what it found |
-| limbo-status | – | how far the bookie is in getting back what it lost, and what it cannot get back |
-| accept-loss | – | {"givenUp": {ledger: what it lacks}}: limbo is left with that missing, after one more pass |
+| limbo-status | – | how much of its lost data the bookie has restored, and what it cannot restore |
+| accept-loss | – | {"givenUp": {ledger: what it lacks}}: leaves limbo without that data, after one more pass |
 
-What is asked about ledgers and their copies: repair/verbs.py. No verb holds up adds: each runs in a task of its own
-(bookie/requests/service.py), plans and runs work in the store's workers. A run that was started goes on when whoever
-started it leaves. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`); for
-the ledgers named in an answer it is looked up there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one
-answer; a ledger without a record was deleted and waits for its grace to pass. An option of a wrong type or an unknown
-verb is InvalidRequest; JSON that is none is BAD_REQUEST.
+Verbs about ledgers and their copies: admin/repair_verbs.py. No verb delays adds: each runs in a task of its own
+(bookie/requests/service.py), and its work runs in the store's workers. A run continues when the client that started it
+disconnects. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`). For the
+ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one answer. A ledger
+without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
+InvalidRequest; a request that is no JSON is BAD_REQUEST.
 
-Who reaches the bookie's port may ask; no verb shows a key or an entry. What changes something (`CHANGES`: it starts
-work, gives data up, moves copies) is done only when it is asked from the bookie's own machine, until there are
-accounts: Unauthorized says so. Guarded by tests/bookie/admin/test_admin.py.
+Every client that reaches the bookie's port may ask; no verb shows a key or an entry. A verb of `CHANGES` (it starts
+work, gives data up or moves copies) is Unauthorized from another machine, until there are accounts.
+Guarded by tests/bookie/admin/test_admin.py.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Verb = Callable[[Options], Awaitable[Json]]
 
 
 class Asked(Protocol):
-    """What Admin asks of a bookie (bookie/server.py `Bookie`)."""
+    """The parts of a bookie that the verbs use (bookie/server.py `Bookie`)."""
 
     @property
     def id(self) -> str: ...
@@ -82,7 +82,7 @@ class Asked(Protocol):
 
 
 class BookieAdmin:
-    """`answer` is BookieService's `on_admin`; `metadata` gives the session that lasts."""
+    """`answer` is BookieService's `on_admin`; `metadata` returns the present session."""
 
     def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._bookie = bookie
@@ -99,11 +99,11 @@ class BookieAdmin:
         }
 
     def add(self, verbs: Mapping[str, Verb]) -> None:
-        """Those of another part of the bookie."""
+        """Adds the verbs of another part of the bookie."""
         self._verbs |= verbs
 
     async def answer(self, request: bytes, local: bool = True) -> bytes:
-        """`local`: it is asked from this machine. ValueError: the request is no JSON object with a verb."""
+        """`local`: the request comes from this machine. ValueError: the request is no JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -121,7 +121,7 @@ class BookieAdmin:
         return msgspec.json.encode(answer)
 
     async def close(self) -> None:
-        """A run that was started by hand ends; what it has not committed is left as a crash would leave it."""
+        """Ends a run that was started by hand; what it has not committed remains as after a crash."""
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
@@ -186,7 +186,7 @@ class BookieAdmin:
         return self._bookie.scrubber.status()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
-        """What the metadata says of each: its properties, or that it is gone."""
+        """The properties of each ledger in the metadata, or that it is gone."""
         metadata = self._metadata()
 
         async def owner(ledger: int) -> Json:
@@ -233,7 +233,7 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
 
 
 class _Runs:
-    """Garbage collections that were started by hand, one at a time, and what became of the last."""
+    """Garbage collections that were started by hand, one at a time, and the result of the last."""
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self._collector = collector

@@ -1,8 +1,8 @@
-"""Where each entry of a ledger lies: in entry logs by their indexes, and in the journal from the mark on.
+"""Where each entry of a ledger is: in entry logs by their indexes, and in the journal from the mark on.
 
-An entry may lie in several places (replayed after a crash, moved by a compaction that has not ended, still in the
-journal): each copy is good, each is read and checked here. The extents of one ledger are held in memory, its entries
-are not.
+An entry may be in several places (replayed after a crash, moved by a compaction that has not ended, still in the
+journal). Each copy counts, and each is read and checked here. The extents of one ledger are in memory, its entries are
+not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
 
 def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | Gone]:
-    """The extents of a ledger in all logs, and what could not be read of their indexes."""
+    """The extents of a ledger in all logs, and the damage in their indexes."""
     for log in indexes.logs(snapshot):
         for found in indexes.extents(snapshot, log):
             if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
@@ -86,7 +86,7 @@ def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int
 
 
 def in_journals(snapshot: Snapshot, ledger: int, entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
-    """The copies in the journal from the mark on: what the last checkpoint does not have."""
+    """The copies in the journal from the mark on, which the last checkpoint does not have."""
     for found in _behind_the_mark(snapshot):
         if isinstance(found, Damage | Gone):
             yield found

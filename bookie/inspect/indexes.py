@@ -1,7 +1,7 @@
-"""The index files of logs: groups and extents (format/index.py), past damage too.
+"""The index files of logs: groups and extents (format/index.py), also after damage.
 
-A group that does not match its checksum is `Damage`; the walk goes on at the next bytes that are a whole group. After
-the end that the mark names a group belongs to a checkpoint that has not ended: it is not looked at.
+A group that does not match its checksum is `Damage`; the walk continues at the next bytes that are a whole group. A
+group after the end that the mark names belongs to a checkpoint that has not ended, and is not read.
 Heads are read and checked in pieces, so that a group of a million extents needs no more memory than a small one.
 """
 
@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
 
 def logs(snapshot: Snapshot) -> list[int]:
-    """The numbers of all logs, also where only the log or only its index is there."""
+    """The numbers of all logs, also where only the log or only its index exists."""
     return numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
 
 
@@ -47,7 +47,7 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 
 
 class IndexFile:
-    """An open index file. `groups` walks it; `extents` of a group."""
+    """An open index file. `groups` walks over it; `extents` are those of a group."""
 
     def __init__(self, snapshot: Snapshot, log: int, file: Readable) -> None:
         self.snapshot = snapshot

@@ -1,4 +1,4 @@
-"""The journal's files, block by block and record by record (format/journal.py), past damage too.
+"""The journal's files, block by block and record by record (format/journal.py), also after damage.
 
 The rule is that of store/journal/replay.py `JournalReader`. A block that is not whole is one of these:
 
@@ -6,8 +6,8 @@ The rule is that of store/journal/replay.py `JournalReader`. A block that is not
     torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it
     Damage      a later block of this file, or the next journal's header, says that these bytes were synced
 
-After damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was
-read half, it is read again once the proof is found, and so is the header: journals are recycled under new names.
+After damage the walk continues at the next whole block. A running bookie may be writing the block that was read in
+part. So the block is read again when the proof is found, and so is the header: journals are recycled under new names.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Block(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Bytes after the last block that counts: never acknowledged, cut by the next start."""
+    """Bytes after the last block that counts: never acknowledged, ignored by the next start."""
 
     path: str
     offset: int
 
 
 class Opened(NamedTuple):
-    """First of a walk: the file and its header."""
+    """The first item of a walk: the file and its header."""
 
     path: str
     bytes: int
@@ -84,7 +84,7 @@ def spares(snapshot: Snapshot) -> list[str]:
 
 
 def missing(snapshot: Snapshot) -> Iterator[Damage]:
-    """Journals that the mark or their neighbours need and that are not there."""
+    """Journals that the mark or their neighbours need and that do not exist."""
     if snapshot.mark is None or not snapshot.mark.journal:
         return
     there = journals(snapshot)

@@ -1,8 +1,8 @@
 """The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
 
-`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `states` goes over the file once
-for every `WINDOW` ledgers, so that a million of them are shown in order without being in memory. The keys stay
-here: no reader of this folder hands one out.
+`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `states` makes one pass for every
+`WINDOW` ledgers, so that a million of them are shown in order and are not in memory. No reader of this folder returns a
+key.
 
 A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
 """
@@ -107,7 +107,7 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
 
 
 def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:
-    """In the order of the file; a damaged one is passed over."""
+    """The records in the order of the file, without damaged ones."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = header_of(snapshot, file, MAGIC, generation)
     if isinstance(header, Damage):

@@ -1,11 +1,11 @@
-"""The records of an entry log one after the other (format/entry_log.py), past damage too, without its index.
+"""The records of an entry log one after the other (format/entry_log.py), also after damage, without its index.
 
-A record says how long it is, so a whole log can be read from 4096 on. Where the bytes are not a record, the walk says
-`Damage` once and goes on at the next bytes that are one: length, ids and checksum all right. (Bytes of a message that
-were made to look like a record can be taken for one there; the index, which knows the places, is not asked.)
+A record has its length, so a whole log can be read from 4096 on. Where the bytes are not a record, the walk yields
+`Damage` once and continues at the next bytes that are one: length, ids and checksum are right. (Bytes of a message that
+were made to look like a record can be taken for one there, because the index is not read.)
 
-A log ends where the mark says, one that is closed where its index says that the last record ends; without an index
-where only zeros follow. Bytes after the end belong to a checkpoint that has not ended and are not looked at.
+An open log ends where the mark says, a closed one where the last record of its index ends, and one without an index
+where only zeros follow. Bytes after the end belong to a checkpoint that has not ended, and are not read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """First of a walk."""
+    """The first item of a walk."""
 
     path: str
     bytes: int
@@ -53,9 +53,9 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
-    """What it means that a log is not there: a removal takes it first, when it is drained or nothing lives in it.
+    """What it means that a log does not exist: a removal deletes it before its index, when nothing lives in it.
 
-    Tombstones that stand in the journal alone are not known here: until the next checkpoint such a log is missing.
+    Tombstones that are in the journal alone are not known here: until the next checkpoint such a log counts as missing.
     """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.committed(log) or not snapshot.files.exists(index):
@@ -88,7 +88,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 
 def _end(snapshot: Snapshot, log: int) -> int | None:
-    """What of the log must be there; None: not known."""
+    """The length that the log must have; None: not known."""
     ends = snapshot.ends(log)
     if ends is not None:
         return ends[0]

@@ -1,19 +1,19 @@
-"""Looking into a bookie's directory: what all readers of this folder share. Nothing here writes, locks or makes files.
+"""A look into a bookie's directory: what all readers of this folder share. No code here writes, locks or makes files.
 
     found = take(files, directory)       cookie, mark and the ends that they name, as they are now
     found.damages                        what of these could not be read
 
-The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators: they yield what they find, in the order of the
-bytes, with a `Damage` in the place of what is not whole, and go on after it. Memory is bounded by a window of the file
-and one record, whatever the store's size.
+The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators. They yield what they find, in the order of the
+bytes, yield a `Damage` in the place of what is not whole, and continue after it. Memory is bounded by a window of the
+file and one record, whatever the store's size.
 
-**Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names is not changed
-any more: logs and indexes up to its ends, the ledger index up to its end. After those ends a bookie may be writing; it
-is shown as not committed and never called damage. A file that is gone when its turn comes (recycled, compacted) is
-`Gone`. Before a journal's block is called damaged it is read again (inspect/journals.py).
+**Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names does not change
+any more: logs and indexes up to their ends, the ledger index up to its end. A bookie may be writing after those ends;
+such bytes are shown as not committed and are never damage. A file that does not exist any more when it is read
+(recycled, compacted) is `Gone`. A journal's block is read again before it counts as damaged (inspect/journals.py).
 
-**Sectors that the disk cannot read** (EIO) are taken for zeros, page by page, so that what lay there is damage by its
-checksum and what is after is still found.
+**Sectors that the disk cannot read** (EIO) are taken for zeros, page by page. So the data in them is damaged by its
+checksum, and the data after them is found.
 
 **A stopped bookie**: the same. What the next start would cut is shown as not committed or torn.
 Guarded by tests/bookie/inspect/test_inspect.py.
@@ -50,7 +50,7 @@ PAGE_BYTES = 4096
 
 
 class Readable(Protocol):
-    """A file that is looked at."""
+    """A file that is inspected."""
 
     @property
     def path(self) -> str: ...
@@ -60,7 +60,7 @@ class Readable(Protocol):
 
 
 class Gone(NamedTuple):
-    """A file that a running bookie removed or reused while it was looked at."""
+    """A file that a running bookie removed or reused while it was inspected."""
 
     path: str
 
@@ -73,7 +73,7 @@ class Snapshot(NamedTuple):
     mark: Mark | None
     marks_written: int
     damages: list[Damage]
-    reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/losses.py)
+    reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/data_losses.py)
 
     def path(self, *names: str) -> str:
         return join(self.directory, *names)
@@ -191,7 +191,7 @@ class _Tolerant:
 
 
 def open_file(snapshot: Snapshot, path: str) -> Readable | None:
-    """For reading; None: it is gone."""
+    """The file, opened to be read; None: it does not exist any more."""
     try:
         return _Tolerant(snapshot.files.open(path, write=False))
     except FileNotFoundError:
@@ -211,7 +211,7 @@ def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, off
 
 
 def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
-    """Of the files in a folder of the store, ascending; other names are passed over."""
+    """The numbers of the files in a folder of the store, ascending, without other names."""
     path = snapshot.path(folder)
     if not snapshot.files.exists(path):
         return []

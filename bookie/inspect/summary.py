@@ -1,8 +1,8 @@
 """A store in short: each log with its live share and the ledgers that hold it, the journals, the ledger index.
 
-Live are the bytes of extents whose ledger has no tombstone, in a log that is not drained: what garbage collection goes
-by (bookie/maintenance/garbage.py); it is computed here as there and stored nowhere. The ledgers of a log are summed up
-by merging its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
+Live bytes are those of extents whose ledger has no tombstone, in a log that is not drained. Garbage collection decides
+by the same number (bookie/maintenance/garbage.py); it is stored nowhere. The ledgers of a log are summed up by merging
+its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _Sums:
 
 
 def _weight(holder: Holder) -> tuple[bool, int]:
-    """Live ones hold a log, so they come first."""
+    """The largest ledgers; live ones come first, because they keep the log."""
     return holder.live, holder.bytes
 
 
@@ -179,7 +179,7 @@ def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
 
 
 def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
-    """All of it. Reads the journals and the heads of all indexes; `advance` hears how many files are done."""
+    """The whole summary. Reads the journals and the heads of all indexes; `advance` gets the number of files done."""
     seen = ledgers.overview(snapshot)
     of_logs: list[LogSummary | Gone] = []
     for number in indexes.logs(snapshot):
@@ -213,7 +213,7 @@ def _size(snapshot: Snapshot, path: str) -> int | None:
 
 
 def _other_bytes(snapshot: Snapshot) -> int:
-    """What is neither log nor journal nor ledger index."""
+    """The bytes of files that are neither log nor journal nor ledger index."""
     total = 0
     for name in snapshot.files.list_directory(snapshot.directory):
         if name not in (ENTRIES, JOURNAL, LEDGERS):

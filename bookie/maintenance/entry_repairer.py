@@ -1,11 +1,11 @@
-"""Quarantined entries are asked for from the other bookies, until a good copy is here (ledger protocol §2.6).
+"""Repair of quarantined entries: gets a good copy of each from the other bookies (ledger protocol §2.6).
 
-What quarantines an entry tells the mender: the scrubber, compaction (whose log goes, and with it the bad record, so
-that no scrubber finds it again), a start. `found` reports it to the metadata at once and wakes `keep`, which restores
-each ledger that has quarantined entries (bookie/maintenance/restore.py: a ledger that is open is left to its writer),
-and then makes a checkpoint: that ends the quarantine, and with it the report. What could not be mended is tried again
-after PAUSE_S, then twice as long, up to PAUSE_MAX_S: each try reads the ledger. Guarded by
-tests/bookie/maintenance/test_entry_repairer.py.
+The scrubber, compaction and a start quarantine entries, and call `found`. (Compaction deletes the log with the bad
+record, so that no scrubber finds it again.) `found` reports the entries to the metadata at once and wakes `keep`.
+`keep` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open ledger to its
+writer), and makes a checkpoint, which ends the quarantine and with it the report. What could not be repaired is tried
+again after PAUSE_S, then after twice as long each time, up to PAUSE_MAX_S, because each try reads the ledger.
+Guarded by tests/bookie/maintenance/test_entry_repairer.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_MAX_S = 3600.0
 
 
 class EntryRepairer:
-    """`report` is told that there is something new for the metadata; `metadata` gives the session that lasts."""
+    """Calls `report` when there is something new for the metadata; `metadata` returns the present session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
@@ -65,7 +65,7 @@ class EntryRepairer:
             self._asked.clear()
 
     async def _pass(self) -> int:
-        """How many ledgers keep their damage."""
+        """The number of ledgers that are still damaged."""
         ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
         left = 0
         for ledger in ledgers:

@@ -1,25 +1,25 @@
-"""Garbage collection: when the data of a ledger may go, and how its disk space comes back (ledger protocol §2.6).
+"""Garbage collection: when the data of a ledger is deleted, and how its disk space becomes free (ledger protocol §2.6).
 
 A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
- 3. the metadata has not gone back to before what this bookie told it in this life (`went_back`); and when the listing
-    would bury at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata handed out all of their
-    ids. Else the pass is refused (`GarbageRefusal`) unless it is forced;
+ 3. the metadata still has everything that this process stored in it (`went_back`); and when the listing would delete
+    at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata gave out all of their ids. Else the
+    pass is refused (`GarbageRefusal`) unless it is forced;
  4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE, or past
     BURIED_SHARE_MAX where the tree saw them deleted: time for an operator to see the warning and `gc_doubtful`;
  6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on), or the tree saw them deleted:
     between the pass that found a ledger missing for the first time and the one before it the tree had at least as many
-    commits as ledgers went. When the listing alone shrank by more, nothing is buried, however long it lasts, until a
-    pass is forced (`magnetar bookies gc --now --force`); `gc_refused` and the log say so. Of a ZooKeeper, and where the
-    pass before is not known, no commits are counted. The first pass of a process counts from the last one whose listing
-    named most ledgers (`Memory.was_whole`);
+    commits as ledgers disappeared. When the listing lacks more than that, nothing is deleted, however long it lasts,
+    until a pass is forced (`magnetar bookies gc --now --force`); `gc_refused` and the log say so. With ZooKeeper, and
+    where the pass before is not known, no commits are counted. The first pass of a process counts from the last one
+    whose listing named most ledgers (`Memory.was_whole`);
  7. its tombstone is durable in the journal.
-Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
-together (store/compaction/compaction.py). Any error ends the pass and deletes nothing.
+Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
+logs are moved together (store/compaction/compaction.py). Any error ends the pass and deletes nothing.
 
     collector.plan()                                   what would be done with each log, and why; changes nothing
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
@@ -52,18 +52,18 @@ from .seen import Memory
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 BURIED_SHARE_MAX = 0.5
-"""Of the ledgers here: more of them are buried by a forced pass alone, or when the tree saw them deleted."""
+"""Share of the ledgers here. More of them get tombstones only in a forced pass, or when the tree saw them deleted."""
 DOUBT_SHARE = 0.25
-"""Of the ledgers here: more of them wait `doubt_s`, unless the tree saw them deleted."""
+"""Share of the ledgers here. More of them wait for `doubt_s`, unless the tree saw them deleted."""
 BURIED_MIN = 10
-"""Fewer are always buried: of few ledgers any is a large share."""
+"""No share applies to fewer missing ledgers than this: of few ledgers any number is a large share."""
 _PART = 4096
 _READS_MAX = 64
 """Reads of the metadata at a time."""
 
 
 class GarbageRefusal(enum.Enum):
-    """Why a pass buried nothing although ledgers are missing from the metadata."""
+    """Why a pass deleted no ledger although some are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     EMPTY_LISTING = "the metadata names no ledger at all"
@@ -73,10 +73,10 @@ class GarbageRefusal(enum.Enum):
 
 
 class GracePeriod(NamedTuple):
-    """Seconds for which a ledger must be gone before its data goes."""
+    """Seconds for which a ledger must be missing from the metadata before its data is deleted."""
 
     grace_s: float
-    doubt_s: float  # when more than DOUBT_SHARE of the ledgers are
+    doubt_s: float  # when more than DOUBT_SHARE of the ledgers are missing
 
 
 class GarbageProgress(NamedTuple):
@@ -113,13 +113,13 @@ OnProgress = Callable[[GarbageProgress], None]
 
 
 class Collector:
-    """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction.
+    """`metadata` returns the present session; `may_compact_major` is asked before each major compaction.
 
-    `went_back` says that the metadata was seen to forget something (identity.py), which only a restart forgives.
-    `memory` knows what a restored metadata may have forgotten (seen.py); a forced pass gives it up.
+    `went_back`: the metadata lost something that this process stored in it (identity.py); only a restart resets it.
+    `memory` knows which ledgers a restored metadata may lack (seen.py); a forced pass gives them up.
 
-    While `disk_is_full` each pass compacts, and whatever gives something back (`CompactionPolicy.full_share`): a bookie
-    whose logs are all half dead must not stay read-only until the next major compaction, nor for ever.
+    While `disk_is_full`, each pass compacts every log that gives something back (`CompactionPolicy.full_share`): a
+    bookie with half-dead logs must not stay read-only until the next major compaction, or for ever.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class Collector:
     ) -> Collected:  # fmt: skip
         """One pass over the metadata, then deletion, and compaction if asked. Busy when one is running.
 
-        `force`: also bury what condition 3 refuses. `roll`: close open logs that hold little that lives, and move that.
-        Errors of the metadata come through, and nothing was deleted.
+        `force`: also deletes what condition 3 refuses. `roll`: closes open logs with few living entries, and moves
+        those. Errors of the metadata are raised, and nothing was deleted.
         """
         if self._running:
             raise Busy("garbage collection is running already; ask for its status")
@@ -186,7 +186,7 @@ class Collector:
         return {"gc_running": int(self._running), "gc_refused": refused, "gc_doubtful": self._doubtful}
 
     async def keep(self) -> None:
-        """The first pass comes an interval after the start: who waited for the bookie is served first."""
+        """The first pass comes one interval after the start: clients that waited for the bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
@@ -207,7 +207,7 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ the pass
     async def _bury(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """(suspected, why nothing was buried, buried)."""
+        """(number of missing ledgers, why none got a tombstone, those that got one)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
@@ -295,7 +295,7 @@ class Collector:
             await self._memory.give_up()
 
     def _local(self) -> BitMap64:
-        """Every ledger that is here and not buried, also one of which only entries are left."""
+        """Every ledger that is here without a tombstone, also one of which only entries are left."""
         store = self._store
         local = store.descriptors.ids()
         for number in store.index.logs():

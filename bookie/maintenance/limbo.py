@@ -1,16 +1,16 @@
-"""Limbo: a bookie that lost data serves what it has, says "unknown" for what it misses, and gets it back (§2.7).
+"""Limbo: a bookie that lost data serves what it has, answers UNKNOWN for what it lacks, and restores it (§2.7).
 
-Entering is a matter of the start (store/boot.py): `upto` is the largest ledger id that was ever given out, durable
-before the bookie serves. Ledgers up to there are fenced here for ever, since a fence may be among what was lost; a miss
-of theirs is UNKNOWN and so no vote to end a ledger (invariants 11, 17), and so is their LAC. Ledgers above are as ever:
-the registration says `limbo` and `fenced_upto`, new ledgers get ids above, and may lie here.
+A start enters limbo (store/boot.py): `upto` is the largest ledger id that was ever given out, durable before the bookie
+serves. Ledgers up to `upto` are fenced here for ever, because a fence may be among the lost data. A miss of theirs is
+UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are not concerned:
+the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
 
-Leaving: `LimboExit.keep` makes passes. A pass restores every ledger up to `upto` (bookie/maintenance/restore.py),
-`PARALLEL` at a time; when none is left that could not be made whole, limbo is left, durably with a checkpoint, and the
-registration says so. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that were left. What blocks
-it is logged once a pass: bookies that are away come back; a ledger whose only copy was here does not. Then an operator
-restores the directory, or gives the entries up: `accept_loss` leaves limbo and names each ledger concerned. Guarded by
-tests/bookie/maintenance/test_limbo.py.
+`LimboExit.keep` leaves limbo. It makes passes. A pass restores every ledger up to `upto`
+(bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
+checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
+pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
+operator restores the directory, or gives the entries up: `accept_loss` leaves limbo and names each ledger concerned.
+Guarded by tests/bookie/maintenance/test_limbo.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def highest_ledger(metadata: MetadataStore) -> int:
 
 
 class LimboExit:
-    """Of one bookie; `left` is called once limbo is over. `metadata` gives the session that lasts."""
+    """The limbo of one bookie; calls `left` once when it is over. `metadata` returns the present session."""
 
     def __init__(
         self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
@@ -72,7 +72,7 @@ class LimboExit:
         return self._store.descriptors.limbo_upto
 
     async def keep(self) -> None:
-        """Until limbo is left and the registration says so; at once when the bookie is not in limbo."""
+        """Returns when limbo is left and the registration says so; at once when the bookie is not in limbo."""
         while self._entered:
             try:
                 async with self._one_pass:
@@ -86,7 +86,7 @@ class LimboExit:
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
-        """Leaves limbo with what is missing: an operator's decision. The ledgers concerned, and what they lack.
+        """Leaves limbo without the missing data: an operator's decision. Returns ledger → what it lacks.
 
         InvalidRequest when the bookie is not in limbo.
         """
@@ -107,7 +107,7 @@ class LimboExit:
         _LOG.warning("limbo is left: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
-        """Restores what is left; whether everything is whole."""
+        """Restores the ledgers that remain; whether all are whole."""
         metadata = self._metadata()
         upto = self.upto
         ledgers = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]

@@ -1,16 +1,16 @@
 """Making a bookie's copy of a ledger whole again, from the other bookies (ledger protocol §2.7, steps 3 and 4).
 
-    1  the ledger is CLOSED, by recovery when need be: only then it has an end
-    2  its key is here: a descriptor that was lost is made anew from the ledger's record
-    3  each entry up to the end that the record puts on this bookie is read here, checksum and ids; what cannot be read
-       is read from the other bookies of its write set and added here with RECOVERY, as recovery itself would
-    4  the adds are synced, and so is whatever step 3 could read: what the journal had no room for can be read too
-    5  what could be read leaves the quarantine. So does what is no entry that the record puts here: a start quarantines
-       whole ranges of a log that is cut short, and nobody would ever mend what was never to be here
+    1  closes the ledger, by recovery if necessary: only a CLOSED ledger has an end
+    2  has its key: a descriptor that was lost is made again from the ledger's record
+    3  reads here each entry up to the end that the record places on this bookie, and checks its checksum and ids; what
+       cannot be read is read from the other bookies of its write set and added here with RECOVERY, as recovery does
+    4  syncs the adds and everything that step 3 could read: an entry for which the journal had no room can be read too
+    5  ends the quarantine of what could be read, and of what the record does not place here: a start quarantines whole
+       ranges of a log that is cut short, and an entry that was never placed here would never be restored
 
 `restore` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing is
-placed here, is whole. Nothing is ever removed. The bookie asks itself too, over the network, and answers "unknown"; so
-no vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
+placed here, is whole. Nothing is ever removed. The bookie also asks itself over the network, and answers UNKNOWN: so no
+vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ..store.store import Store
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 READ_BYTES = 1 << 20
-"""Read at once, here or from a peer: what a restore holds in memory, twice."""
+"""Bytes read at once, here or from a peer; a restore has twice this in memory."""
 RUN_MAX = 64
 """Missing entries that are asked for at once."""
 _BUSY_PAUSE_S = 0.05
 
 
 class Restorer:
-    """`counters` go up over its whole life; `restore` may run for several ledgers at a time."""
+    """Restores ledgers; `restore` may run for several at a time. `counters` count since the start."""
 
     def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
         self._store = store
@@ -52,9 +52,9 @@ class Restorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """None: whole. Never raises for what the other bookies or the metadata do.
+        """None: whole. Raises nothing for errors of the other bookies or the metadata.
 
-        Not `recover`: an open ledger is left alone, its writer goes on.
+        Without `recover` an open ledger is left to its writer.
         """
         try:
             return await self._restore(ledger, recover)
@@ -95,7 +95,7 @@ class Restorer:
         return None
 
     def _give_up_others(self, record: LedgerRecord) -> None:
-        """Step 5. Of a CLOSED ledger, or of one that places nothing here: no vote depends on it any more.
+        """Step 5, for a CLOSED ledger, or one that places nothing here: no vote depends on it any more.
 
         Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
         close the ledger: the compare-and-set fails.

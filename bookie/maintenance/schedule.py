@@ -1,16 +1,15 @@
 """When minor and major compaction are due, also for a bookie that is restarted more often than that.
 
-    due()                 (minor, major): the interval is over since the last one that ran to its end
+    due()                 (minor, major): the interval since the last complete one is over
     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/note.py, magic "MGN-GCOL")
-    load()                before the first pass of a life, what the note says
+    load()                reads the note, before the first pass of a process
 
     note body = {"minor_ms": time of day, "major_ms": time of day}
 
-A life measures with the monotonic clock; the times of the note count from a start on only. A time that lies ahead of
-the clock says nothing, since one of the two was wrong: it is taken as long ago, which costs one compaction that is
-early, where the other guess could put it off for ever. Without a note, or with a damaged one, the intervals begin with
-the start, and the note is written then. Losing it costs no more than that. Guarded by
-tests/bookie/maintenance/test_schedule.py.
+A running process measures with the monotonic clock; the times of the note count at a start only. A time in the future
+means that the clock was wrong then or is wrong now. It is taken as long ago: that costs one early compaction, and the
+other guess could delay compaction for ever. Without a note, or with a damaged one, the intervals begin with the start,
+which writes the note; its loss costs no more than that. Guarded by tests/bookie/maintenance/test_schedule.py.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAGIC = b"MGN-GCOL"
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of the last compactions, by the time of day."""
+    """The times of day of the last compactions, in ms."""
 
     minor_ms: int
     major_ms: int

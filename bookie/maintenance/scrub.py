@@ -1,7 +1,7 @@
-"""The scrubber: reads every entry of every log at a low rate, and says what is damaged before anybody needs it (§2.6).
+"""The scrubber: reads every entry of every log at a low rate, and finds damage before a reader needs the entry (§2.6).
 
-A pass takes the logs in the order of their numbers, and of each the extents of its index. Every record is read and
-compared: its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds:
+A pass takes the logs in the order of their numbers, and of each the extents of its index. It reads every record and
+compares its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds:
 
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
@@ -11,9 +11,9 @@ compared: its checksum, ledger and entry, and the checksum that the client gave 
     a damaged table of the index              written again from the records, if those are whole: the table's own
                                               checksum says that the bytes are the ones that were there
 
-It changes nothing else. Where it is, is kept in the note `scrub` of the data directory (format/note.py, magic
-"MGN-SCRB"), written at most once in SAVE_S: after a restart it goes on there. The rate is that of a pass in
-`scrub_pass_s`, at least RATE_MIN; the next pass begins when that time is over. Ledgers that were deleted are passed by.
+It changes nothing else. Its position is in the note `scrub` of the data directory (format/note.py, magic "MGN-SCRB"),
+written at most once in SAVE_S; after a restart it continues there. Its rate is that of one pass in `scrub_pass_s`, at
+least RATE_MIN. The next pass begins when that time is over. Deleted ledgers are left out.
 Guarded by tests/bookie/maintenance/test_scrub.py.
 """
 
@@ -53,15 +53,15 @@ MAGIC = b"MGN-SCRB"
 RATE_MIN = 16 << 10
 SAVE_S = 60.0
 LOOK_S = 60.0
-"""Between looks at what readers report: one listing of the metadata, and damage is no matter of seconds."""
+"""Seconds between two checks of what readers report; each lists the metadata, and damage can wait."""
 YIELD_EVERY = 64
-"""Entries that are looked at between two turns of the event loop: about a millisecond."""
+"""Entries that are checked in one turn of the event loop: about a millisecond."""
 BEGIN_S = 10.0
-"""After a start: who waited for the bookie is served first."""
+"""After a start: clients that waited for the bookie are served first."""
 
 
 class ScrubPlace(msgspec.Struct):
-    """Everything before extent `extent` of log `log` was looked at in this pass."""
+    """Everything before extent `extent` of log `log` was checked in this pass."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -74,7 +74,7 @@ class ScrubPlace(msgspec.Struct):
 
 
 class Scrubber:
-    """`mend` is told of each ledger in which damage was found."""
+    """Calls `mend` with each ledger in which it finds damage."""
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
@@ -96,7 +96,7 @@ class Scrubber:
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
     async def keep(self) -> None:
-        """For ever, but for a `pass_s` of 0."""
+        """Runs for ever; returns at once with a `pass_s` of 0."""
         if self._pass_s <= 0:
             return
         await asyncio.sleep(BEGIN_S)
@@ -116,7 +116,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """From where the place says to the end."""
+        """One pass, from its saved position to the end."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()
@@ -263,12 +263,12 @@ class Scrubber:
 
 
 class Reports:
-    """Tells the metadata what is quarantined here: one record a ledger, removed when everything of it is mended.
+    """Stores in the metadata what is quarantined here: one record a ledger, removed when all of it is repaired.
 
-    Readers may add to it what they got damaged from here (ledger/damage.py). At the first `tell`, and then once in
-    LOOK_S, each of these entries is read here. What is damaged is quarantined as well, and `adopted` is called: the
-    mender fetches it from the peers, which ends quarantine and report. What is whole, or of a ledger that is unknown
-    here, is taken out of the report.
+    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `tell`, and
+    then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called:
+    the repairer gets it from the peers, which ends quarantine and report. An entry that is whole, or of a ledger that
+    is unknown here, is removed from the record.
     """
 
     def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ class Reports:
         self._look_at = 0.0
 
     async def tell(self, metadata: MetadataStore) -> None:
-        """Idempotent; nothing is written when nothing changed."""
+        """Stores what changed; idempotent, and without a write when nothing changed."""
         if self._clock.monotonic() >= self._look_at:
             await self._look(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
@@ -316,7 +316,7 @@ class Reports:
             self._adopted()
 
     def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
-        """Of the entries of a report those that can be here: a report may name any."""
+        """The entries of a report that can be here: a report may name any."""
         descriptor = self._store.descriptors.get(ledger)
         end = -1 if descriptor is None else descriptor.last
         for first, last in ranges:

@@ -1,4 +1,4 @@
-"""What the bookie saw of the metadata, durable in its own directory: a metadata store that is older is not believed.
+"""What the bookie has seen of the metadata, durable in its own directory: it does not trust an older metadata store.
 
     seen = note `metadata` of the data directory (format/note.py, magic "MGN-SEEN"), written when it has changed, at
            most every SAVE_S for the revision alone
@@ -8,7 +8,7 @@
 | `number`, `token` | the incarnation of the metadata's file (metadata/tree.py); a ZooKeeper has none |
 | `revision` | the largest revision of the tree |
 | `ledger` | the largest id that was given out, by the counter, or that is here |
-| `restore` | the last restore that was heard of |
+| `restore` | the last restore that it saw |
 | `whole_revision` | the revision at which the listing last named most of the ledgers that were here (garbage.py) |
 | `kept_upto` | at that restore, `ledger`: what is here up to it and missing in the metadata waits for an operator |
 
@@ -23,10 +23,10 @@
 | has a counter of ids below a ledger that is here | OLDER |
 | else | CURRENT |
 
-OLDER: a start is refused, a registration as well, one that there is withdrawn (an older copy has the bookie's session),
-and nothing is deleted. RESTORED: the counter of ids is raised above
-`ledger`, so that no id is given twice, and garbage collection leaves everything up to `kept_upto` alone until it is
-started by hand with --force. `magnetar bookies accept-metadata` makes a RESTORED of an OLDER.
+OLDER: a start and a registration are refused, an existing registration is withdrawn (an older copy has the bookie's
+session), and nothing is deleted. RESTORED: the counter of ids is raised above `ledger`, so that no id is given out
+twice, and garbage collection deletes nothing up to `kept_upto` until it is started by hand with --force.
+`magnetar bookies accept-metadata` turns OLDER into RESTORED.
 Guarded by tests/bookie/maintenance/test_seen.py.
 """
 
@@ -53,7 +53,7 @@ _LOG = logging.getLogger("magnetar.bookie.maintenance")
 NOTE = "metadata"
 MAGIC = b"MGN-SEEN"
 SAVE_S = 60.0
-"""A note costs two syncs of the disk that the journal is on."""
+"""Seconds. A note costs two syncs of the disk that the journal is on."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What the metadata says now, and the bookie of itself."""
+    """The present facts of the metadata, and the bookie's own."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
@@ -110,7 +110,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 
 
 def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
-    """After CURRENT, or RESTORED."""
+    """What is remembered after CURRENT, or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return Seen(
@@ -125,7 +125,7 @@ def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
 
 
 class Memory:
-    """Of one bookie; `here` says the largest ledger id in its store."""
+    """What one bookie has seen; `here` returns the largest ledger id in its store."""
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -137,7 +137,7 @@ class Memory:
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
-        """Raises Damaged, NewerFormat: what cannot be read cannot be compared."""
+        """Reads the note. Raises Damaged, NewerFormat: without it the metadata cannot be judged."""
         path = join(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
@@ -171,7 +171,7 @@ class Memory:
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
 
     async def give_up(self) -> None:
-        """An operator does not want what a restored metadata does not know."""
+        """Gives up the ledgers that a restored metadata lacks; an operator asked for it."""
         await self._save(msgspec.structs.replace(self.seen, kept_upto=-1))
 
     async def was_whole(self, revision: int) -> None:
@@ -185,7 +185,7 @@ class Memory:
         return max(0, revision - seen.whole_revision) if seen.token and seen.whole_revision >= 0 else 0
 
     async def _save(self, seen: Seen) -> None:
-        """It is compared with from now on, whether the disk has it or not."""
+        """Remembers it; it counts from now on, even if the disk refuses the note."""
         self.seen = seen
         now = self._world.clock.monotonic()
         important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)

@@ -1,6 +1,6 @@
-"""The disk under a bookie: when it stops taking adds of clients, and when it takes them again.
+"""The disk under a bookie: when the bookie stops taking adds of clients, and when it takes them again.
 
-`judge` decides, from what is used, what was found out by writing, and what was true before:
+`judge` decides from three facts: how much of the disk is used, whether a write found no room, and the state before:
 
 | state | when | what it stops |
 |---|---|---|
@@ -9,11 +9,12 @@
 | FULL | used ≥ `disk_full_share`, or free < the floor; until used < `disk_low_water_share` | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
-An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until he takes that back.
-The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only, says so in the
-metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction, which then comes with
-every pass (garbage.py); for those the store gives up its reserve (store/reserve.py) when nothing else is left. It
-leaves both states by itself. The disk is looked at every `upkeep_interval_s`, and at once when a write found no room.
+An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
+The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only and registers as
+such. It still takes recovery adds and fences, and writes checkpoints and the ledger index. Each pass of garbage
+collection then compacts (garbage.py). When no other room is left, the store gives up its reserve for this work
+(bookie/store/space/reserve.py). The bookie leaves both states by itself. It checks the disk every `upkeep_interval_s`,
+and at once when a write finds no room.
 Guarded by tests/bookie/node/test_full_disk.py.
 """
 
@@ -63,7 +64,7 @@ class Usage(NamedTuple):
 
 
 def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
-    """What the bookie is now. `no_room`: a write found none since there was some, or the reserve is missing."""
+    """The state now. `no_room`: a write found no room and none has been found since, or the reserve is missing."""
     floor = min(limits.free_bytes_min, int(usage.total * SMALL_SHARE))
     if no_room:
         return DiskState.NO_ROOM
@@ -75,9 +76,9 @@ def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) ->
 
 
 class DiskMonitor:
-    """Owns `state`; `on_read_only` is told of it at once, the metadata as soon as it answers.
+    """Owns `state`. Calls `on_read_only` at once when it changes, and registers it when the metadata answers.
 
-    `note` is what the metadata is told besides, each time.
+    `note` tells the metadata everything else, at each check.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class DiskMonitor:
         self._note = note
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
-        self.usage = Usage(0, 0)  # as it was at the last look
-        self.failures = 0  # of steps, by faults of ours
-        self.departing = False  # an operator empties the bookie: read-only, whatever its disk says
+        self.usage = Usage(0, 0)  # at the last check
+        self.failures = 0  # of steps, by our own faults
+        self.departing = False  # an operator empties the bookie: read-only, whatever the state of its disk
 
     @property
     def read_only(self) -> bool:
@@ -107,16 +108,16 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def no_space_found(self) -> None:
-        """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
+        """A write found no room: clients' adds are refused at once, the rest follows at the next check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Now instead of after the interval; and what is new is said to the metadata."""
+        """Checks the disk now, not after the interval, and tells the metadata what is new."""
         self._asked.set()
 
     async def look(self) -> None:
-        """Looks at the disk; what needs room gets it, if there is some."""
+        """Checks the disk; gives room to the work that waits for it, if there is some."""
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
         no_room = not await self._store.room.keep(limit)
@@ -145,7 +146,7 @@ class DiskMonitor:
                     await step()
                 except (MagnetarError, OSError) as error:
                     _LOG.warning("cannot look at the disk or tell the metadata: %s", error)
-                except Exception:  # the disk is looked at whatever becomes of the rest
+                except Exception:  # the disk is checked even when the other steps fail
                     self.failures += 1
                     _LOG.exception("a step of the upkeep failed, the others go on")
 

@@ -1,9 +1,10 @@
-"""Whose data directory it is: lock, cookie, and what to do when they disagree with the metadata (ledger protocol §2.7).
+"""The owner of a data directory: its lock, its cookie, and what happens when the metadata disagrees (ledger protocol
+§2.7).
 
-The cookie in the directory and its record in the metadata both say whose the directory is and how many starts it saw;
-the record also says at which *places* the directory may stand, and a position up to which the journal was synced. A
-place is the `place` setting, or `advertised host:data directory` without it. `judge` decides by this table, the first
-row that fits:
+The cookie in the directory and its record in the metadata both name the owner and count the completed starts. The
+record also has the *places* at which the directory may be, and a position up to which the journal was synced. A place
+is the `place` setting, or `advertised host:data directory` without it. `judge` decides by this table; the first row
+that fits counts:
 
 | cookie here | record | store here | and | verdict |
 |---|---|---|---|---|
@@ -14,17 +15,17 @@ row that fits:
 | yes | no   | no  | | FINISH: a first start that was cut short |
 | yes | no   | yes | | refuse, UNKNOWN: another metadata, or it lost data |
 | yes | yes  | –   | another bookie's record names this place, its own does not | refuse, SWAPPED |
-| yes | yes  | –   | its own record does not name this place | refuse, MOVED, until an operator says so |
+| yes | yes  | –   | its own record does not name this place | refuse, MOVED, until an operator confirms it |
 | yes | yes  | –   | the cookie counts more than one start above the record | refuse, OLD_METADATA |
 | yes | yes  | no  | a start was completed | refuse, WIPED |
 | yes | yes  | –   | the cookie counts fewer starts than the record | ROLLED_BACK: starts in limbo |
 | yes | yes  | –   | | START |
 
-Order of a start: `claim` locks and judges; the store opens, and whatever it misses (also: a journal that ends before
-the record's position) is durable as limbo; `complete` then counts the start, first in the cookie, then in the record;
-only then does the bookie serve. So a start that is cut short repeats the verdict, and the cookie is at most one ahead.
-A host that lost its data comes back under a new uuid (invariant 25). `forget`, `move` and `accept_metadata` are what an
-operator says to the metadata. One process per directory: the lock is held until the process ends.
+Order of a start. `claim` locks and judges. Then the store opens: everything that it misses (also a journal that ends
+before the record's position) becomes durable as limbo. Then `complete` counts the start, first in the cookie, then in
+the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is at
+most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call `forget`, `move`
+and `accept_metadata`. One process per directory: the process keeps the lock until it ends.
 Guarded by tests/bookie/node/test_identity.py.
 """
 
@@ -58,7 +59,7 @@ LOCK = "lock"
 
 
 class BootVerdict(enum.Enum):
-    """What a directory is; REFUSALS has those with which no bookie starts."""
+    """The state of a directory; with those in REFUSALS no bookie starts."""
 
     NEW = "a new bookie"
     FINISH = "a first start that was cut short"
@@ -101,11 +102,11 @@ REFUSALS = {
         "`magnetar bookies accept-metadata {bookie}` and start again"
     ),
 }
-"""What the operator is told."""
+"""The error that the operator gets."""
 
 
 class BootFacts(NamedTuple):
-    """What `judge` looks at. `others`: the bookies whose records name this place."""
+    """The facts for `judge`. `others`: the bookies whose records name this place."""
 
     cookie: Cookie | None
     record: CookieRecord | None
@@ -118,14 +119,14 @@ class BootFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of a claimed directory; `complete` makes this start count."""
+    """The identity of a claimed directory; `complete` counts this start."""
 
     uuid: bytes
     instance: str
     lock: File
     place: str = ""
-    known: CookieRecord | None = None  # what the metadata said before this start
-    losses: tuple[str, ...] = ()  # why the directory is known to lack something
+    known: CookieRecord | None = None  # the record before this start
+    losses: tuple[str, ...] = ()  # why data is known to be missing in the directory
     version: int = ANY  # of that record
 
     @property
@@ -134,12 +135,12 @@ class Identity:
 
     @property
     def metadata_accepted(self) -> bool:
-        """An operator said that the metadata is to be taken as it is (`accept_metadata`)."""
+        """Whether an operator accepted the metadata as it is (`accept_metadata`)."""
         return self.known is not None and self.known.starts >= _ACCEPT
 
     @property
     def journal(self) -> JournalPosition:
-        """Up to where the journal of this directory was synced once: it must not end before."""
+        """The position up to which the journal of this directory was synced: it must not end before."""
         return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
@@ -186,9 +187,9 @@ def unusable(directory: str, error: OSError) -> InvalidConfiguration:
 
 
 async def claim(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
-    """Locks the directory and judges it. `place` is unique in the cluster; at `aliases` it may have stood before.
+    """Locks the directory and judges it. `place` is unique in the cluster; the directory may have been at `aliases`.
 
-    Busy, InvalidConfiguration with what to do.
+    Raises Busy, and InvalidConfiguration, which says what to do.
     """
     lock = lock_directory(world.files, directory)
     try:
@@ -235,7 +236,7 @@ async def _claim(
 async def complete(
     world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
 ) -> None:
-    """Counts this start, and says up to where the journal is synced. Whatever was lost must be durable as limbo.
+    """Counts this start, and stores up to where the journal is synced. All that was lost must be durable as limbo.
 
     Unavailable when the record is not the one that was judged: an operator forgot or moved the bookie meanwhile.
     """
@@ -262,9 +263,9 @@ async def complete(
 async def note_journal(
     metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
 ) -> bool:
-    """The record says that the journal was synced up to `end`. It never goes back.
+    """Stores in the record that the journal was synced up to `end`. The position never goes back.
 
-    Whether it still said `told`, or more: else the metadata went back, or is another one.
+    False: the record had less than `told`, so that the metadata went back, or is another one.
     """
     kept = True
 
@@ -290,7 +291,7 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """The other bookies whose records name this place. One that cannot be read stops no other bookie's start."""
+    """The other bookies whose records name this place. A record that cannot be read stops no other bookie's start."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
         record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
@@ -300,7 +301,7 @@ async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) 
 
 
 def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
-    """The directory's cookie comes before the record."""
+    """Writes the directory's cookie before the record."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
     disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
     _LOG.info("new bookie %s in %s", cookie.bookie, directory)
@@ -319,11 +320,11 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The bookie's data is lost for good: its place may be taken by a new bookie, its directory never starts again.
+    """The bookie's data is lost for good: a new bookie may take its place, and its directory never starts again.
 
-    NotFound; Busy while it is registered, or starts. Ledgers that lie on it keep their records: they have a copy less.
-    A bookie registers only where its cookie is (registration.py), and the cookie goes only where none is registered:
-    so of a `forget` and a start at the same moment one loses.
+    NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
+    registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
+    registered: so of a `forget` and a start at the same moment one fails.
     """
     record = await _stopped(metadata, bookie)
     if not await delete_cookie(metadata, bookie):
@@ -341,22 +342,22 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """The bookie's directory stands at `place` from now on. NotFound; Busy while it is registered."""
+    """The bookie's directory is at `place` from now on. NotFound; Busy while it is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
 
 async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The metadata was restored on purpose: the bookie's next start takes it as it is, and looks after what it misses.
+    """The metadata was restored on purpose: the bookie's next start accepts it as it is.
 
-    NotFound; Busy while it is registered. The next start is in limbo: what was deleted or written since is compared.
+    NotFound; Busy while it is registered. The next start is in limbo: it compares what was deleted or written since.
     """
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, starts=_ACCEPT)
 
 
 _ACCEPT = 1 << 60
-"""More starts than any directory saw: whatever it counts lags, and it starts in limbo."""
+"""More starts than any directory counts: so its cookie always lags, and it starts in limbo."""
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:

@@ -1,15 +1,15 @@
-"""How a bookie is known: an ephemeral node `paths.bookie(uuid)` that says where it listens and whether it takes adds.
+"""Registration of a bookie: an ephemeral node `paths.bookie(uuid)` with its endpoint and whether it takes adds.
 
-It is written when the bookie begins to serve, when it becomes read-only or writable, when its free disk has changed by
-`FREE_DRIFT`, and again after its session was lost; always as a new node in place of whatever a former process left, so
-that it is of this session; and only where the bookie's cookie is: one that was forgotten while it started, or while it
-had no session, does not come back. Unregistered a bookie still serves: brokers that know it lose nothing.
+The bookie writes the node when it begins to serve, when it becomes read-only or writable, when its free disk has
+changed by `FREE_DRIFT`, and again after its session was lost. It always replaces the node of a former process, so that
+the node belongs to this session. It registers only while its cookie record exists: a bookie that was forgotten while it
+started, or had no session, does not return. A bookie that is not registered still serves the brokers that know it.
 
-*One process of a uuid.* A copy of a directory, at the same place, is the same bookie to the metadata: two processes
-would answer for one uuid, and what one stored the other never heard of. So a start first asks at the registered
-endpoint (`refuse_a_second`): who answers there as this bookie lives, and the start is refused (Busy). Who does not
-answer is replaced; if it lives all the same, it finds another `process` in the node at its next look at the disk
-(`is_replaced`), and ends at once.
+*One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
+would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint
+(`refuse_a_second`). If a process answers as this bookie, the start is refused (Busy). A process that does not answer
+is replaced. If it still runs, it finds another `process` in the node at its next check of the disk (`is_replaced`),
+and ends at once.
 Guarded by tests/bookie/requests/test_service.py and tests/bookie/node/test_registration.py.
 """
 
@@ -32,11 +32,11 @@ from ...runtime.world import World
 _LOG = logging.getLogger("magnetar.bookie.node")
 
 ALIVE_S = 2.0
-"""For an answer of who is registered already."""
+"""For an answer of the process that is registered already."""
 
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
-"""Of the whole disk: when so much more or less is free than was said, it is said again; at most 20 times a disk."""
+"""Share of the whole disk: when the free space has changed by so much, the bookie registers again."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
@@ -49,9 +49,9 @@ class Registration:
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]],
     ) -> None:  # fmt: skip
-        """`trust` raises when the metadata is older than what the bookie saw of it (seen.py)."""
+        """`trust` raises when the metadata is older than the bookie has seen it (seen.py)."""
         self._trust = trust
-        self.metadata = metadata  # of the session that lasts
+        self.metadata = metadata  # of the present session
         self._new_session = new_session
         self._own_session = False
         self._retry_s = retry_s
@@ -96,20 +96,20 @@ class Registration:
             try:
                 await self.metadata.commit([Check(cookie, node.version), *put])
             except BadVersion:
-                continue  # the cookie says something new of the journal
+                continue  # the cookie record has a new position of the journal
             self._said = record
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
     async def withdraw(self) -> None:
-        """Nobody chooses the bookie for a new ledger any more, until it registers again."""
+        """No client chooses the bookie for a new ledger until it registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
             self._said = None
 
     def says(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Whether it is what was said last; free bytes about: they weigh in the choice of bookies."""
+        """Whether the node has this already; free bytes to within `FREE_DRIFT`: they weigh in the choice of bookies."""
         said = self._said
         return (
             said is not None
@@ -144,7 +144,7 @@ class Registration:
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
-        """The node goes, as far as the metadata can be reached."""
+        """Deletes the node, if the metadata can be reached."""
         try:
             if self._own_session:
                 await self.metadata.close()

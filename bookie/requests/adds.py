@@ -1,11 +1,11 @@
 """The adds of a bookie: from a request, ADD or ADD_MANY, to its answer. The rules are the same for both.
 
-Each entry is verified first (checksum, ids, size); what is left of a request is admitted as one, in one step with its
+Each entry is verified first (checksum, ids, size). The good entries of a request are admitted in one step with their
 journal records (`Store.add_many`), and answered after their sync with a status for each entry.
 
-**Held adds.** When the store has no room (memtables or journal queue full) requests are held in the order in which they
-came, and admitted in that order when there is room. Recovery adds are held apart and go first, for a ledger that is
-being recovered waits for nothing that clients write; so do fences and reads, which are never held.
+**Held adds.** When the store has no room (memtables or journal queue full), requests are held in the order of their
+arrival, and admitted in that order when there is room. Recovery adds have a queue of their own and go first, so that a
+recovery does not wait for adds of clients. Fences and reads are never held.
 
 | what waits | bound | past it |
 |---|---|---|
@@ -15,10 +15,10 @@ being recovered waits for nothing that clients write; so do fences and reads, wh
 | adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
 
-Each request counts with what Python keeps of it (waiting.py). So the memory for adds is at most three memtables, the
-journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and what the sockets hold, however many clients write, and
-however small their adds are. What is held waits for the disk alone, never for a request:
-nothing can wait in a circle. On a full disk clients' adds are not held but READ_ONLY.
+Each request counts with the memory that Python needs for it (waiting.py). So the memory for adds is at most three
+memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however many
+clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
+there is no deadlock. On a full disk clients' adds are not held but READ_ONLY.
 Guards: tests/bookie/requests/test_back_pressure.py, tests/bookie/requests/test_adds.py.
 """
 
@@ -37,16 +37,16 @@ from ..store.store import Store
 from .waiting import REQUEST_BYTES
 
 CONNECTION_SHARE = 0.75
-"""Of what may be held: of one connection, so that there is room for another one."""
+"""Share of the bound that one connection may have, so that there is room for another one."""
 REQUESTS_MAX = 32_768
 """Requests that were admitted and not yet answered: 32 MiB for Python."""
 
 Intend = Callable[[Callable[[bool], None], int], None]
-"""Notes what to call once the intents so far are durable (True) or refused for want of room, and their bytes."""
+"""Registers what to call when the intents so far are durable (True) or refused for lack of room, and their bytes."""
 
 
 class _Batch:
-    """One request with what is left of it."""
+    """One request with its entries that are not answered yet."""
 
     __slots__ = ("came", "head", "opened", "recovery", "request")
 
@@ -65,7 +65,7 @@ class _Queue:
         self._by_connection: dict[Hashable, int] = {}
 
     def takes(self, batch: _Batch, bytes_max: int) -> bool:
-        """Whether it is within the bounds; one is, whatever its size."""
+        """Whether it is within the bounds; a single one always is."""
         size = batch.opened.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
@@ -91,7 +91,7 @@ class _Queue:
 
 
 class Adds:
-    """`take` is the service's, within a turn; `admit_held` when there may be room; `pressure` slows the socket."""
+    """The service calls `take` within a turn, and `admit_held` when there may be room; `pressure` slows the socket."""
 
     def __init__(
         self, store: Store, clock: Clock, intend: Intend, newcomer: Callable[[Request, RequestHead, float], None],
@@ -183,7 +183,7 @@ class Adds:
             self._press()
 
     def admit_held(self) -> None:
-        """Takes held adds in their order while there is room, recoverers' first; a full disk refuses clients'."""
+        """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients'."""
         for queue in (self._held_recovery, self._held):
             while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())
@@ -212,7 +212,7 @@ class Adds:
 
     # ------------------------------------------------------------------------------------ answers
     def _refuse(self, batch: _Batch, status: Status) -> None:
-        """All entries that were not refused before."""
+        """Refuses all entries that were not refused before."""
         statuses = batch.opened.statuses
         for index, before in enumerate(statuses):
             if before == Status.OK:

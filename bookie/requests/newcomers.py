@@ -1,21 +1,21 @@
-"""Ledgers that the bookie has nothing of: the metadata says whether the id was given out, and under which key.
+"""Ledgers that are new to the bookie: the metadata says whether the id was given out, and with which key.
 
-A ledger's record is in the metadata before its writer, or anybody who recovers it, says anything to a bookie. So the
-first request of a ledger waits here until its record was read; the next ones find its descriptor and cost nothing.
+A ledger's record is in the metadata before its writer or a recoverer sends a request to a bookie. So the first request
+of a ledger waits here until the record was read; the next ones find its descriptor and cost nothing.
 
-| the record | what becomes of the request |
+| the record | the request |
 |---|---|
-| is there, with this key | it is done, in the order in which it came |
-| is there, with another key | UNAUTHORIZED |
+| exists, with this key | is done, in the order of arrival |
+| exists, with another key | UNAUTHORIZED |
 | is missing | UNAUTHORIZED: the id was not given out, or the ledger was deleted |
-| is missing, and the tree has no counter of ids at all | it is done: no ledger was ever made through this metadata |
+| is missing, and the tree has no counter of ids at all | is done: no ledger was ever made through this metadata |
 | cannot be read | BUSY, nothing was done: the client asks again |
 
-So a stranger takes no id before its owner does, and makes no descriptor that is nobody's. Nothing is remembered of a
-refusal: an id that was asked for too early is refused then, and not later.
+So a stranger takes no id before its owner does, and creates no descriptor without an owner. A refusal is not
+remembered: a request that comes before its id was given out is refused, and a later one is not.
 
 Bounds: `WAITING_BYTES_MAX` of requests wait, half of that from one connection, past it BUSY; `LOOKUPS_MAX` records are
-asked for at a time, one of a ledger. Guarded by tests/bookie/requests/test_newcomers.py.
+read at a time, one of a ledger. Guarded by tests/bookie/requests/test_newcomers.py.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ LOOKUPS_MAX = 32
 WAITING_BYTES_MAX = 32 << 20
 """Half of it is the largest message."""
 LOOKUP_TIMEOUT_S = 5.0
-"""As long as a writer waits for an add (`LedgerConfig.add_timeout_s`), which then takes the bookie for failed: whoever
-waits for longer hears BUSY."""
+"""As long as a writer waits for an add (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed. A request
+that waits for longer is BUSY."""
 
 Parked = tuple[Request, RequestHead, float]
-"""A request, its head, and when it came."""
+"""A request, its head, and when it arrived."""
 
 
 class Newcomers:
-    """`introduce(ledger, key)` before `again(parked)`; `refuse` answers one that is not done."""
+    """Calls `introduce(ledger, key)`, then `again(parked)`; `refuse` answers a request that is not done."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
@@ -68,7 +68,7 @@ class Newcomers:
         self.lookups = 0
 
     def take(self, request: Request, head: RequestHead, came: float) -> None:
-        """It waits for its ledger's record."""
+        """Makes the request wait for its ledger's record."""
         size = cost_of(request)
         if not self._waiting.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
@@ -99,7 +99,7 @@ class Newcomers:
         self._settle(ledger, key, status)
 
     async def _key_of(self, ledger: int) -> bytes | None:
-        """None: any key will do. b"": none will."""
+        """The ledger's key. None: any key is right. b"": none is."""
         metadata = self._metadata()
         found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
         if found is not None:
@@ -126,7 +126,7 @@ class Newcomers:
             self._again(fine)
 
     async def close(self) -> None:
-        """Those that wait are not answered any more."""
+        """Ends the reads; requests that wait get no answer."""
         self._closed = True
         await self._lookups.close()
         self._parked.clear()

@@ -7,16 +7,16 @@ completion answers them together. What is answered when (ledger protocol §1.5, 
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
-    HELD               after the index was looked at, and the sync of what memory has of it; counts as a read
+    HELD               after the look at the index and the sync of what is in memory; counts as a read
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
-Every request but PING and ADMIN carries the ledger's key: UNAUTHORIZED with another one, also for what only reads. What
-is the first of a ledger here waits until the metadata was asked for it: newcomers.py.
+Every request but PING and ADMIN carries the ledger's key. Another key is UNAUTHORIZED, also for a read. The first
+request of a ledger here waits until the bookie has asked the metadata for the ledger: newcomers.py.
 
 | what waits for the journal's sync | bound, in all; half of it for one connection | past it |
 |---|---|---|
 | adds | adds.py | |
-| fences, of recovery alone | `FENCES_BYTES_MAX`, a reserve of their own | BUSY, nothing was done |
+| fences, of recovery alone | `FENCES_BYTES_MAX`, a bound of their own | BUSY, nothing was done |
 | explicit LACs | `LACS_BYTES_MAX`, and none while the journal's queue is full | BUSY |
 
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
@@ -46,23 +46,23 @@ from .waiting import Waiting, cost_of
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
 OnAdmin = Callable[[bytes, bool], Awaitable[bytes]]
-"""The answer to a request; whether it comes from this machine."""
+"""(request, whether it comes from this machine) → the answer."""
 
 ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
 
 FENCES_BYTES_MAX = 16 << 20
 LACS_BYTES_MAX = 4 << 20
-"""Each takes about 1 KiB (waiting.py): 16,000 fences, as of the brokers that take over what another one had."""
+"""Each takes about 1 KiB (waiting.py): 16,000 fences, as when brokers take over the topics of another one."""
 
 SEAL_BYTES = 1 << 20
-"""A turn's adds are sealed in groups of about this: a group is never parted, and larger blocks sync slower."""
+"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
 
 
 class BookieService:
-    """`serve` is the PeerService. Owns the requests that wait; `close` answers nothing more.
+    """`serve` is the PeerService. Owns the requests that wait; none is answered after `close`.
 
-    With `metadata` a ledger that is not here begins only when the metadata says so. `slow_down` is the socket's.
+    With `metadata` a ledger that is not here begins only when the metadata has its record. `slow_down` is the socket's.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class BookieService:
             self._store.seal(partial(self._sealed, turn))
 
     def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
-        """Everything of a turn is durable, or there was no room for it."""
+        """All intents of a turn are durable, or there was no room for them."""
         if self._closed:
             return
         for done in turn:
@@ -210,7 +210,7 @@ class BookieService:
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
-        """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
+        """Whether the request has the ledger's key; else it is answered, or waits for the metadata."""
         status = self._store.keys.opens(head.ledger, head.key)
         if status is not Status.OK:
             self._turn_away(request, head, came, status)
@@ -284,7 +284,7 @@ class BookieService:
             self._admins.spawn(self._do_admin(request, head), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead) -> None:
-        """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
+        """A ValueError of the verb is the caller's fault; any other error is ours, and must not end the service."""
         try:
             answer = await self.on_admin(bytes(request.frames[0]), request.is_local)
         except ValueError as error:
@@ -297,7 +297,7 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
+        """No request is answered any more; waits for the reads under way, not for admin requests."""
         self._closed = True
         self.adds.close()
         await self._admins.close()
@@ -339,7 +339,7 @@ def _unknown(request: Request, head: RequestHead, came: float) -> None:
 
 
 async def _no_verbs(request: bytes, local: bool) -> bytes:
-    """Of a service without an administrator."""
+    """Answers ADMIN in a service without verbs."""
     raise ValueError("this bookie takes no admin requests")
 
 

@@ -1,7 +1,7 @@
-"""What waits at a bookie for something, counted in bytes of memory: in all, and of each connection.
+"""Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
 
-A request costs what it carries and REQUEST_BYTES for what Python keeps of it until it is answered, so that a flood of
-empty requests is bounded too. One connection has at most SHARE of the whole: a stranger leaves room for others.
+A request costs its frames and REQUEST_BYTES for the memory that Python needs until it is answered, so that a flood of
+empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from ...runtime.network import Request
 
 REQUEST_BYTES = 1024
-"""Of a request that waits: itself, its head, what is called when it is done, its journal record: about so much."""
+"""About what a waiting request costs: the object, its head, its callback, its journal record."""
 
 SHARE = 0.5
 
@@ -23,7 +23,7 @@ class Waiting:
         self.bytes = 0
 
     def add(self, connection: Hashable, size: int) -> bool:
-        """False: it is too much, and was not added."""
+        """False: it is beyond the bound, and was not added."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max:
             return False

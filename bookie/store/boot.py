@@ -2,8 +2,8 @@
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names
-    3  logs above the last committed number and drained ones are removed, the two open ones are truncated to their
-       marked ends: checkpoints and moves that did not end. No log is open after that: the next mark names none
+    3  logs above the last committed number and drained logs are removed, and the two open logs are truncated to their
+       marked ends: a checkpoint or a move did not end. No log is open after that: the next mark names none
     4  the index files of all logs, heads only
     5  the journal from the mark on (store/journal/replay.py), into the memtable and descriptors; flushed when
        it gets too big
@@ -12,9 +12,9 @@
 
 Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once.
 
-**Damage never stops a start**; it stops only for a file of another bookie and for a newer format. What is whole is
-taken, and what that may lack is a *loss* (store/losses.py), durable before anything is changed, and limbo before the
-store serves:
+**Damage never stops a start.** Only a file of another bookie and a newer format stop it. The start takes what is whole.
+What may be missing is a *loss* (store/data_losses.py): it is durable before any file is changed, and becomes limbo
+before the store serves:
 
 | found | then | |
 |---|---|---|
@@ -22,13 +22,13 @@ store serves:
 | ledger index gone, short, or with bad records | the good records; written anew by the next checkpoint | loss |
 | index of a log gone, damaged, or not up to the log's end | rebuilt from the log | loss: only what is not in it |
 | a log gone, its index here | the entries that it held are quarantined | no loss: they are known |
-| the same, and all its ledgers are buried | drained: it made room on a full disk | no damage |
+| the same, and all its ledgers have tombstones | drained: it made room on a full disk | no damage |
 | a log shorter than its index says | the entries after its end are quarantined | no loss: they are known |
 | a log gone, and its index | | loss |
 | journal gone, short, with bad blocks in durable data | everything else of it | loss |
 | the journal ends before a position that was synced once | | loss: the directory was rolled back |
 
-Which logs there must be is known: each number up to the last one is here or drained. INVENTORY, a fact that is stated
+The store knows which logs must exist: each number up to the last one exists or is drained. The fact INVENTORY, written
 at the first start, says that this holds (older stores removed logs without a fact).
 Guarded by tests/bookie/node/test_boot.py.
 """
@@ -74,7 +74,7 @@ _ADD = int(RecordType.ADD)
 
 
 class Found(NamedTuple):
-    """What steps 1 to 4 found."""
+    """The result of steps 1 to 4."""
 
     mark: Mark
     marks_written: int
@@ -134,9 +134,9 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
-    """After the replay, which ended at `end`: limbo for whatever is lost, durable with the next checkpoint.
+    """After the replay, which ended at `end`: enters limbo if data is lost, durable with the next checkpoint.
 
-    Without a ledger there is nothing to lose: a first start that was cut short.
+    Without a ledger there is nothing to lose: it was a first start that was cut short.
     """
     for reason in known.losses:
         losses.found(reason)
@@ -166,10 +166,10 @@ class Replay:
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
-        """Replays everything from the mark on; where the journal ends.
+        """Replays everything from the mark on; returns where the journal ends.
 
-        All at once: blocks are read in the worker and applied here, and of what was applied before slices are made in
-        the checkpoint's worker and written in the writer. One after the other was half as fast.
+        Three things run at the same time: the worker reads blocks, the event loop applies them, and the checkpoint's
+        worker and the writer flush what was applied before. One after the other took twice as long.
         """
         before, self._checkpoint.writer = self._checkpoint.writer, writer
         try:
@@ -212,7 +212,7 @@ class Replay:
         return len(damages)
 
     async def _flush(self, end: JournalPosition) -> None:
-        """Begins to flush what was applied so far, after the last flush; the next blocks fill the other table."""
+        """Begins to flush what was applied, after the end of the last flush; the next blocks fill the other table."""
         await self._flushed()
         self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
@@ -250,7 +250,7 @@ class Replay:
         table.grown(count, size)
 
     def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], Descriptor] | None:
-        """Where the entries of a ledger that is known go; its descriptor changes too."""
+        """The entries and the descriptor of a known ledger, which both change; None: the ledger is unknown."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
             return None

@@ -1,9 +1,9 @@
 """The checkpoint: moves what the memtable holds into the entry log, so that journals can go (ledger protocol §2.4).
 
-The order is `STEPS`, the only place where it stands. What a crash after each leaves:
+`STEPS` is the order. What a crash after each step leaves:
 
-    capture_mark       nothing. Position of the last synced block, taken BEFORE the swap: everything up to it is in the
-                       tables already, because inserts precede enqueueing
+    capture_mark       nothing. The position of the last synced block, taken BEFORE the swap: all entries up to it are
+                       in the tables already, because inserts precede enqueueing
     swap               nothing; new adds go to the other table
     write_entries      bytes after the log's marked end: cut at the next start
     write_index        the same for the index file; synced after its log
@@ -17,14 +17,14 @@ The order is `STEPS`, the only place where it stands. What a crash after each le
 A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
 Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.py.
 
-The mark has a second author: `commit` makes part of the store what compaction moved (compaction/compaction.py), or the
-removal of logs, with the steps that it shares. It runs under the same lock, leaves the journal's position alone, and
-writes its own facts only: they must not become durable with any other mark. Logs are begun and closed under that lock
-too (`exclusive`), since every mark names both open logs and the last number.
+`commit` writes the mark too: it commits what compaction moved (compaction/compaction.py), or the removal of logs. It
+shares steps with a checkpoint and runs under the same lock. It does not change the journal's position, and writes only
+its own facts, which must not become durable with any other mark. Logs are begun and closed under this lock too
+(`exclusive`), because every mark names both open logs and the last number.
 
-**What began ends**, also when its caller is cancelled meanwhile (`unbroken`): once the mark is durable, memory must say
-what the mark says, or the next append to the ledger index, a log or its index overwrites what the mark names. Should a
-run be cut off nevertheless, because all tasks of the loop are cancelled, nothing more is written.
+**A run that began goes to its end**, also when its caller is cancelled (`unbroken`). Once the mark is durable, memory
+must agree with it; else the next append to the ledger index, a log or its index overwrites what the mark names. If a
+run is cut off all the same, because all tasks of the loop are cancelled, nothing more is written.
 Guarded by the stops of the crash states (tests/crashes/stops.py).
 """
 
@@ -110,7 +110,7 @@ class Checkpoint:
         self._index = index
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
-        self._whole = True  # nothing that began was cut off
+        self._whole = True  # no run was cut off
         self._source = Source(lambda: JournalPosition(*self.mark.position))  # of the last run
         self._captured: JournalPosition | None = None
         self._settled: Settled | None = None
@@ -126,7 +126,7 @@ class Checkpoint:
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One at a time, each to its end."""
+        """Runs the work alone, and to its end."""
         async with self._lock:
             assert self._whole, "a checkpoint was cut off: what is in memory is not what the mark says"
             self._whole = False
@@ -154,7 +154,7 @@ class Checkpoint:
             self._captured = self._source.position()
 
     def _swap(self) -> None:
-        """A repeated run finds the table of the first still flushing, and keeps its mark."""
+        """Swaps the tables. A repeated run finds the table of the first still flushing, and keeps its position."""
         if self._memtable.flushing is None:
             self._descriptors.mend_stored(self._memtable.swap().ledgers)
             self._source.swapped()
@@ -221,9 +221,9 @@ class Checkpoint:
         self._release = ()
 
     async def _free(self, values: dict[int, Any]) -> None:
-        """In slices between the turns of the loop, or twice as many as entries came in meanwhile.
+        """Frees the values in slices between the turns of the loop, or twice as many as entries arrived meanwhile.
 
-        So it ends before the other table is full. Not in the worker: that wants the interpreter for each step.
+        So it ends before the other table is full. Not in the worker, which needs the interpreter for each step.
         """
         table = self._memtable.active
         admitted, allowed = table.entries, 0
@@ -240,7 +240,7 @@ class Checkpoint:
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def exclusive(self, function: Callable[[], None]) -> None:
-        """Runs what begins or closes a log in the worker, with no checkpoint and no commit beside it."""
+        """Runs a function that begins or closes a log in the worker, with no checkpoint and no commit beside it."""
 
         async def run() -> None:
             await self._worker.run(function)
@@ -248,9 +248,9 @@ class Checkpoint:
         await self._alone(run)
 
     async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
-        """Makes part of the store what the cold writer wrote, with its facts, and takes logs out of the index.
+        """Commits what the cold writer wrote, with its facts, and removes logs from the index.
 
-        NoSpace before the mark: nothing happened, and nothing of it counts.
+        NoSpace before the mark: nothing happened, and none of it counts.
         """
         await self._alone(partial(self._commit, moved, facts, drop))
 

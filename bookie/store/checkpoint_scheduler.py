@@ -1,8 +1,8 @@
 """When the memtable becomes part of a log: the checkpoints of a running store (their order is store/checkpoint.py's).
 
 One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last one
-began, or after `interval_s` with something to write. A full disk is said and tried again at each interval; meanwhile
-memtable and journal fill up, and adds are BUSY.
+began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each interval;
+meanwhile memtable and journal fill up, and adds are BUSY.
 
     start() ; look()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
 
@@ -28,6 +28,8 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
+    """Runs the checkpoints of one store; `on_room` is called when adds may be admitted again."""
+
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
         descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
@@ -52,14 +54,14 @@ class CheckpointScheduler:
         self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def stop(self) -> None:
-        """After the checkpoint that is under way."""
+        """Waits for the checkpoint that is under way; none begins after it."""
         self._stopping = True
         self._due.set()
         assert self._task is not None, "the keeper was not started"
         await self._task
 
     def look(self) -> None:
-        """Something was synced: is a checkpoint due?"""
+        """Begins a checkpoint if one is due; called after each sync."""
         if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
 
@@ -82,7 +84,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """`checkpoint`, and nobody is told that there is room again."""
+        """`checkpoint` without the call of `on_room`."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 

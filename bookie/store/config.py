@@ -1,4 +1,4 @@
-"""What of a store can be set: each setting with its unit, what it bounds, and what it costs."""
+"""The settings of a store: each with its unit, what it bounds, and what it costs."""
 
 from __future__ import annotations
 

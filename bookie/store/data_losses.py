@@ -1,7 +1,7 @@
-"""What a start finds missing, and how it is not forgotten before it is limbo (ledger protocol §2.7).
+"""The data losses that a start finds: they are durable until limbo is (ledger protocol §2.7).
 
-A start that finds durable data damaged or gone goes on: it takes what is whole, and enters limbo. What it finds must
-outlive whatever the start then does to the files, because a second look might find nothing wrong any more:
+A start that finds durable data damaged or gone continues: it takes what is whole, and enters limbo. Its findings must
+be durable before the start changes any file, because a second look might find nothing wrong any more:
 
     found(reason)   in memory, and logged
     record()        durable, in the note `limbo` of the data directory; before anything is cut, removed, rebuilt, or
@@ -50,7 +50,7 @@ async def every_ledger() -> int:
 
 
 class Known(NamedTuple):
-    """What others know of a data directory that is opened."""
+    """What the cookie and the metadata know of a data directory that is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -58,7 +58,7 @@ class Known(NamedTuple):
 
 
 class DataLossLog:
-    """Of one start. In a worker, but for `found`."""
+    """The losses that one start found. All calls in a worker, except `found`."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -69,7 +69,7 @@ class DataLossLog:
         self.open = False  # something was found that is not limbo yet
 
     def load(self) -> None:
-        """What a former start found."""
+        """Loads what a former start found."""
         if not self._files.exists(self._path):
             return
         try:
@@ -111,7 +111,7 @@ class DataLossLog:
 
 
 def readable(path: str, read: Callable[[], T]) -> T:
-    """What `read` returns; sectors that the disk cannot read are damage like any other."""
+    """What `read` returns. Damaged, also when the disk cannot read a sector."""
     try:
         return read()
     except OSError as error:

@@ -1,7 +1,7 @@
 """How the store writes: what a failed write and a failed sync mean, in one place.
 
-- A failed sync ends the process at once, flushing nothing (ledger protocol §2.5): the pages are marked clean though
-  they never reached the disk, so neither a second try nor a read tells the truth afterwards.
+- A failed sync ends the process at once, without a flush (ledger protocol §2.5): the kernel marks the pages clean
+  although they never reached the disk, so neither a second try nor a read shows the failure.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
@@ -94,7 +94,7 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """A sync on which nothing rests: what is written now need not be written by the next sync that a caller waits for.
+    """A sync that no guarantee needs: it makes the next sync, for which a caller waits, shorter.
 
     The crash-point enumeration never counts it as durable (tests/crashes).
     """
@@ -145,7 +145,7 @@ def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes
 
 
 async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs background work that the store cannot live without: when it fails, the process ends and answers nobody."""
+    """Runs background work that the store needs: when it fails, the process ends and answers no request."""
     try:
         await work
     except Exception as error:

@@ -2,7 +2,7 @@
 
     workers = StoreWorkers.start(world.workers)
     loaded = await load(world, directory, uuid, config, known, workers)
-    Store(world, directory, config, loaded, ports)        every part gets in its constructor what it calls
+    Store(world, directory, config, loaded, ports)        every part gets its dependencies in its constructor
 
 `Loaded` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
 Guarded by tests/bookie/node/test_boot.py.
@@ -51,13 +51,15 @@ class StoreWorkers:
         )
 
     async def close(self) -> None:
-        """After the calls that are queued."""
+        """Ends the threads after the calls that are queued."""
         for worker in (*self.journal, self.flush, self.read, self.compact, *self.ahead):
             await worker.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """The parts of a store after its start, all durable (module docstring)."""
+
     workers: StoreWorkers
     losses: DataLossLog
     reserve: Reserve

@@ -2,13 +2,14 @@
 
 Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
 index; `swap` and `drop_flushing` are single synchronous steps, so that no reader finds a gap: the flushed entries are
-in the index before they leave here (store/checkpoint.py). Both are bounded: no add is admitted (`full`) when active has
-reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; the swap says that there
-is room again. So the two tables together hold at most three times `bytes_max`, and one request. Entries are kept as
-they came (a tuple of bytes), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map).
+in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is admitted (`full`)
+when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; after the
+swap there is room again. So the two tables together have at most three times `bytes_max`, and one request. Entries are
+stored as they arrived (a tuple of bytes) and sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted
+map).
 
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
-that table. Until then, or until the entry is added again and synced, nothing may count it as stored: it is in
+that table. Until then, or until the entry is added again and synced, it does not count as stored: it is in
 `refused_of`.
 """
 
@@ -46,7 +47,7 @@ class Table:
         return entries
 
     def grown(self, count: int, size: int) -> None:
-        """By so many entries of `size` bytes together.
+        """Counts entries that were added, of `size` bytes together.
 
         A second insert of an entry replaces the first and is counted again: the bound errs to the safe side.
         """
@@ -54,7 +55,7 @@ class Table:
         self.entries += count
 
     def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
-        """Entries (id, stored, bytes), `size` bytes together; the largest id."""
+        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
         table = self.of(ledger)
         last = -1
         count = 0
@@ -155,9 +156,9 @@ _NONE: dict[int, Stored] = {}
 
 
 def release(values: dict[int, Any]) -> Iterator[None]:
-    """Empties a large dictionary and those in it; between two steps one to two times RELEASE_SLICE values.
+    """Empties a large dictionary and those in it; one to two times RELEASE_SLICE values in each step.
 
-    At once, 50,000 entries of 1 KiB hold the interpreter for 10 ms, in whatever thread, and the event loop waits.
+    At once, 50,000 entries of 1 KiB take the interpreter for 10 ms, in any thread, while the event loop waits.
     """
     freed = 0
     while values:

@@ -54,7 +54,7 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 @dataclass(frozen=True, slots=True)
 class StorePorts:
-    """What a store tells its owner. None is called before `Store.open` returns."""
+    """What a store calls at its owner; nothing before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -150,7 +150,7 @@ class Store:
     async def close(self) -> None:
         """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files.
 
-        To the end, also when the caller is cancelled; every further caller waits for the same end.
+        Runs to its end also when the caller is cancelled; every further caller waits for the same end.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name="bookie-store-close")
@@ -180,7 +180,7 @@ class Store:
         """OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
-        Room is asked for once: the bounds may be passed by one request.
+        Room is checked once: one request may exceed the bounds.
         """
         descriptor = self.descriptors.get(ledger)
         if descriptor is None:
@@ -193,7 +193,7 @@ class Store:
         elif descriptor.fenced and not recovery:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
-            return Status.FENCED  # of a ledger that was there when this bookie lost data: a fence may be among it
+            return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
         if not self.has_room:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
@@ -231,7 +231,7 @@ class Store:
         return Status.OK
 
     def fence_is_durable(self, ledger: int) -> bool:
-        """Or the ledger is deleted: asked when the seal after `fence` is done."""
+        """Whether the fence is durable, or the ledger deleted; asked when the seal after `fence` is done."""
         descriptor = self.descriptors.get(ledger)
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
@@ -254,7 +254,7 @@ class Store:
                 self.descriptors.mend(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Everything that was lost is here again, or given up. Durable when this returns; NoSpace: limbo lasts."""
+        """Leaves limbo: all lost data is here again, or given up. Durable when this returns; NoSpace: limbo lasts."""
         upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
         try:
@@ -272,7 +272,7 @@ class Store:
     def seal(self, done: Done) -> None:
         """`done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for them.
 
-        An earlier refusal is not told again: `settled` knows of it. The journal calls `_sealed` first, then `done`.
+        An earlier refusal is not reported again; `settled` includes it. The journal calls `_sealed` before `done`.
         """
         for ledger, lac in self._lacs.items():
             self._journal.enqueue(RecordType.LAC, ledger, lac)
@@ -286,7 +286,7 @@ class Store:
         self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
-        """What was sealed with these fences, keys and entries is durable, or found no room."""
+        """The group with these fences, keys and entries is durable, or found no room."""
         self._fenced -= fencing.keys()
         for descriptor in fencing.values():
             descriptor.fence_synced = descriptor.fence_synced or ok
@@ -308,7 +308,7 @@ class Store:
 
     async def settled(self, ledger: int) -> bool:
         """Whether everything of the ledger that can be read now is durable; waits for the journal. False: a part of it
-        is in memory alone, since the disk was full; a checkpoint, or adding it again, makes it durable."""
+        is in memory alone, because the disk was full; a checkpoint, or adding it again, makes it durable."""
         return await self.sealed() and not self.memtable.refused_of(ledger)
 
     # ------------------------------------------------------------------------------------ reads
@@ -320,7 +320,7 @@ class Store:
         return self._reads.read_now(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
+        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`."""
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:

@@ -1,8 +1,8 @@
-"""Compaction: what lives in sparse logs is moved together, and the logs go (ledger protocol §2.6).
+"""Compaction: moves the living entries of sparse logs together, and deletes the logs (ledger protocol §2.6).
 
-A move takes a group of closed logs (store/compaction_plan.py) through `STEPS`. What a crash after each leaves:
+A move takes a group of closed logs (compaction/plan.py) through `STEPS`. What a crash after each step leaves:
 
-    list_living        nothing. The extents of ledgers without a tombstone, of all sources (store/mover.py)
+    list_living        nothing. The extents of ledgers without a tombstone, of all sources (compaction/mover.py)
     begin_cold_log     perhaps an empty cold log, which the next move takes, or a start removes
     copy               bytes after the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
                        `bytes_per_s` allows
@@ -12,22 +12,22 @@ A move takes a group of closed logs (store/compaction_plan.py) through `STEPS`. 
                        readers find the copies and the sources leave the index
     remove_sources     sources: a start removes what is drained
 
-A bad record is reported (`on_bad`), counted and quarantined, and the rest of its log is moved: no log stays for it.
-The index is a multimap of copies, each verified when it is read and filtered by tombstones: a move cannot resurrect or
-overwrite anything. Logs in which nothing lives go through commit and remove_sources alone.
+A bad record is reported (`on_bad`), counted and quarantined, and the rest of its log is moved: no log remains because
+of it. The index is a multimap of copies, each verified when it is read and filtered by tombstones, so that a move can
+neither resurrect nor overwrite an entry. Logs without living entries take the steps commit and remove_sources alone.
 
-**A log's index goes only after its `Drained` is durable.** Its data may go before that in one case: nothing lives in
-it, and even the reserve gave no room for the note that says so (`_give_up`). A crash then leaves the index, which says
-that the log held nothing but ledgers whose tombstones are durable: the next start knows that nothing is lost, and
-states `Drained` itself (store/logs_at_boot.py). Guarded by tests/bookie/node/test_full_disk.py
+**A log's index is deleted only after its `Drained` is durable.** Its data is deleted earlier in one case: nothing lives
+in the log, and even the reserve gave no room for the fact `Drained` (`_give_up`). A crash then leaves the index, which
+says that the log had only ledgers whose tombstones are durable. The next start sees that nothing is lost, and states
+`Drained` itself (entrylog/at_boot.py). Guarded by tests/bookie/node/test_full_disk.py
 `test_a_log_that_made_room_for_its_own_note_is_no_damage`.
 
-Cancelled, a pass ends before or after a commit, never within; sources that are drained and still there go with the
-next start.
+A pass that is cancelled ends before or after a commit, never within it. The next start deletes sources that are drained
+and still exist.
 
-A full disk ends a move, its room is given back, and single logs are tried, the smallest first, each of which frees
-some. Before that the reserve is given up (`with_room`): with nothing else, a log can be moved of which no more lives
-than the reserve is large. One pass at a time. Guarded by tests/bookie/store/test_compaction.py.
+A full disk ends a move, and the move gives its room back. Then single logs are tried, the smallest first, each of which
+frees some room. Before that the reserve is given up (`with_room`): with the reserve alone, a log can be moved whose
+living bytes fit into it. One pass at a time. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Done(NamedTuple):
 
 
 class Throttle:
-    """Lets `bytes_per_s` pass; what was not used while nothing was asked for is not saved up."""
+    """Limits work to `bytes_per_s`; unused time is not saved up."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self._clock = clock
@@ -184,7 +184,7 @@ class Compactor:
         return [log.log for log in dead], compacted
 
     async def _roll(self, logs: list[LogFacts], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
-        """The cold log is closed when it would be moved itself, the hot one only on demand."""
+        """Closes the cold log when it would be moved itself, and the hot log only on demand."""
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
@@ -209,7 +209,7 @@ class Compactor:
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
     async def _give_up(self, numbers: Sequence[int]) -> None:
-        """The data of dead logs, and not of those that the mark calls open: a start cuts their indexes to size."""
+        """Deletes the data of dead logs, but not of those that are open in the mark: a start cuts their indexes."""
         await self._settle()
         await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs], data_only=True)
 
@@ -294,7 +294,7 @@ class Compactor:
 
 
 class _Move:
-    """Where a move stands among all."""
+    """The progress of one move among all of a pass."""
 
     def __init__(self, logs_done: int, logs: int, bytes_before: int, bytes_: int, on_progress: OnProgress) -> None:
         self._logs_done = logs_done

@@ -1,13 +1,13 @@
-"""Moving what lives in closed logs to the cold log, in a worker, a slice at a time: the middle of
+"""Moves living entries of closed logs to the cold log, in a worker, a slice at a time: a part of
 store/compaction/compaction.py.
 
     mover = Mover(…) ; while mover.list_some() ; begin the cold log for mover.live_bytes
     while mover.step() ; mover.finish()          → Written, and mover.bad: entries whose copies here are all damaged
 
-Extents are taken in the order of their ledgers, of all sources together, so that each ledger's entries lie together
-afterwards. Records are copied as they are, after a look at length, checksum, ledger and entry of each. They are found
-one after the other, without the table of the extent; where a record is damaged, the table says where the next one
-begins. An entry that stands in several of the sources is copied once, from a copy that is good.
+The extents of all sources are taken in the order of their ledgers, so that each ledger's entries are adjacent
+afterwards. Records are copied unchanged, after a check of length, checksum, ledger and entry of each. They are found
+one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
+An entry that is in several of the sources is copied once, from a good copy.
 
 Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
 tests/bookie/store/test_compaction.py.
@@ -32,7 +32,7 @@ from .survey import Buried
 _PACKED = struct.Struct(">qqqIIQIQ")
 """An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
 READ_BYTES = 256 << 10
-"""Read and verified at a time: about 1 ms of the interpreter for small records, which adds must wait for."""
+"""Bytes read and verified at a time: about 1 ms of the interpreter for small records, for which adds wait."""
 _PAGE_BYTES = 4096
 """What a disk reads for less."""
 WRITE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ listing
     def list_some(self) -> bool:
-        """Lists a part of the extents; False: all of them are."""
+        """Lists a part of the extents; False: all are listed."""
         if next(self._listing, None) is not None:
             return True
         self._packed.sort()
@@ -193,7 +193,7 @@ class Mover:
                 bad.append((entry, entry))
 
     def _table(self, extent: Extent, log: int) -> Table | None:
-        """The extent's table, looked for in the index: only damage needs it. None: it is damaged as well."""
+        """The extent's table, from the index; needed only after damage. None: it is damaged too."""
         index_ = self._indexes.get(log)
         if index_ is None:
             index_ = self._indexes[log] = Index(0)

@@ -1,7 +1,7 @@
-"""Which entry logs go, which are moved, and why: the decision of garbage collection, from facts about each log.
+"""Which entry logs are deleted, which are moved, and why: the decision of garbage collection, from facts on each log.
 
-A log's *live bytes* are the records of its ledgers that have no tombstone, as its extents say; never stored, always
-counted anew (BookKeeper #4607). `decide` gives each log one action and its reason, the first row that fits:
+A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never stored,
+always counted again (BookKeeper #4607). `decide` gives each log one action and its reason, the first row that fits:
 
 | reason | action | |
 |---|---|---|
@@ -13,7 +13,7 @@ counted anew (BookKeeper #4607). `decide` gives each log one action and its reas
 | LIVE | keep | |
 | WAITS | keep | compact in the next major compaction, but this is a minor one |
 
-`batches` puts the logs to move into groups, each of which fits into one cold log: a move is whole or did not happen.
+`batches` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
 Guarded by tests/bookie/store/test_compaction.py.
 """
 
@@ -49,14 +49,14 @@ class CompactionState(enum.Enum):
 
 
 class Holder(NamedTuple):
-    """A ledger that keeps a log from going."""
+    """A living ledger, because of which a log is not deleted."""
 
     ledger: int
     live_bytes: int
 
 
 class LogFacts(NamedTuple):
-    """What is known of a log: bytes of its two files, of all its records, and of those of living ledgers."""
+    """The bytes of a log's two files, of all its records, and of the records of living ledgers."""
 
     log: int
     state: CompactionState

@@ -1,9 +1,9 @@
-"""What lives in an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
+"""The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
 
-`LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers neither fills the memory nor
-holds the interpreter for long; `facts` is what the plan decides from (store/compaction_plan.py). The ledgers that hold
-a log are counted exactly; which are the largest is kept among `_CANDIDATES_MAX`, so with more of them than that a
-ledger in many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
+`LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory and does
+not block the interpreter. The plan decides from its `facts` (compaction/plan.py). The number of living ledgers is
+exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in many small
+pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Steps 3 and 4 of a start (store/boot.py): which entry logs there are, which should be, and what their indexes lack.
+"""Steps 3 and 4 of a start (store/boot.py): which entry logs exist, which should, and what their indexes lack.
 
 `Logs.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log against its index,
-rebuilds indexes, and gives all places. `facts` is what follows: entries that are known to be lost are quarantined, and
-a log that is gone is drained, so that it is missed once only. All of it in a worker.
+rebuilds indexes, and returns all groups. `facts` are the consequences: entries that are known to be lost are
+quarantined, and a log that is gone is drained, so that it is reported once only. All of it in a worker.
 
-A log that is gone is damage only if something lived in it. That is known after the replay, which may bury its ledgers
-yet: until then it is in `gone`, and `complain` tells the others. A full disk makes compaction remove the data of dead
-logs first (store/compaction/compaction.py). Their indexes stay here until a start finds them drained.
+A log that is gone is damage only if an entry in it lived. This is known after the replay, which may still read
+tombstones of its ledgers. Until then the log is in `gone`, and `complain` reports those that had living entries. On a
+full disk compaction removes the data of dead logs first (store/compaction/compaction.py); their indexes remain until a
+start finds them drained.
 Guarded by tests/bookie/node/test_boot.py.
 """
 
@@ -33,7 +34,7 @@ from .rebuild import Lost
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
 INVENTORY = 0
-"""Drained(INVENTORY): from here on a log whose number is neither here nor drained is missed."""
+"""Drained(INVENTORY): from here on a log that neither exists nor is drained counts as a loss."""
 
 
 class Logs:
@@ -51,7 +52,7 @@ class Logs:
         self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[Group]:
-        """The groups of all indexes; whatever is lost is recorded before a file is changed."""
+        """The groups of all indexes; every loss is recorded before a file is changed."""
         self._take_inventory()
         self._losses.record()
         self._tidy()
@@ -74,7 +75,7 @@ class Logs:
 
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
-        """Each committed number is here or drained."""
+        """Checks that each committed log exists or is drained."""
         here = set(log_files.numbers(self._files, self._directory))
         missing = [n for n in range(1, self._mark.last_log + 1) if n not in here and n not in self._drained]
         self.facts += [Drained(number) for number in missing]
@@ -94,11 +95,11 @@ class Logs:
                 log_files.remove(self._files, self._directory, number)
 
     def _cut(self, path: str, end: int) -> None:
-        """What is after `end` belongs to a checkpoint that did not end.
+        """Cuts the file at `end`: what follows belongs to a checkpoint that did not end.
 
-        Synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the
-        next mark will not say any more where it ends. A tail of a log that comes back would look like entries that the
-        index lost.
+        Syncs also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the next
+        mark does not name the end any more. If the tail of a log returned, it would look like entries that the index
+        lost.
         """
         if not self._files.exists(path):
             return
@@ -138,7 +139,7 @@ class Logs:
         )
 
     def _rebuild(self, number: int, reason: str, whole_to: int | None = None) -> list[Group]:
-        """The index made anew; the log must have its length, else what was after its end is lost with the index.
+        """Rebuilds the index. The log must have its full length, else what was after its end is lost with the index.
 
         `whole_to`: the index is whole, up to there; a log's end without a record after it is no loss.
         """
@@ -185,7 +186,7 @@ class Logs:
         self.facts.append(Drained(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
-        """What the index says to lie there in the log."""
+        """The entries that the index has in that part of the log."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
                 Quarantined(extent.ledger, extent.first, extent.last)
@@ -195,7 +196,7 @@ class Logs:
 
     # ------------------------------------------------------------------------------------ the log's bytes
     def _check_header(self, number: int) -> None:
-        """ForeignFile, NewerFormat. A damaged header is no loss: records say themselves what they are."""
+        """Raises ForeignFile, NewerFormat. A damaged header is no loss: each record has its ids."""
         path = self._log(number)
         try:
             header = readable(path, lambda: self._read_log(number, 0, FILE_HEADER_BYTES))
@@ -221,7 +222,7 @@ class Logs:
 
 
 def complain(gone: Mapping[str, BitMap64], buried: Intervals) -> None:
-    """After the replay: which of the logs that are gone held more than buried ledgers."""
+    """After the replay: logs an error for each missing log that had a ledger without a tombstone."""
     for path, ledgers in gone.items():
         if any(ledger not in buried for ledger in ledgers):
             _LOG.error("%s is gone; its index says which entries it held", path)

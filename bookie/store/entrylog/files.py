@@ -1,8 +1,8 @@
-"""The files of the entry logs: names, index heads, deletion, and reading by offset. Written by store/log_writer.py.
+"""The files of the entry logs: names, index heads, deletion, and reading by offset. Written by entrylog/writer.py.
 
-Reads of `DIRECT_BYTES_MIN` and more go past the page cache, where the file system does that, into memory that is used
-again: the disk writes into it once, and what is copied out of it are the entries. Smaller ones go through the cache,
-and neither is ever more than was asked for, but for the rest of its first and last block.
+Reads of `DIRECT_BYTES_MIN` and more bypass the page cache, where the file system allows it, into memory that is used
+again: the disk writes into it once, and the entries are copied out of it. Smaller reads use the cache. Neither reads
+more than was asked for, except the rest of its first and last block.
 Guarded by tests/bookie/store/test_reads.py `test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
 """
 
@@ -106,7 +106,7 @@ def read_extents(
 ) -> Iterator[list[index.Extent]]:
     """All extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
 
-    A group's checksum is compared before its first slice is handed out: nobody acts on heads that turn out damaged.
+    A group's checksum is compared before its first slice is returned, so that no damaged head is used.
     """
     for _, _, slices in _groups(files, directory, number, uuid, end):
         for heads in list(slices):
@@ -114,7 +114,7 @@ def read_extents(
 
 
 def numbers(files: Files, directory: str) -> list[int]:
-    """Of all logs or indexes that have a name here, ascending."""
+    """The numbers of all logs or indexes that have a name here, ascending."""
     found = {
         int(name.partition(".")[0])
         for name in files.list_directory(directory)
@@ -124,7 +124,7 @@ def numbers(files: Files, directory: str) -> list[int]:
 
 
 def stored_bytes(files: Files, directory: str) -> int:
-    """Of all logs; one that is removed meanwhile counts as gone."""
+    """The bytes of all logs; one that is removed meanwhile counts as gone."""
     total = 0
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):

@@ -1,10 +1,10 @@
-"""Making the index of an entry log anew from the log itself, whose records say what they are (format/entry_log.py).
+"""Rebuilds the index of an entry log from the log itself, whose records have their ids (format/entry_log.py).
 
-The log is read from 4096 to its end, record by record. A bad record is skipped by its length when a valid one lies
-after it; when that is damaged too, the reader looks for the next place where one begins (within the bad record that
-might be bytes that a client wrote to look like one: so lengths come first). What lies between is *lost*, and whose
-entries it held is unknown. Zeros up to the end of the file are no loss, unless it is known to end `exact`ly: a log is
-allocated ahead, and may get that room back when the power is lost.
+The log is read from 4096 to its end, record by record. A bad record is skipped by its length if a valid one follows it.
+If the length is damaged too, the reader searches for the next place where a record begins. (The length comes first,
+because a client may have written bytes into the bad record that look like one.) The bytes between are *lost*; which
+entries they had is unknown. Zeros up to the end of the file are no loss, unless the file is known to end `exact`ly: a
+log is allocated ahead, and may have that room again after a power loss.
 
 Consecutive records of one ledger in ascending order become one extent, as a flush would have written them; groups of
 about GROUP_ENTRIES entries bound the memory. The file is made under a temporary name, synced, renamed: a crash leaves
@@ -174,7 +174,7 @@ class _Groups:
 def rebuild_index(
     files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[Lost]], None], *, exact: bool
 ) -> None:
-    """Makes the index of log `number` anew. `tell` hears what is lost before anything is replaced. NoSpace."""
+    """Rebuilds the index of log `number`. Calls `tell` with what is lost before it replaces a file. NoSpace."""
     log_path, path = join(directory, log_name(number)), join(directory, index_name(number))
     temporary = path + TEMPORARY
     source = files.open(log_path)

@@ -1,8 +1,8 @@
-"""Walking over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
+"""A walk over the records of one extent, one after the other, without its table: for the scrubber. In a worker.
 
-`step` reads about SLICE_BYTES and compares every record in it: checksum, ledger, entry (ascending), and the entry's own
-checksum. It gives the bytes read, 0 at the end; then `whole` says whether the extent is what its head in the index
-says, and `entries` and `offsets` are what its table must hold.
+`step` reads about SLICE_BYTES and checks every record in it: checksum, ledger, entry (ascending), and the entry's own
+checksum. It returns the bytes read, 0 at the end. Then `whole` says whether the extent agrees with its head in the
+index, and `entries` and `offsets` are the right content of its table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Walk:
         return len(data) if at else 0
 
     def _take(self, data: bytes, at: int) -> int | None:
-        """Where the good record at `at` ends; None when it is not whole or not one that belongs here."""
+        """Where the good record at `at` ends; None when it is not whole, or not of this extent."""
         found = entry_log.record_at(data, at)
         if found is None:
             return None
@@ -82,7 +82,7 @@ class Walk:
 
 
 def mend_table(files: Files, path: str, offset: int, extent: Extent, walk: Walk) -> bool:
-    """Writes the table of a whole extent again, if it is the one that the head's checksum is of."""
+    """Writes the table of a whole extent again, if it matches the head's checksum."""
     again, table = encode_extent(extent.ledger, walk.entries, walk.offsets, extent.start)
     if again != extent:
         return False

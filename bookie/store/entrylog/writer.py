@@ -1,4 +1,4 @@
-"""The writing side of entry logs and their index files. Reading is store/log_files.py.
+"""The writing side of entry logs and their index files. Reading is entrylog/files.py.
 
 Two writers share one sequence of numbers (`LogNumbers`): the hot one takes the flushes of checkpoints, the cold one
 what compaction moves; no log is ever written by both. All calls come from workers, in this order:
@@ -11,12 +11,12 @@ last number. A flush or a move goes whole into one log; a new one is begun when 
 every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
-hold up the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file
-system does that (as the journal, store/segments.py): a page cache that meets each page for the first time costs twenty
-times the processor and a third of the disk (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices
-into allocated room). A direct write begins at the block that holds the end: its committed bytes are written again as
-they are, so that whatever part of it a crash leaves, they stand. A flush that met a full disk is repeated from
-where the last committed one ended; `trim` gives the room back instead.
+delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file system allows it (as
+the journal, journal/segments.py): through the page cache a write takes twenty times the processor time and gets less
+than half of the disk's rate (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices into allocated
+room). A direct write begins at the block that has the end. It writes the committed bytes of that block again unchanged,
+so that they survive whatever part of the write a crash leaves. A flush that found a full disk is repeated from the end
+of the last committed one, or `trim` gives its room back.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class LogWriter:
         return self._open.end
 
     def begin(self, size: int) -> None:
-        """Makes sure of a log with room for `size` bytes more. NoSpace."""
+        """Ensures that the open log has room for `size` bytes more; may begin another log. NoSpace."""
         current = self._open
         if (
             current is not None
@@ -116,7 +116,7 @@ class LogWriter:
         self._allocate(current, current.log_end + size)
 
     def _allocate(self, current: _Open, end: int) -> None:
-        """In large steps; on a disk that has no room for a step, exactly what is needed."""
+        """Allocates in large steps; on a disk without room for a step, exactly what is needed."""
         if end <= current.allocated:
             return
         step = -(-end // self._allocate_bytes) * self._allocate_bytes
@@ -222,14 +222,14 @@ class LogWriter:
             self._cut(current)
 
     def retire(self) -> None:
-        """Closes the log, unless nothing was ever committed to it: the next move takes it then."""
+        """Closes the log, unless nothing was ever committed to it: then the next move uses it."""
         if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
             self.close()
         else:
             self.trim()
 
     def close(self) -> None:
-        """The log will not grow any more: its files end with what is committed."""
+        """Closes the log, which does not grow any more: its files end with what is committed."""
         if self._open is not None:
             self._cut(self._open)
             self._open.log.close()
@@ -237,7 +237,7 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """For good: no mark says any more where they end, and what came back would count (store/logs_at_boot.py)."""
+        """For good: no mark says any more where they end, and what came back would count (entrylog/at_boot.py)."""
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
             disk.sync(self._files, file)
@@ -245,7 +245,7 @@ class LogWriter:
 
 
 class TableFlush:
-    """One flush of a memtable's table through the hot writer, slice by slice: the middle of store/checkpoint.py."""
+    """One flush of a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
 
     def __init__(self, writer: LogWriter, table: Table) -> None:
         self._writer = writer

@@ -5,11 +5,11 @@
     in one LRU of bytes_max   *runs*, the extents of one ledger in one log, and tables (entry ids and offsets)
 
 A group (one flush, or one round of compaction) is sorted by ledger, so that pages of a ledger are found by bisection.
-The index is a multimap of copies: an entry may stand in several extents (replayed after a crash, copied by compaction);
-every good copy will do. `publish` adds a group and drops logs in one synchronous step, so that a reader sees a flush, a
-compaction or a deletion whole, and counts `generation`: who looked before and after a change knows it.
+The index is a multimap of copies: an entry may be in several extents (replayed after a crash, copied by compaction);
+every good copy counts. `publish` adds a group and drops logs in one synchronous step, so that a reader sees a flush, a
+compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
 
-Nothing here touches a file: `lookup` says which pages are missing, store/search.py loads them in the read worker.
+This module reads no file: `lookup` says which pages are missing, reads/search.py loads them in the read worker.
 Guarded by tests/bookie/store/index/test_index.py.
 """
 
@@ -193,7 +193,7 @@ class Run:
 
 
 class Missing(NamedTuple):
-    """What must be loaded before a run is known: `pages`, to be added to what is `known`."""
+    """The `pages` that must be loaded and added to `known` before a run is complete."""
 
     log: int
     ledger: int

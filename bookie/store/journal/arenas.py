@@ -1,6 +1,6 @@
-"""Memory for blocks that are written past the page cache: aligned, as the disk wants it, and used again in turn.
+"""Memory for blocks that bypass the page cache: aligned, as the disk needs it, and used again in turn.
 
-`count` blocks are on their way at most (store/journal.py's `DEPTH`), so the arena whose turn it is holds none that is.
+At most `count` blocks are on their way (`DEPTH` of journal/journal.py), so the next arena in turn is free.
 Guarded by tests/bookie/store/journal/test_journal.py.
 """
 

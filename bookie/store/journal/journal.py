@@ -6,12 +6,12 @@ answered in the order in which they came.
 
     enqueue(record)* ; seal(done)        synchronous, from the event loop; `done(True)` later, in order
     position                             (journal id, offset) up to where everything is synced
-    release(position)                    forgets the files that a checkpoint made needless
+    release(position)                    recycles or removes the files that a checkpoint made superfluous
 
-One task gives the core what came back from the disk, and carries out what the core wants: one block of all groups that
-wait (up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. Blocks that are direct go to
-`WORKERS` threads in turn, so that the disk waits neither for the event loop nor for the interpreter. Blocks that are
-not direct go to one thread: of two syncs of a file at once, the kernel tells only one that a page was lost.
+One task gives the core the results of the disk, and carries out the core's effects: one block of all groups that wait
+(up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. Direct blocks go to `WORKERS` threads in
+turn, so that the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because
+of two syncs of a file at once the kernel reports a lost page to only one.
 
 Full disk: the waiters of the block, and of the blocks after it that are on their way, get `done(False)`. A failed sync
 ends the process, and no waiter is answered.
@@ -24,10 +24,10 @@ journal, medians of eleven rounds in turn, one run on ext4 and two cores (write 
     128 KiB                        165                  158                     117
     1 MiB                          989                  488                     464
 
-Direct is the default: one system call instead of two, after each of which the worker must get the interpreter back, and
-no copy in the page cache, where nobody would read it. Writes into zeros change no extents, so those of one file do not
-wait for each other, and the disk flushes its cache once for both. One at a time, the disk would wait 10 to 20 µs
-between blocks: the wake-up of the event loop alone is a system call of 10 µs in the worker.
+Direct is the default: one system call instead of two, after each of which the worker must get the interpreter again,
+and no copy in the page cache, which no reader would use. Writes into zeros change no extents, so writes of one file do
+not wait for each other, and the disk flushes its cache once for both. With one write at a time the disk would wait 10
+to 20 µs between blocks: the wake-up of the event loop alone is a system call of 10 µs in the worker.
 
 Bound: `full` when `queue_bytes_max` of records wait or are on their way; the store then admits no add.
 Guarded by tests/bookie/store/journal/test_journal.py.
@@ -80,7 +80,7 @@ Done = Callable[[bool], None]
 
 @dataclass(slots=True)
 class RecordGroup:
-    """What one turn of the event loop enqueued."""
+    """The records that one turn of the event loop enqueued."""
 
     headers: list[bytes] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -103,6 +103,8 @@ def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> lis
 
 
 class Journal:
+    """The journal of one store; `directory` has its files. Rule, calls and bounds: the module's docstring."""
+
     def __init__(
         self,
         world: World,
@@ -166,7 +168,7 @@ class Journal:
         self._core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
-        """After everything that is enqueued."""
+        """Ends the journal after all records that are enqueued."""
         self._closing = True
         self._core.close()
         self._work.set()
@@ -189,12 +191,12 @@ class Journal:
     # ------------------------------------------------------------------------------------ intents
     @property
     def position(self) -> JournalPosition:
-        """Everything before it is synced."""
+        """The position up to which everything is synced."""
         return JournalPosition(self._core.number, self._core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
-        """Of records that are not answered."""
+        """Bytes of the records that are not answered."""
         return self._open.size + self._core.queued_bytes
 
     @property
@@ -258,7 +260,7 @@ class Journal:
                 await self._work.wait()
 
     def _land(self) -> None:
-        """Tells the core of the blocks that came back, in their order."""
+        """Tells the core which blocks the disk has finished, in their order."""
         flying = self._flying
         while flying and flying[0][1].done():
             sequence, written = flying.popleft()

@@ -1,6 +1,6 @@
 """The journal, reading side: what counts after a crash, what is a torn tail, what is damage (ledger protocol §2.2).
 
-Rule: from the mark on, journals are read in the order of their ids, and every block that is whole is returned. What is
+Rule: from the mark on, journals are read in the order of their ids, and every whole block is returned. A block that is
 not whole is judged by what is known to have been synced before the crash:
 
     in a journal with a successor   everything up to the end that the successor's header names: a bad block before it
@@ -8,20 +8,20 @@ not whole is judged by what is known to have been synced before the crash:
     in the newest journal           everything before the `synced_upto` of a later valid block: a bad block with such a
                                     block after it is *damage*
     anything else                   was never acknowledged: a *torn tail*. Replay ends before it, a whole block after
-                                    it counts for nothing too (both were in flight), `torn_bytes` counts the bytes.
+                                    it does not count either (both were in flight), `torn_bytes` counts the bytes.
                                     Nothing is truncated: the file is recycled after the next checkpoint
 
 Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: after a
 block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
 the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
-is missing, ends before the mark, or has lost both copies of its header is damage too; where the one before it ended is
-then not known, and what looks like a bad block there is damage. What follows from damage is the
-business of store/boot.py: a mark must not move past a damage before that is durable. A file of another bookie and a
-newer format raise: `ForeignFile`, `NewerFormat`.
+is missing, ends before the mark, or has lost both copies of its header is damage too. The end of the journal before it
+is then unknown, and a bad block there is damage. store/boot.py decides what follows from damage: the mark must not move
+past a damage before the loss is durable. A file of another bookie and a newer format raise `ForeignFile` and
+`NewerFormat`.
 
 `end` is after the last block that counts, in the newest journal that exists: the next journal begins after it.
-Journals are read *direct*, past the page cache, where the file system does that: 0.3 instead of 2.4 s of processor for
-1 GiB, as the cache has not met the pages and does not need them again.
+Journals are read *direct*, without the page cache, where the file system allows it: 0.3 instead of 2.4 s of processor
+time for 1 GiB, because the pages are not in the cache and are read once only.
 `JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position after it.
 Guarded by tests/bookie/store/journal/test_replay.py.
 """
@@ -56,7 +56,7 @@ class Replayed(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes that were durable and cannot be read. What they held is unknown."""
+    """Bytes that were durable and cannot be read. Their content is unknown."""
 
     path: str
     offset: int
@@ -139,7 +139,7 @@ class JournalReader:
 
     @property
     def _durable_end(self) -> int | None:
-        """What of this journal is known to be synced because the next one was begun after it; None: unknown."""
+        """Up to where this journal is known to be synced, from the header of the next one; None: unknown."""
         if self._at + 1 == len(self._sources):
             return None
         this, following = self._sources[self._at], self._sources[self._at + 1]
@@ -247,7 +247,7 @@ class _Blocks:
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
-        """How much of a block was written at `offset`, as far as one can tell: stale bytes and zeros do not count."""
+        """About how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)

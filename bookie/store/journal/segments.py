@@ -1,4 +1,4 @@
-"""The files of the journal: how one begins, is zero-filled ahead, is recycled, goes.
+"""The files of the journal: how one begins, is zero-filled ahead, is recycled or removed.
 
     NNNNNNNNNNNNNNNN.jnl    a journal, by its id; a file is used once under each id, ids grow by one
     spare-…                 zero-filled, or used before: becomes the next journal
@@ -8,13 +8,13 @@ A journal *begins* in this order: its header is written into a spare and synced,
 directory is synced. The header says where the journal before it ended, so it may only be written when all of that is
 synced. A recycled file keeps its stale blocks: they carry another id and salt and never parse (format/journal.py).
 
-Spares are zero-filled, really written, so that a sync of a block changes no extents (213 µs instead of 626–778 µs for
-128 KiB): in slices in the background, while the current journal fills; until one is ready the current
-one simply grows. A journal that the mark has passed is recycled, or removed when there are spares enough.
+Spares are filled with zeros that are really written, so that a sync of a block changes no extents (213 µs instead of
+626–778 µs for 128 KiB). This happens in slices in the background, while the current journal fills; until a spare is
+ready, the current journal grows. A journal before the mark is recycled, or removed when there are enough spares.
 
-Blocks are written *direct* (O_DIRECT | O_DSYNC: one system call, no page cache) where the file system does that, else
-with a write and an `fdatasync`; which of the two is found out with the header of the first file. See store/journal.py
-for the figures.
+Blocks are written *direct* (O_DIRECT | O_DSYNC: one system call, no page cache) where the file system allows it, else
+with a write and an `fdatasync`. The write of the first file's header shows which. See journal/journal.py for the
+figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPARE = "spare-"
 FILLING = "filling-"
 FILL_SLICE_BYTES = 256 << 10
 FILL_PAUSE_S = 0.002
-"""Zeros are written in slices of about 0.5 ms with pauses, so that they hold up the blocks' syncs little."""
+"""Zeros are written in slices of about 0.5 ms with pauses, so that they delay the blocks' syncs little."""
 
 _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """What a file system answers that does not write direct."""
@@ -71,7 +71,7 @@ class Segment:
 
 
 class Segments:
-    """Owns the folder of the journals. What waits for the disk is called from a worker, as each method says."""
+    """Owns the folder of the journals. Methods that wait for the disk run in a worker, as each docstring says."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Segments:
         self.counters = {"recycled": 0, "filled": 0}
 
     def tidy(self) -> None:
-        """What the last process left, at the start. In a worker."""
+        """At the start: removes or keeps what the last process left. In a worker."""
         for name in self._files.list_directory(self._directory):
             path = join(self._directory, name)
             if name.startswith(FILLING):

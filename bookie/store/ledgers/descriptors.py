@@ -7,16 +7,17 @@
                   record of a ledger is ever durable without its key, whichever block the disk had no room for
     lac, last     largest LAC known (from entries and explicit), largest entry stored
 
-Deleted ledgers live on as tombstones; those and what else must never be forgotten are store/facts.py.
+Deleted ledgers remain as tombstones; these and the other facts that must never be forgotten are in
+ledgers/state_log.py.
 
-Where a descriptor is, in this order: *dirty* (changed since the last checkpoint began), *settling* (being written by
-the running one), *clean* (a cache of those asked for lately), else a record in the packed table
-(store/ledger_table.py). A bitmap says which ledgers there are. Who changes a descriptor got it with `get` or `create`
-in the same step, without an await in between, and calls `touch`: so there is never a second one that knows less. One
-whose key or fence is not durable yet stays dirty.
+A descriptor is in one of these places, looked up in this order: *dirty* (changed since the last checkpoint began),
+*settling* (being written by the running one), *clean* (a cache of those used lately), else a record in the packed table
+(ledgers/table.py). A bitmap says which ledgers exist. A caller that changes a descriptor gets it with `get` or `create`
+in the same step, without an await in between, and calls `touch`: so there is never a second one with older values. A
+descriptor whose key or fence is not durable yet stays dirty.
 
-A checkpoint: `begin_write` when it swaps the memtable; `unwritten` for the worker, which encodes and merges
-(`Unwritten.settle`), so that the event loop never walks over ledgers; `written` after the mark. `dirty`: there is
+A checkpoint calls `begin_write` when it swaps the memtable, `unwritten` for the worker, which encodes and merges
+(`Unwritten.settle`, so that the event loop never walks over ledgers), and `written` after the mark. `dirty`: there is
 something to write, also when there were no entries (#4843).
 """
 
@@ -51,7 +52,7 @@ class Descriptor:
 
     @classmethod
     def of(cls, state: LedgerState) -> Descriptor:
-        """Of a durable record."""
+        """The descriptor of a durable record."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
         found.fenced = found.fence_synced = state.fenced
@@ -63,7 +64,7 @@ class Descriptor:
 
 
 class Settled(NamedTuple):
-    """Everything that the ledger index must say, and what of it is new."""
+    """Everything that the ledger index must have, and the new part of it."""
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
@@ -81,7 +82,7 @@ class Unwritten(NamedTuple):
     alive: int
 
     def settle(self, everything: bool) -> Settled:
-        """Encodes what changed and merges it into the table; `everything`: buried ledgers leave it too."""
+        """Encodes what changed and merges it into the table; `everything`: deleted ledgers leave it too."""
         records: dict[int, bytes] = {}
         unsynced: list[Descriptor] = []
         for ledger in in_order(self.settling):
@@ -134,7 +135,7 @@ class Descriptors(StateLog):
         return int(self._ids.max()) if len(self._ids) else -1
 
     def ids(self) -> BitMap64:
-        """The ledgers that there are now, without the buried ones: a copy."""
+        """The ledgers that exist now, without deleted ones: a copy."""
         return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> Descriptor:
@@ -145,7 +146,7 @@ class Descriptors(StateLog):
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
-        """It changed: the next checkpoint writes it."""
+        """The descriptor changed: the next checkpoint writes it."""
         self._dirty[descriptor.ledger] = descriptor
 
     def bury(self, first: int, last: int) -> None:
@@ -158,7 +159,7 @@ class Descriptors(StateLog):
             self._drop(fact.first, fact.last)
 
     def _drop(self, first: int, last: int) -> None:
-        """They are gone from the bitmap: what else still holds them is not looked at any more."""
+        """Removes them from the bitmap, so that their other places are not read any more."""
         self._ids.remove_range(first, last + 1)
         span = range(first, last + 1)
         dead = span if len(span) <= len(self._dirty) else [ledger for ledger in self._dirty if ledger in span]
@@ -167,7 +168,7 @@ class Descriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: Loaded) -> None:
-        """What the ledger index says, once, at a start."""
+        """Loads the content of the ledger index, once, at a start."""
         assert not len(self)
         self._table, self._ids = loaded.table, loaded.ledgers
         for fact in loaded.facts:
@@ -178,7 +179,7 @@ class Descriptors(StateLog):
         return bool(self._dirty or self._settling or self._unwritten or self.changed)
 
     def begin_write(self) -> None:
-        """What changed until now is written by the checkpoint that begins, with what one that failed left."""
+        """The checkpoint that begins writes all changes until now, and those of a checkpoint that failed."""
         if self._settling:
             self._settling.update(self._dirty)
         else:
@@ -191,7 +192,7 @@ class Descriptors(StateLog):
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def written(self, settled: Settled) -> dict[int, Descriptor]:
-        """It is durable. Returns what nobody needs any more, which may be large."""
+        """The changes are durable. Returns the values that are not needed any more, which may be large."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -199,7 +200,7 @@ class Descriptors(StateLog):
         return old
 
     def check(self) -> None:
-        """Those of the facts; every ledger is somewhere; synced fences are fences; nothing is buried and dirty."""
+        """Those of the facts; every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
         self.check_facts(self._ids)
         known = {*self._dirty, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)

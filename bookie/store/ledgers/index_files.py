@@ -1,9 +1,9 @@
 """The ledger index on disk: keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
 
-`write` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew as the
-next generation instead, when there is room. Neither counts before the mark names generation and end; `committed` then
-removes the old generation. `load` reads exactly what the mark names: the records that are whole; what is missing it
-tells, and the next `write` makes the file anew, with or without room.
+`write` appends what changed and syncs. A large file of mostly outdated records (`_OUTDATED_MAX`) is instead rewritten
+as the next generation, when there is room. Neither counts before the mark names generation and end; `committed` then
+removes the old generation. `load` reads exactly what the mark names: it returns the whole records and reports what is
+missing, and the next `write` rewrites the file, with or without room.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REWRITE_BYTES_MIN = 1 << 20
 """and is larger than this."""
 _READ_BYTES = 4096 * ledger_index.RECORD_BYTES
 _WRITE_BYTES = 1 << 20
-"""Written and synced at once, so that a large rewrite does not hold up the journal's syncs."""
+"""Bytes written and synced at once, so that a large rewrite does not delay the journal's syncs."""
 
 _BAD = "record of the ledger index is not what was written"
 
@@ -55,7 +55,7 @@ class LedgerIndexFile:
         self._faulty = False
 
     def load(self, missing: Callable[[str], None]) -> Loaded:
-        """What is whole; `missing` hears of what is not. ForeignFile, NewerFormat."""
+        """The whole records; calls `missing` for what is not whole. ForeignFile, NewerFormat."""
         path = join(self._directory, name(self.generation))
         loading = Loading()
         faults: list[str] = []
@@ -92,12 +92,12 @@ class LedgerIndexFile:
             file.close()
 
     def outdated(self, alive: int) -> bool:
-        """It is to be written anew."""
+        """The next `write` rewrites the file."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
     def write(self, unwritten: Unwritten) -> tuple[Settled, int, int]:
-        """What changed, or everything; with (generation, end) for the mark."""
+        """Writes what changed, or everything; returns it with (generation, end) for the mark."""
         if self.outdated(unwritten.alive):
             settled = unwritten.settle(everything=True)
             try:
@@ -110,7 +110,7 @@ class LedgerIndexFile:
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
-        """Facts alone; (generation, end) for the mark."""
+        """Appends facts alone; returns (generation, end) for the mark."""
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class LedgerIndexFile:
         return self.generation, self.end + size
 
     def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
-        """The next generation with these records, a few in each buffer; (generation, end) for the mark."""
+        """Writes the next generation with these records, a few in each buffer; (generation, end) for the mark."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
         size = disk.replace_with(self._files, self._directory, name(generation), _slices([header, *records]))

@@ -1,15 +1,15 @@
-"""What a bookie knows of itself and must never forget: tombstones, quarantine, limbo, drained logs.
+"""The facts that a bookie must never forget: tombstones, quarantine, limbo, drained logs.
 
     tombstones    ids of deleted ledgers, for ever: an add or fence of such a ledger is refused
     quarantined   entries of which the only local copy is damaged: a miss is UNKNOWN until they are mended, that is
-                  until a checkpoint made a copy that came later part of the log
+                  until a checkpoint has moved a later copy into the log
     limbo_upto    ledgers up to this id may have lost entries: a miss is UNKNOWN (-1: none)
     fenced_upto   the largest `limbo_upto` that ever was: no add without RECOVERY is admitted up to here, for ever
     drained       logs whose living entries were all copied, or that are gone: a start removes their files. For ever:
-                  a number that is neither here nor drained is missed (store/logs_at_boot.py)
+                  a log that neither exists nor is drained is a loss (entrylog/at_boot.py)
 
-Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`; a rewrite
-of the ledger index writes `statements`, the shortest records that say the same. Guarded by
+Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
+of the ledger index writes `statements`, the fewest records with the same meaning. Guarded by
 tests/bookie/store/test_state_log.py.
 """
 
@@ -69,7 +69,7 @@ class StateLog:
         self.state(Mended(ledger, first, last))
 
     def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
-        """Mends what is among these entries, which the running checkpoint makes part of the log."""
+        """Ends the quarantine of these entries, which the running checkpoint moves into the log."""
         for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
             for entry in sorted(ledgers[ledger]):
                 if self.is_quarantined(ledger, entry):
@@ -111,12 +111,12 @@ class StateLog:
         return bool(self._changes)
 
     def take_changes(self) -> list[State]:
-        """Without what was quarantined of ledgers that were buried since."""
+        """Drops quarantined entries of ledgers that were deleted since."""
         changes, self._changes = self._changes, []
         return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
 
     def statements(self) -> list[State]:
-        """Everything, as few records. A rewrite stands for the changes too: they were applied when they were made."""
+        """All facts, in few records. They include the changes, which were applied when they were made."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
@@ -134,7 +134,7 @@ class StateLog:
         return new
 
     def check_facts(self, ledgers: Iterable[int]) -> None:
-        """No living ledger is buried, no buried one quarantined; limbo fences."""
+        """No living ledger has a tombstone, no deleted one is quarantined; limbo fences."""
         self.tombstones.check()
         assert all(ledger not in self.tombstones for ledger in ledgers)
         assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())

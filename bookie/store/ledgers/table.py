@@ -1,4 +1,4 @@
-"""The ledgers that nobody touched lately, as they stand in the ledger index: about 50 bytes each, sorted, in leaves.
+"""The ledgers that did not change lately, as in the ledger index: about 50 bytes each, sorted, in leaves.
 
 A `LedgerTable` is never changed: a checkpoint merges what changed into new leaves and shares the others with the table
 before it, in the flush worker, so that the event loop never walks over all ledgers and readers keep a whole table. A
@@ -34,7 +34,7 @@ _LEDGER_AT = 5
 _CHANGES_MAX = 1 << 17
 """Records out of order that wait to be merged while a file is loaded: about 30 MB."""
 _SORT_SLICE = 4096
-"""Sorting holds the interpreter: 1 ms for so many, against 50 ms for 100,000 at once."""
+"""Sorting keeps the interpreter: 1 ms for so many, against 50 ms for 100,000 at once."""
 
 
 def in_order(values: Collection[int]) -> Iterator[int]:
@@ -134,15 +134,15 @@ def _cut(parts: list[bytes]) -> list[bytes]:
 
 
 class Loaded(NamedTuple):
-    """What a ledger index says."""
+    """The content of a ledger index."""
 
     table: LedgerTable
-    ledgers: BitMap64  # those of the table that are not buried
+    ledgers: BitMap64  # those of the table without a tombstone
     facts: list[State]  # in the order in which they were stated
 
 
 class Loading:
-    """`feed` whole records as they stand in the file, slice by slice; then `loaded`."""
+    """Loads a file: `feed` whole records in the order of the file, slice by slice; then `loaded`."""
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []

@@ -1,12 +1,12 @@
-"""Burial: ledgers that were deleted get tombstones, and only then may their data go.
+"""Tombstones of deleted ledgers: only when a ledger's tombstone is durable may its data be removed.
 
-Rule (ledger protocol §2.6): nothing of a ledger is removed from a log before its tombstone is durable, in the
-journal or in the ledger index; else a start would find the ledger without its entries, and answer for them.
+Rule (ledger protocol §2.6): no entry of a ledger is removed from a log before its tombstone is durable, in the journal
+or in the ledger index. Else a start would find the ledger without its entries, and answer NO_SUCH_ENTRY for them.
 
     bury(ledgers)    tombstones into the journal, and out of memory with the rest; True: they are durable
-    settle()         before a log goes: every tombstone is durable when this returns, whatever the journal had room for
+    settle()         before a log is removed: every tombstone is durable when this returns, also if the journal was full
 
-Whether a ledger is deleted is bookie/maintenance/garbage.py's to know. Bound: `TOMBSTONES_MAX` intervals in one group.
+bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
 Guarded by tests/bookie/store/test_compaction.py, tests/bookie/node/test_full_disk.py and the crash states
 (tests/crashes).
 """
@@ -22,10 +22,12 @@ from ..memtable import Memtable
 from .descriptors import Descriptors
 
 TOMBSTONES_MAX = 4096
-"""Intervals of buried ledgers in one group of the journal, which must fit into a block."""
+"""Intervals of deleted ledgers in one group of the journal, which must fit into a block."""
 
 
 class TombstoneWriter:
+    """Writes the tombstones of one store. `sealed`: the journal has, or refused, what was enqueued before the call."""
+
     def __init__(
         self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
         checkpoint: Callable[[], Awaitable[None]],
@@ -40,7 +42,7 @@ class TombstoneWriter:
         self.counters = {"ledgers_buried": 0}
 
     async def bury(self, ledgers: list[int]) -> bool:
-        """False: the journal had no room for all of them; they are dead in memory, and `settle` makes them durable."""
+        """False: the journal had no room for all of them; memory has them, and `settle` makes them durable."""
         spans = Intervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)

@@ -1,14 +1,15 @@
-"""Which entries of a ledger the store holds durably, without reading one of them: memtable, then the index.
+"""Which entries of a ledger the store holds durably, without a read of their data: memtable, then the index.
 
-Who is told "held" makes no other copy, names this bookie in the ledger's record, and lets the last other copy go
-(bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is in memory and the
-journal is synced after the look: `within` seals before it returns. Entries that the journal had no room for are not
-held until a checkpoint made them part of the log (`Memtable.refused_of`); not even when an older copy is in a log.
+A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
+other copy be deleted (bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is
+in memory and the journal is synced after the lookup: `within` seals before it returns. An entry for which the journal
+had no room is not held until a checkpoint has moved it into the log (`Memtable.refused_of`), even if an older copy is
+in a log.
 
-Memory is looked at first and the index next; what moves meanwhile moves from memory to the index, and what compaction
-moves is looked at again (`Index.generation`), so nothing that is there is missed. Extents without gaps cost a look at
-their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
-Quarantined entries are not held, unless memory has them again: that is how they are mended.
+The lookup takes memory first and the index next. A flush moves entries from memory to the index, and after a compaction
+the index is read again (`Index.generation`), so no entry is missed. Extents without gaps cost a read of their head;
+those of a striped ledger cost their table. An extent whose table is damaged counts as not held. Quarantined entries are
+not held, unless memory has them again, which is how they are repaired.
 Guards: tests/bookie/store/test_held.py.
 """
 
@@ -43,7 +44,7 @@ class HeldEntries:
         self._worker = worker
 
     async def within(self, ledger: int, first: int, last: int) -> Intervals:
-        """Of the entries `first … last`; nothing of a deleted ledger. Waits for the journal, if memory has some."""
+        """The held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has some."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return Intervals()

@@ -1,15 +1,15 @@
-"""Reading on after a range that was asked for, so that the disk works while the last answer is on its way.
+"""Read-ahead after a range that was asked for, so that the disk works while the last answer is on its way.
 
-Who got fewer entries than it asked for comes again for those after them. For it a *stream* is kept under (ledger, next
-entry): entries that were read, and the reads of `CHUNKS_MAX` chunks that are under way after them. The next read takes
-the stream and what it needs of it, and the read after that begins. Chunks go to the `LANES` in turn, so that the disk
-reads one while entries are cut out of another; and single reads, which have a worker of their own, wait for none. When
-an extent is begun, the table of the next one is loaded. Several readers of a ledger have a stream each.
+A reader that got fewer entries than it asked for asks again for the next ones. For this reader a *stream* is kept under
+(ledger, next entry): entries that were read, and up to `CHUNKS_MAX` reads of chunks after them that are under way. The
+next read takes the stream and the entries that it needs, and another chunk is begun. Chunks go to the `LANES` in turn,
+so that the disk reads one while entries are cut out of another. Single reads have a worker of their own and wait for no
+chunk. When an extent is begun, the table of the next one is loaded. Several readers of a ledger have a stream each.
 
-Streams share `bytes_max`, least recently used out first; beside them each lane keeps memory for one chunk. With more
-readers than fit the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that no disk work
-is thrown away. Entries never change, so that a stream can be old but not wrong; where anything is unclear (no extent
-known, damage, an error) it ends, and the reader looks for the entry in the ordinary way. Guarded by
+Streams share `bytes_max`; the least recently used is dropped first. In addition each lane has memory for one chunk.
+With more readers than fit, the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that no
+disk work is wasted. Entries never change, so a stream can be old but not wrong. Where anything is uncertain (no known
+extent, damage, an error) it ends, and the reader looks the entry up in the ordinary way. Guarded by
 tests/bookie/store/test_reads.py.
 """
 
@@ -41,7 +41,7 @@ _ENTRIES_MAX = 1 << 20
 
 
 class Handler(NamedTuple):
-    """What reads chunks, one after the other: a thread, with files and memory of its own."""
+    """Reads chunks, one after the other: a thread with files and memory of its own."""
 
     reader: EntryLogReader
     worker: Worker
@@ -154,7 +154,7 @@ class ReadAhead:
             self._load_table(ledger, place.extent.last + 1)
 
     def _load_table(self, ledger: int, entry: int) -> None:
-        """Of the extent that holds the entry: without it, nothing after its first chunk can be asked for."""
+        """Loads the table of the entry's extent: without it only its first chunk can be read."""
         places = self._index.candidates(ledger, entry)
         if places and self._index.table(places[0]) is None:
             lane = self._next_lane()
@@ -165,7 +165,7 @@ class ReadAhead:
         return self._lanes[0]
 
     def _arrived(self, place: ExtentPlace, done: Future[EntriesRead]) -> None:
-        """Also of a stream that nobody wants any more. An error is for the reader who looks in the ordinary way."""
+        """Runs also for a stream that was dropped. An error is left to the reader, which reads in the ordinary way."""
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 

@@ -1,16 +1,18 @@
 """Reading: active → flushing → read cache → index, and when "no such entry" may be said.
 
 Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
-was looked at and is whole; damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
-ledger that limbo concerns (store/facts.py).
+was searched and is whole. Damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
+ledger that limbo concerns (ledgers/state_log.py).
 
-A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. No await
-lies between the look at the memory and at `Index.generation`; when that is another after all places were looked at, the
-entry may have moved from one not yet seen to one already seen, and all of it is looked at again: there is no gap.
+A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. Memory and
+`Index.generation` are read without an await in between. If the generation has changed after all places were searched,
+the entry may have moved from a place not yet searched to one already searched, and the search is repeated: so there is
+no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
-`bytes_max`; when more was asked for, what follows is read ahead (store/ahead.py). A single entry reads ahead along its
-extent into the cache. Guarded by tests/bookie/store/test_reads.py and tests/bookie/store/test_checkpoint.py.
+`bytes_max`. When more was asked for, the following entries are read ahead (reads/read_ahead.py). A single entry reads
+ahead along its extent into the cache. Guarded by tests/bookie/store/test_reads.py and
+tests/bookie/store/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """UNKNOWN in limbo: a larger LAC may be lost, and an answer counts as a fenced bookie that says what it has."""
+        """UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced bookie's LAC."""
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -108,7 +110,7 @@ class Reads:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
+        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`."""
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
@@ -129,7 +131,7 @@ class Reads:
 
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
-        """From what is ready of a claimed stream, which goes on after it. None: nothing is, and it goes back."""
+        """Takes the ready entries of a claimed stream, which continues after them. None: none is ready."""
         entries = stream.take(count, bytes_max)
         if entries or stream.chunks:
             self._ahead.follow(ledger, entry + len(entries), stream)
@@ -139,7 +141,7 @@ class Reads:
         return ReadResult(Status.OK, entries, self._lac(ledger))
 
     async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Looks at memory and then, without an await in between, at the index. None: that changed meanwhile."""
+        """Searches memory and then, without an await in between, the index. None: the index changed meanwhile."""
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is not None:
             return result
@@ -160,7 +162,7 @@ class Reads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """Every place was looked at. `damaged`: one of them does not say what it holds."""
+        """The answer when every place was searched. `damaged`: one of them could not be read."""
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:
@@ -221,18 +223,18 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ the files
     async def forget(self, log: int) -> None:
-        """Closes what is open of a log that is going."""
+        """Closes the open files of a log that is to be removed."""
         await self._worker.run(self._reader.forget, log)
         await self._ahead.forget(log)
 
     async def close(self) -> None:
-        """After the reads that are under way."""
+        """Closes the files after the reads that are under way."""
         await self._worker.run(self._reader.close)
         await self._ahead.close()
 
     # ------------------------------------------------------------------------------------ what is known of a ledger
     def _in_limbo(self, ledger: int) -> bool:
-        """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""
+        """Whether entries of the ledger may be lost, even all of them and its descriptor: only a hit is certain."""
         return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
 
     def _in_memory(self, ledger: int, entry: int) -> Buffer | None:

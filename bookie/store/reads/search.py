@@ -1,9 +1,9 @@
-"""Looking for an entry in the index when pages must be loaded: in which order logs are asked, and what damage means.
+"""The search for an entry in the index when pages must be loaded: the order of the logs, and what damage means.
 
-Entries of a ledger mostly ascend with the numbers of the logs, so that the logs are bisected first: a hit needs a few
-of them. Any good copy will do. A miss needs all: the rest follows, newest first, and a page that cannot be read or does
-not match its checksum makes `damaged` true: then nobody may say that there is no such entry. Each page is read by need,
-in the read worker, in slices of `PAGES_MAX`, so that other reads come in between.
+Entries of a ledger mostly ascend with the numbers of the logs, so the logs are bisected first: a hit needs a few of
+them. Any good copy counts. A miss needs all logs: the others follow, newest first. A page that cannot be read or does
+not match its checksum makes `damaged` true: then the answer must not be NO_SUCH_ENTRY. Pages are read when needed, in
+the read worker, in slices of `PAGES_MAX`, so that other reads run in between.
 
 Guarded by tests/bookie/store/index/test_index.py.
 """
@@ -22,7 +22,7 @@ PAGES_MAX = 64
 
 
 class Search:
-    """One look for one entry. `next` until None: then all places were looked at."""
+    """One search for one entry. Call `next` until it is None: then all places were searched."""
 
     def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index

@@ -1,15 +1,16 @@
-"""Room on a full disk: who found none, who has the reserve, and how it returns (ledger protocol §2.2, invariant 24).
+"""Room on a full disk: which write found none, and when the reserve is given up and filled (ledger protocol §2.2,
+invariant 24).
 
-A write that finds no room fails, and nothing of it counts (store/disk.py). Then, in this order:
+A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
-    a checkpoint, a move     gives up the reserve (store/reserve.py) and is tried once more (`found_for`)
+    a checkpoint, a move     gives up the reserve (space/reserve.py) and is tried once more (`found_for`)
     a journal block          its waiters are refused; `keep` gives up the reserve, so that the next blocks find room: by
                              then they are recovery adds and fences only, because `on_no_space` has ended clients' adds
     a start                  gives up the reserve, then the journals that wait for their use, then those that it has
                              replayed and flushed, and begins again
 
-`keep` is called now and then, and when `on_no_space` was: it tries again what found no room, and fills the reserve when
-the disk has room for it. Guarded by tests/bookie/node/test_full_disk.py.
+`keep` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
+when the disk has room for it. Guarded by tests/bookie/node/test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Headroom:
                 _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
-        """The action, and once more when the reserve could be given up for it. NoSpace."""
+        """Runs the action, and once more if the reserve could be given up for it. NoSpace."""
         try:
             await action()
         except disk.NoSpace:

@@ -1,15 +1,15 @@
 """The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
 
-Compaction, checkpoints, recovery adds and a start need room before they give some; on a disk that is full to the last
-byte none of them could begin. `give_up` removes the file, so that there is as much room as it was large; from then on
-the bookie takes no adds of clients (bookie/node/disk_monitor.py) until `fill` could allocate it again.
+Compaction, checkpoints, recovery adds and a start need room before they free some. On a disk without any free byte none
+of them could begin. `give_up` removes the file and so frees its size. From then on the bookie takes no adds of clients
+(bookie/node/disk_monitor.py) until `fill` has allocated the file again.
 
     size = `bytes_min`, or a sixteenth of all entry logs when that is more, up to `bytes_max` (a whole log: the most
            that a move of compaction needs), but at most 5 % of the disk; whole pages
 
-It grows with what is stored, so that an empty store costs little and a full one can move any of its logs. Nothing is
-synced here: a crash leaves the file, whole or in part, or none, and each is as good as the other. What is there counts,
-a part is filled up. Nothing ever reads it. Guarded by tests/bookie/node/test_full_disk.py.
+The reserve grows with the store, so that an empty store costs little and a full one can move any of its logs. It is not
+synced: a crash leaves the file whole, in part, or not at all, and each is harmless. The present part counts, and the
+rest is filled. The file is never read. Guarded by tests/bookie/node/test_full_disk.py.
 """
 
 from __future__ import annotations
