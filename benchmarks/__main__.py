@@ -59,7 +59,7 @@ BENCHMARKS = {
     "shared": Benchmark("subscriptions", "msg/s", "4 consumers of a Shared subscription ack each of --messages"),
     "key-shared": Benchmark("subscriptions", "msg/s", "the same of a Key_Shared one, 10,000 keys, an entry a message"),
     "fan-out": Benchmark("subscriptions", "ratio", "CPU per byte delivered to 100 subscriptions / to 1"),
-    "stuck-key": Benchmark("subscriptions", "ratio", "other keys behind 1,000,000 messages of a stuck one / without"),
+    "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),

@@ -28,7 +28,7 @@ NEAR = 100_000
 RATE = 10_000
 PAYLOAD = b"x" * 100
 LEAD_S = 30.0
-"""From the kill to the first of those that are due at RATE: the restart lies between."""
+"""From the kill to the first of those that are due at RATE: it includes the restart."""
 SESSION_S = 2.0
 IN_FLIGHT = 10_000
 SHOWN = 500_000

@@ -226,7 +226,7 @@ def _stuck(client: Any, topic: str, messages: int, options: Options, run: Run) -
     _send_keyed(client, options, ["behind"], topic)
     reached = Drained([first, second], 1)
     reached.run()
-    assert reached.count == 1, "what is behind the stuck key is stuck too"
+    assert reached.count == 1, "what comes after the stuck key is stuck too"
     if messages:
         run.detail["sent and stepped over: msg/s"] = round(messages / (time.perf_counter() - begin))
     return [first, second]

@@ -91,11 +91,10 @@ OLD_CLASSES = {
 LEFT: dict[str, dict[str, int]] = {
     "behind": {
         "bookie": 2,
-        "docs": 3,
     },
     "nobody|no one": {
         "bookie": 8,
-        "docs": 7,
+        "docs": 2,
     },
     "whoever": {
         "bookie": 1,

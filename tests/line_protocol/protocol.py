@@ -1,4 +1,4 @@
-"""A protocol of text lines over TCP, on the broker's sessions alone: the proof that they are nobody's messages.
+"""A protocol of text lines over TCP, on the broker's sessions alone: they depend on no wire format.
 
     serving = await world.network.serve_bytes(endpoint, LineProtocol(broker.owned).serve)
 
@@ -10,7 +10,8 @@
 | flow ID PERMITS, ack ID LEDGER:ENTRY, redeliver ID | |
 | durable ID, seek ID INDEX, last ID, unsubscribe ID, close ID | done ID, last ID INDEX or error ID CODE |
 
-ID is a word of the client's; `closed ID CODE REASON` ends what it names. A line that is none closes the connection.
+The client chooses ID, a word. `closed ID CODE REASON` ends what ID names. A line that is no request closes the
+connection. `python -m tests.line_protocol` is a broker process that serves it as well.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def scenario(world: World, endpoint: Endpoint) -> None:
     lines = Lines(await world.network.connect_bytes(endpoint))
     lines.send("produce", "a", T, "one")
     opened = await lines.next("opened", "closed")
-    assert opened[0] == "opened", "the first connection has left nothing"
+    assert opened[0] == "opened", "the first connection left nothing"
     lines.send("produce", "b", T, "other")
     lines.send("consume", "c", T, "s", "shared")
     lines.send("publish", "a", 10, "text-10")

@@ -157,7 +157,7 @@ def log_forgets_a_ledger(stack: Stack) -> None:
 
 
 def listing_is_believed(stack: Stack) -> None:
-    """M26: a listing of the metadata that misses a ledger is enough to bury it: nobody reads that ledger's record."""
+    """M26: a listing of the metadata that misses a ledger is enough to bury it: the collector reads no record."""
     honest = garbage._ids
 
     async def ids(names: list[str]) -> Any:

@@ -40,7 +40,7 @@ def sequence_at_push(stack: Stack) -> None:
 
 
 def snapshot_is_believed(stack: Stack) -> None:
-    """M46: a new owner takes the sequence ids of the last snapshot for all: it reads nothing behind it (ours)."""
+    """M46: a new owner takes the sequence ids of the last snapshot for all: it reads nothing after it (ours)."""
 
     async def replay(self: Deduplication) -> None:
         self.core.position = self._log.shape.last
