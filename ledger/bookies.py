@@ -95,7 +95,7 @@ class Bookies:
 
         A bookie that answers BUSY did nothing; it is asked again until the time is over.
         """
-        clock = asyncio.get_running_loop().time
+        clock = self._world.clock.monotonic
         deadline = clock() + timeout_s
         while True:
             try:
