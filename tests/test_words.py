@@ -92,7 +92,6 @@ LEFT: dict[str, dict[str, int]] = {
     "behind": {
         "bookie": 2,
         "broker": 1,
-        "docs": 3,
     },
     "nobody|no one": {
         "proto": 4,
@@ -103,7 +102,7 @@ LEFT: dict[str, dict[str, int]] = {
         "client": 1,
         "spark_connector": 1,
         "cli": 12,
-        "docs": 7,
+        "docs": 2,
     },
     "whoever": {
         "runtime": 1,
