@@ -20,7 +20,7 @@ from ..proto.errors import InvalidRequest, MagnetarError
 from . import byte_streams
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
-from .grpc import rpc
+from .grpc import client, server
 from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .peer import client as peers
 from .peer import server as peer_server
@@ -37,10 +37,10 @@ class SystemNetwork:
         self._context = Context()
 
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
-        return await rpc.serve(endpoint, services)
+        return await server.serve(endpoint, services)
 
     def connect(self, endpoint: Endpoint) -> Channel:
-        return rpc.connect(endpoint)
+        return client.connect(endpoint)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
         return await byte_streams.serve(endpoint, service)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...proto.errors import NotAllowed
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
-from ...runtime.grpc import rpc
+from ...runtime.grpc import client
 from ...runtime.network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from ...runtime.threads import SystemWorkers
 from ...runtime.world import World
@@ -18,7 +18,7 @@ class _ClientNetwork:
     """gRPC channels; nothing is served."""
 
     def connect(self, endpoint: Endpoint) -> Channel:
-        return rpc.connect(endpoint)
+        return client.connect(endpoint)
 
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
         raise NotAllowed("a client serves nothing")

@@ -19,6 +19,7 @@ Only the text of gRPC's details tells a connection that was never made from one 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from types import ModuleType
@@ -155,3 +156,9 @@ def _status_of(error: MagnetarError) -> Any:
             return code.INTERNAL
         case _:
             return code.FAILED_PRECONDITION
+
+
+def is_cancelled() -> bool:
+    """Whether we cancelled this task (gRPC raises CancelledError for its own reasons too)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

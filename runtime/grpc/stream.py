@@ -18,7 +18,6 @@ The two ends differ only in how they read, write and cut (`read`, `write`, `cut`
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -27,111 +26,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
-from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
+from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
+from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at, varint
 from .errors import copy_of
 
 READ_AHEAD_BYTES = 2 << 20
 """Two full envelopes: one that is processed, one that waits."""
-
-ITEMS_AT_ONCE = 2000
-"""Parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
-
-PARSED_AT_ONCE = REQUEST_BYTES_MAX
-"""Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
-
-_SHORT = 2048
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_TAG = 0x0A  # of field 1, length-delimited
-_PREFIXES = [b"\x0a" + _varint(size) for size in range(_SHORT)]
-"""Tag of field 1, length-delimited, and the length: most items are short."""
-
-
-def copied_tags(envelope: type[Any]) -> frozenset[int]:
-    """The tags of an item's fields that protobuf copies without parsing: those of bytes, as in an entry."""
-    fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
-    return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
-
-
-def _field(data: bytes, offset: int) -> tuple[int, int]:
-    """Begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond `data`
-    where the field is torn."""
-    offset, size, shift, end = offset + 1, 0, 0, len(data)
-    while offset < end:
-        byte = data[offset]
-        offset, size, shift = offset + 1, size | (byte & 0x7F) << shift, shift + 7
-        if byte < 0x80 or shift > 63:
-            break
-    return offset, offset + size
-
-
-def _after_number(data: bytes, begin: int, end: int) -> int:
-    """The end of the field that begins there, if it is a number; else its beginning."""
-    if begin < end and data[begin] < 0x80 and not data[begin] & 7:
-        begin += 1
-        while begin < end and data[begin] > 0x7F:
-            begin += 1
-        return begin + 1
-    return begin
-
-
-def _item(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
-    """The end of the item that begins there, and how many of its bytes protobuf parses: none of an item that is one
-    field of `copied`, with or without a number (its id) before it; no more than PARSED_AT_ONCE of another one.
-
-    Reads only lengths, not the bytes: entries of some hundred KiB are most of the traffic, and reading them costs more
-    than all else here. `copied` is None at a client: its servers do send items that are long to parse."""
-    if data[offset] != _TAG:
-        raise WrongProtocol(f"an envelope has something other than items at byte {offset} of {len(data)}")
-    begin, end = _field(data, offset)
-    end = min(end, len(data))
-    inner = _after_number(data, begin, end)
-    if copied is None or inner >= end or (data[inner] in copied and _field(data, inner)[1] == end):
-        return end, 0
-    if end - begin > PARSED_AT_ONCE:
-        raise MessageTooLarge(
-            f"a request of {end - begin} bytes that is no entry; at most {PARSED_AT_ONCE} are taken",
-            size=end - begin, limit=PARSED_AT_ONCE,
-        )  # fmt: skip
-    return end, end - begin
-
-
-_HEADS = struct.Struct("6B")
-"""An item that is one field, and that field, where both lengths have two bytes: an entry of 128 B to 16 KiB."""
-
-
-def _are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool:
-    """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse."""
-    heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
-    items = parsed = 0
-    for data in envelopes:
-        offset, end = 0, len(data)
-        while offset < end:
-            if items > many or parsed > PARSED_AT_ONCE:
-                return True
-            if offset + 6 <= end:  # as `_item`, in a third of the time, for most items of an honest envelope
-                tag, low, high, inner_tag, inner_low, inner_high = heads(data, offset)
-                if tag == _TAG and high < 0x80 <= low:
-                    size = (high << 7) + low
-                    if copied is None or (
-                        inner_high < 0x80 <= inner_low and inner_tag in copied
-                        and size == (inner_high << 7) + inner_low + 3
-                    ):  # fmt: skip
-                        offset, items = offset + size - 0x80 + 3, items + 1
-                        continue
-            offset, size = _item(data, offset, copied)
-            items, parsed = items + 1, parsed + size
-    return items > many or parsed > PARSED_AT_ONCE
-
 
 class GrpcStream:
     """One end of a stream. `read` returns the bytes of one envelope, or raises EndOfStream or a MagnetarError."""
@@ -182,7 +82,7 @@ class GrpcStream:
             raise copy_of(self._broken)
         data = item if isinstance(item, bytes) else item.SerializeToString()
         size = len(data)
-        prefix = _PREFIXES[size] if size < _SHORT else b"\x0a" + _varint(size)
+        prefix = PREFIXES[size] if size < SHORT else b"\x0a" + varint(size)
         self._pieces.append((prefix, data))
         self._queued += size + len(prefix)
         if self._work is not None:
@@ -290,11 +190,11 @@ class GrpcStream:
         self._came_bytes = 0
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
-                are_long = _are_long(came, self._copied)
+                is_long = are_long(came, self._copied)
             except MagnetarError as error:
                 self.break_off(error)
                 raise copy_of(error) from None
-            if are_long:
+            if is_long:
                 self._rest.extend(came)
                 return self._some()
         return [item for data in came for item in self._parsed(data)]
@@ -305,7 +205,7 @@ class GrpcStream:
         end = len(data)
         try:
             while offset < end and items < ITEMS_AT_ONCE:
-                after, size = _item(data, offset, self._copied)
+                after, size = item_at(data, offset, self._copied)
                 if items and parsed + size > PARSED_AT_ONCE:
                     break
                 offset, items, parsed = after, items + 1, parsed + size

@@ -1,4 +1,4 @@
-"""gRPC over simulated cables: channels, calls and coalescing streams with the semantics of runtime/grpc/rpc.py.
+"""gRPC over simulated cables: channels, calls and coalescing streams as those of runtime/grpc/.
 
 Messages are serialised and parsed again, so processes share no object; errors are sent as `wire.Error` bytes. One
 connection per channel, made at its first use and again after it breaks.
@@ -235,7 +235,7 @@ class _Connection:
         elif kind == "open":
             self._open(id_, message[2])
         elif kind == "cancel":
-            if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/rpc.py
+            if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/server.py
                 self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].arrived(message)

@@ -7,7 +7,7 @@
 | cut, crash, the other side cancelled | ConnectionLost | ConnectionLost |
 | `cancel` or `close` on this side | ConnectionLost | ConnectionLost |
 
-The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/grpc/rpc.py.
+The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/grpc/stream.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WINDOW_BYTES = 4 << 20
 """Bytes in transit or unread in one direction of a stream (HTTP/2's window)."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long an orderly close of a stream waits for the other side before it cancels (as runtime/grpc/rpc.py)."""
+"""How long an orderly close of a stream waits for the other side before it cancels (as runtime/grpc/client.py)."""
 
 
 class SimStream:

@@ -23,9 +23,11 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
+from magnetar.runtime.grpc.client import GrpcChannel, connect
+from magnetar.runtime.grpc.envelope import varint
 from magnetar.runtime.grpc.errors import from_grpc
-from magnetar.runtime.grpc.rpc import GrpcChannel, GrpcServing, connect, serve
-from magnetar.runtime.grpc.stream import GrpcStream, _varint
+from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.stream import GrpcStream
 from magnetar.runtime.network import (
     COALESCE_BYTES,
     MESSAGE_BYTES_MAX,
@@ -524,7 +526,7 @@ async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -
 
 
 def item(content: bytes) -> bytes:
-    return b"\x0a" + _varint(len(content)) + content
+    return b"\x0a" + varint(len(content)) + content
 
 
 LARGE = MESSAGE_BYTES_MAX - 64
@@ -535,7 +537,7 @@ HOSTILE = {
     "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
     "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
     "an entry with unknown fields": item(b"\x1a\x01x" + UNKNOWN * (LARGE // 3)),
-    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + _varint(LARGE) + UNKNOWN * (LARGE // 3)),
+    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + varint(LARGE) + UNKNOWN * (LARGE // 3)),
     "an entry again and again": item(b"\x1a\x00" * (LARGE // 2)),
     "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
 }
@@ -617,7 +619,7 @@ async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entrie
     await envelopes_sent(endpoint, item(b"\x1a\x01x"))
     received.clear()
     for id_ in (b"", b"\x08\x05", b"\x08\xac\x02"):
-        entry = item(id_ + b"\x1a" + _varint(128 << 10) + bytes(128 << 10))
+        entry = item(id_ + b"\x1a" + varint(128 << 10) + bytes(128 << 10))
         assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
         assert received == [100]
         received.clear()

@@ -13,7 +13,7 @@ import zmq
 
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc import rpc
+from magnetar.runtime.grpc import server as grpc_server
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import outbox, sockets
@@ -298,7 +298,7 @@ async def test_a_port_that_does_not_speak_zeromq_fails_the_request(bench: Bench)
 
 
 async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> None:
-    other = await rpc.serve(LOCAL, [])
+    other = await grpc_server.serve(LOCAL, [])
     error = await outcome(bench.peer(other.endpoint).request(b"", timeout_s=SOON_S))
     assert isinstance(error, WrongProtocol)
     await other.close()
@@ -306,7 +306,7 @@ async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> No
 
 async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(bench: Bench) -> None:
     """ZeroMQ itself never connects again after an error of protocol."""
-    other = await rpc.serve(LOCAL, [])
+    other = await grpc_server.serve(LOCAL, [])
     peer = bench.peer(other.endpoint)
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
     await other.close()
