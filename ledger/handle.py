@@ -217,9 +217,14 @@ class LedgerWriter:
             task.cancel()
         try:
             await asyncio.gather(*running, return_exceptions=True)
-        finally:  # also when the caller is cancelled: `append`, `ready` and `close` wait for the outcome
-            self._run(self._core.abandon())
-            self._stop_watching()
+        except asyncio.CancelledError:  # `append`, `ready` and `close` wait for the outcome
+            self._abandon()
+            raise
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._run(self._core.abandon())
+        self._stop_watching()
 
     async def wait_finished(self) -> None:
         """Returns when the ledger has ended or the handle is poisoned, for any cause: then call `close`."""

@@ -87,7 +87,10 @@ async def together(work: Iterable[Coroutine[Any, Any, None]], name: str) -> None
     tasks = [loop.create_task(each, name=name) for each in work]
     try:
         await asyncio.gather(*tasks)
-    finally:
+    except GeneratorExit:  # the event loop is gone
+        raise
+    except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        raise

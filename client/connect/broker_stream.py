@@ -144,6 +144,9 @@ class BrokerStream:
         except asyncio.CancelledError:
             error = ConnectionLost("the client is closed")
             raise
+        except GeneratorExit:  # the event loop is gone, and with it everything that would be told
+            self.is_over = True
+            raise
         except Exception as failed:
             error = ConnectionLost(f"the stream's reader failed: {failed!r}")
             raise

@@ -11,9 +11,9 @@ it follow:
   message's slot.
 - When the owner of a slot changes while entries are outstanding at the old one, the slot is *draining* (S10): what
   follows waits until they are acknowledged, given back, or their consumer leaves; then it goes to the new owner.
-- What cannot go out waits here, and reading continues beyond it (S11), until what waits takes `waiting_bytes_max` of
-  memory. Pulsar stops at 20,000 entries; here it is bitmaps per slot, so that one stuck key with a million waiting
-  messages (170 KB) delays no other key.
+- What cannot go out waits here, and reading continues beyond it (S11), until what waits takes
+  `key_shared_waiting_bytes` of memory. Pulsar stops at 20,000 entries; here it is bitmaps per slot, so that one stuck
+  key with a million waiting messages (170 KB) delays no other key.
 - What was given back waits in its slots as well, so it precedes what is newer of its keys, whichever consumer gets it.
 - A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
