@@ -31,7 +31,7 @@ def main() -> int:
     given = options.parse_args()
 
     async def run(world: World) -> None:
-        async with Parts() as parts:
+        async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, given.metadata, WAIT_S, SESSION_S), disconnect)
             broker = await parts.start("broker", Broker.start(world, CONFIG, store), Broker.close)
             lines = world.network.serve_bytes(given.listen, LineProtocol(broker.owned).serve)
