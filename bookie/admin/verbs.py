@@ -38,7 +38,7 @@ from ...metadata import paths
 from ...metadata.records import LedgerRecord
 from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
-from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized, Unavailable
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..maintenance.garbage import Collected, Collector, GarbageProgress
@@ -243,6 +243,8 @@ class _Runs:
         self._last: Json | None = None
 
     def start(self, *, force: bool, major: bool, roll: bool) -> None:
+        if self._tasks.closed:
+            raise Unavailable("the bookie is closing: ask it when it runs again")
         if len(self._tasks):
             raise Busy("garbage collection is running already; gc-status says how far it is")
         self._progress = None
