@@ -152,8 +152,11 @@ class Attachment:
             stream.detach(self._id)
 
     async def close(self) -> None:
+        """Waits until the broker has forgotten an owner that is open; an opening that is under way is given up."""
         self.stop()
-        if self._stream is not None:
+        if self._answer is not None:
+            self.leave()
+        elif self._stream is not None:
             self._left = asyncio.get_running_loop().create_future()
             self.send(close=CLOSE)
             try:

@@ -274,7 +274,7 @@ class PartitionProducer:
         self._make_room()
 
     async def close(self) -> None:
-        """Waits for what is under way, as long as an operation may take; then nothing more is accepted."""
+        """Waits for what is under way, as long as an operation may take; Timeout: some has no outcome by then."""
         if self.core.state is State.CLOSED:
             return
         closed = AlreadyClosed("the producer is closed")
@@ -285,7 +285,9 @@ class PartitionProducer:
                 self.core.leaving()
                 await self._attachment.close()
         except TimeoutError as error:
-            raise Timeout(f"the producer was closed with messages under way{self.core.reason}") from error
+            if self.core.state is not State.CLOSING:
+                raise Timeout(f"the producer was closed with messages under way{self.core.reason}") from error
+            _LOG.info("%s: the broker did not answer to the producer's close", self.topic)
         finally:
             self._finish(closed)
 

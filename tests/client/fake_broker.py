@@ -63,6 +63,7 @@ class FakeBroker:
     """`drop_after`: the stream breaks, without a receipt, when it got so many entries (each once).
 
     `silent`: entries are stored and no receipts are sent. `refuse`: what opening a producer or consumer raises.
+    `ignores`: the kinds of frames that it reads and does nothing about.
     """
 
     def __init__(self, partitions: dict[str, int] | None = None) -> None:
@@ -70,6 +71,7 @@ class FakeBroker:
         self.partition_counts = partitions or {}
         self.drop_after: list[int] = []
         self.silent = False
+        self.ignores: set[str] = set()
         self.max_message_size = 5 << 20
         self.refuse: list[MagnetarError] = []
         self.publish_errors: list[MagnetarError] = []
@@ -103,6 +105,8 @@ class FakeBroker:
             while True:
                 for frame in await stream.receive():
                     kind = frame.WhichOneof("kind")
+                    if kind in self.ignores:
+                        continue
                     if kind in ("open_producer", "subscribe"):
                         assert frame.id > last, "ids ascend"
                         last = frame.id

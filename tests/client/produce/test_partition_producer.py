@@ -515,6 +515,32 @@ def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_sto
     simulate(body)
 
 
+def test_closing_does_not_wait_for_an_opening_when_every_message_has_its_outcome() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        broker.ignores.add("open_producer")
+        broker.opened[-1](wire_errors.Unavailable("the topic moves"))
+        await asyncio.sleep(1)
+        begun = asyncio.get_running_loop().time()
+        await producer.close()
+        assert asyncio.get_running_loop().time() - begun < 1
+
+    simulate(body)
+
+
+def test_a_broker_that_does_not_answer_to_the_close_fails_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        broker.ignores.add("close")
+        await producer.close()
+        assert "did not answer to the producer's close" in caplog.text
+
+    with caplog.at_level("INFO", logger="magnetar.client"):
+        simulate(body)
+
+
 def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the border lets through by mistake, and no codec takes."""
     from magnetar.client.core import pending as core
