@@ -33,7 +33,15 @@ from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream
 from ..runtime.world import World
 from .core.rules import check_operations, check_path, check_prefix
 from .messages import CHILDREN, COMMIT, GET, SESSION, commit_request, news_of
-from .session import CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
+from .session import (
+    CLOSE_TIMEOUT_S,
+    PAUSE_S_LAST,
+    PAUSE_S_MAX,
+    PAUSE_S_MIN,
+    WATCH_QUEUE_MAX,
+    SessionState,
+    SessionStore,
+)
 from .store import Changed, Operation, Reset, Versioned
 
 
@@ -104,7 +112,7 @@ class RemoteStore(SessionStore):
             if isinstance(failure, TimedOut):  # the connection loses what is sent: not that one again
                 await self._channel.close()
                 self._channel = self._world.network.connect(self._endpoint)
-            await asyncio.sleep(min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0)))
+            await asyncio.sleep(max(PAUSE_S_LAST, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def _is_final(self, failure: MagnetarError) -> bool:

@@ -40,6 +40,8 @@ late timer of the loop do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
 """Between two attempts, growing."""
+PAUSE_S_LAST = 0.001
+"""Between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
 WATCH_QUEUE_MAX = 10_000
 """Changes that a watch keeps until its reader takes them; more become one Reset."""
 

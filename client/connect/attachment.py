@@ -80,6 +80,7 @@ class Attachment:
 
     def reopen(self, after_s: float) -> None:
         """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
+        assert not self.is_attached, "one connection at a time"
         self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
 
     def _begin(self) -> None:
@@ -121,6 +122,10 @@ class Attachment:
             self._answer.set_result(None)
 
     # ------------------------------------------------------------------------------ with an id
+    @property
+    def is_attached(self) -> bool:
+        return self._stream is not None
+
     def send(self, **kind: Any) -> None:
         if self._stream is not None:
             self._stream.send(wire.ClientFrame(id=self._id, **kind))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from itertools import count, repeat
 from typing import Any
 
@@ -50,3 +52,10 @@ def _call(callback: Callback, *outcome: Any) -> None:
             callback(*outcome)
         except (Exception, SystemExit):
             _LOG.exception("a send callback failed")
+
+
+def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+    """Of flushes that have reached their message."""
+    for each in waiters:
+        if not each.done():
+            each.set_result(None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
@@ -40,7 +40,7 @@ from ..core.producer import ProducerCore
 from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
 from ..model.settings import ProducerSettings
-from .outcomes import settle
+from .outcomes import settle, wake
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -120,20 +120,26 @@ class PartitionProducer:
         self._do(self.core.time_passed(now, self._wall_ms()))
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
-        core, now = self.core, self._now()
+        left, now = iter(frames), self._now()
+        while (rare := self._take_outcomes(left, now)) is not None and self._attachment.is_attached:
+            self._do(self._rare(rare.WhichOneof("kind"), rare, now))
+
+    def _take_outcomes(self, left: Iterator[wire.ServerFrame], now: float) -> wire.ServerFrame | None:
+        """Takes receipts and credit, up to the first other frame, which it returns."""
         effects: list[ProducerEffect] = []
         try:
-            for frame in frames:
+            for frame in left:
                 kind = frame.WhichOneof("kind")
                 if kind == "receipt":
                     receipt = frame.receipt
-                    effects += core.receipt(receipt.sequence_id, receipt.ledger_id, receipt.entry_id, now)
+                    effects += self.core.receipt(receipt.sequence_id, receipt.ledger_id, receipt.entry_id, now)
                 elif kind == "credit":
-                    effects += core.credit(frame.credit)
+                    effects += self.core.credit(frame.credit)
                 else:
-                    effects += self._rare(kind, frame, now)
+                    return frame
         finally:
             self._do(effects)
+        return None
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
         match kind:
@@ -182,7 +188,7 @@ class PartitionProducer:
     def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
             case Flushed(waiters):
-                _wake(waiters)
+                wake(waiters)
             case Connect(after_s) if self.core.state is State.OPENING:
                 self._attachment.open()
             case Connect(after_s):
@@ -215,7 +221,7 @@ class PartitionProducer:
             self.why = outcome.error.message
         settle(outcome, self.topic)
         if outcome.batch.waiters is not None:
-            _wake(outcome.batch.waiters)
+            wake(outcome.batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
     def first_frame(self) -> dict[str, Any]:
@@ -290,9 +296,3 @@ class PartitionProducer:
             _LOG.info("%s: the broker did not answer to the producer's close", self.topic)
         finally:
             self._finish(closed)
-
-
-def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:
-    for each in waiters:
-        if not each.done():
-            each.set_result(None)

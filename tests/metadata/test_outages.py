@@ -419,3 +419,21 @@ def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_lives() ->
         assert await store.children("/") == []
 
     _simulate(scenario)
+
+
+def test_the_last_moment_before_a_deadline_takes_few_attempts() -> None:
+    """What is left is then less than the clock can tell apart: a pause of that length would end at the same time."""
+    simulation = Simulation(1, steps_max=100_000)
+
+    async def scenario() -> None:
+        backend = SimulatedBackend(simulation)
+        await backend.store()
+        assert backend.server is not None
+        for number in range(40):
+            node = f"partitioned-{number}"
+            simulation.wires.partition(node, "metadata")
+            connecting = connect_metadata(simulation.world(node), backend.server.endpoint, 0.37 + number / 7)
+            with pytest.raises(Unavailable):
+                await simulation.spawn(node, connecting)
+
+    simulation.run(scenario())

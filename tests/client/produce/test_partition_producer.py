@@ -340,6 +340,24 @@ def test_an_entry_with_an_unknown_outcome_goes_again() -> None:
     simulate(body)
 
 
+@pytest.mark.parametrize("closed", [False, True], ids=["failed only", "and closed"])
+def test_several_refusals_of_one_turn_open_the_producer_again_once(closed: bool) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_enabled=False)
+        broker.publish_errors = [wire_errors.OutcomeUnknown("the ledger was fenced")] * 4
+        sends = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(4)]
+        while not broker.received:  # noqa: ASYNC110
+            await asyncio.sleep(0.0001)
+        if closed:
+            broker.opened[-1](wire_errors.Unavailable("the topic moves"))
+        await asyncio.gather(*sends)
+        await asyncio.sleep(5)
+        assert len(broker.opened) == 2
+        assert stored(broker.topics[FULL]) == [b"0", b"1", b"2", b"3"]
+
+    simulate(body)
+
+
 def test_a_closed_producer_refuses_and_what_was_sent_before_is_stored() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         outcomes: list[Any] = []
