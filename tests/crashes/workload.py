@@ -154,8 +154,9 @@ class Life:
 
     async def _present(self, ledger: int) -> list[int]:
         """What a recovery would see: asked at once, without an await before the look at memory."""
-        asked = [(entry, self.store.read(ledger, entry)) for entry in sorted(self.sent.get(ledger, {}))]
-        return [entry for entry, answer in asked if (await answer).status is Status.OK]
+        entries = sorted(self.sent.get(ledger, {}))
+        answers = await asyncio.gather(*(self.store.read(ledger, entry) for entry in entries))
+        return [entry for entry, answer in zip(entries, answers, strict=True) if answer.status is Status.OK]
 
     async def _lac(self, ledger: int) -> None:
         lac = self.rng.randrange(max(self.sent.get(ledger, {}), default=0) + 1)
