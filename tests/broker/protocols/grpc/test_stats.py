@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 from magnetar.broker.protocols.grpc import stats
 from magnetar.broker.session import statistics as plain
+from magnetar.client.admin import values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 
@@ -25,6 +27,23 @@ def test_a_value_has_the_fields_of_its_message(value: type[Any]) -> None:
     of_clients = {"partitions"} if value is plain.TopicStats else set[str]()  # the sum of them, made by a client
     of_message = {each.name for each in MESSAGES[value].DESCRIPTOR.fields}
     assert {each.name for each in fields(value)} == of_message - of_clients
+
+
+@pytest.mark.parametrize("value", MESSAGES, ids=lambda value: value.__name__)
+def test_a_value_is_answered_by_the_admin_client_with_the_same_types(value: type[Any]) -> None:
+    answered = get_type_hints(getattr(values, value.__name__))
+    assert {name: _plain(kind) for name, kind in get_type_hints(value).items()} == {
+        name: _plain(kind) for name, kind in answered.items() if (value, name) != (plain.TopicStats, "partitions")
+    }
+
+
+def _plain(kind: Any) -> str:
+    """A closed set is text, a tuple is a list, and what may be missing is there or has its default."""
+    if get_origin(kind) in (list, tuple):
+        return f"list of {_plain(get_args(kind)[0])}"
+    if get_origin(kind) is UnionType:
+        return _plain(get_args(kind)[0])
+    return "str" if issubclass(kind, str) else str(kind.__name__)
 
 
 def test_values_inside_values_and_positions_are_translated() -> None:
