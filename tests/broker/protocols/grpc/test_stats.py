@@ -47,11 +47,12 @@ def _plain(kind: Any) -> str:
 
 
 def test_values_inside_values_and_positions_are_translated() -> None:
-    ledgers = [plain.LedgerStats(7, "open", 3, 90, 0, ("a", "b"))]
+    ledgers = [plain.LedgerStats(7, "open", 3, 90, 0, ("a", "b"), "it is written")]
     internals = plain.TopicInternalStats("serving", ledgers, Position(7, 2), 10, 1, "3/3/2", "3/3/2", False)
     found = wire.TopicInternalStatsReply(**stats.fields(internals))
     assert (found.last_confirmed.ledger_id, found.last_confirmed.entry_id) == (7, 2)
-    assert (list(found.ledgers[0].bookies), found.ledgers[0].bytes) == (["a", "b"], 90)
+    ledger = found.ledgers[0]
+    assert (list(ledger.bookies), ledger.bytes, ledger.stays) == (["a", "b"], 90, "it is written")
 
 
 def test_a_topic_that_was_never_compacted_has_no_horizon() -> None:
