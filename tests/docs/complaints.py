@@ -26,7 +26,7 @@ COMPLAINTS: dict[int, tuple[str, str]] = {
     13: ("redelivery counts are in memory only, so the dead-letter topic is never reached", "#25533"),
     14: ("a crash of the consumer does not count, so a bad message kills every consumer", "#23944, #5881"),
     15: ("a message becomes a dead letter before the application saw it", "#3077"),
-    16: ("a dead-letter policy with a limit that nobody set", "#14867"),
+    16: ("a dead-letter policy with a limit that the operator did not set", "#14867"),
     17: ("negative acknowledgements take 118 bytes each", "PR #23600"),
     18: ("the index of delayed messages is bound to memory and takes hours to rebuild", "#16763"),
     19: ("the delay tracker in buckets is slow under load", "#24603"),
