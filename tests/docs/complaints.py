@@ -18,7 +18,7 @@ COMPLAINTS: dict[int, tuple[str, str]] = {
     5: ("one hot key stalls all keys", "#23999"),
     6: ("permits become negative and the consumer gets nothing more", "#24418"),
     7: ("Shared on many partitions stops, with negative permits", "#10813"),
-    8: ("backlog and permits are there, and nothing is dispatched", "#14082"),
+    8: ("there are backlog and permits, and nothing is dispatched", "#14082"),
     9: ("permits of messages that are delivered again unread are lost", "#100"),
     10: ("above 10,000 holes the rest of the acknowledgements is dropped silently", "#25540"),
     11: ("one unacknowledged message makes a huge replay", "#742, #180"),

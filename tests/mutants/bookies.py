@@ -124,12 +124,12 @@ class _Lost(Exception):
 
 
 def lost_everywhere_is_whole(stack: Stack) -> None:
-    """M34: a restore passes by entries of which every replica is sure that it has none (ours)."""
+    """M34: a restore skips entries that every replica is certain to lack (ours)."""
     _passes_by(stack, DataLost)
 
 
 def found_nowhere_is_whole(stack: Stack) -> None:
-    """M34b: limbo passes by entries that no other bookie has (ours)."""
+    """M34b: limbo skips entries that no other bookie has (ours)."""
     _passes_by(stack, DataLost, Unavailable)
 
 
