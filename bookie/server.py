@@ -62,7 +62,7 @@ class BookieConfig:
     disk_full_share: float = 0.95  # used share of the disk at which clients' adds are refused
     disk_low_water_share: float = 0.90  # used share below which they are taken again
     disk_warn_share: float = 0.90  # used share at which major compaction waits, which takes room before it gives some
-    upkeep_interval_s: float = 10.0  # between looks at the disk; one system call
+    upkeep_interval_s: float = 10.0  # between checks of the disk; one system call
     scrub_pass_s: float = 604800.0  # in which all that is stored is read once and compared; 0: never
     limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
@@ -340,6 +340,6 @@ class Bookie:
         if position != self._noted:
             kept = await identity.note_journal(self._registration.metadata, self._identity, position, self._noted)
             if not kept:
-                _LOG.error("the metadata forgot what this bookie told it: nothing is deleted until a restart")
+                _LOG.error("the metadata lacks what this bookie stored in it: nothing is deleted until a restart")
             self._went_back = self._went_back or not kept
             self._noted = position

@@ -9,7 +9,6 @@ Names, parameters and defaults are those of `pulsar.asyncio`. Nothing connects b
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -20,7 +19,7 @@ from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
 from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
-from .common.closing import ClosedAfterAsyncWith
+from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
 from .common.reports import Reports
 from .connect.authentication import check_authentication
@@ -343,14 +342,13 @@ class Client(ClosedAfterAsyncWith):
             return
         self._stop_reports()
         open_, self._open = list(self._open), {}
-        outcomes = await asyncio.gather(*(each.close() for each in open_), return_exceptions=True)
-        self._closed = True
-        connections, self._connections = self._connections, None
-        if connections is not None:
-            await connections.close()
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
-                raise outcome
+        try:
+            await close_all(open_)
+        finally:
+            self._closed = True
+            connections, self._connections = self._connections, None
+            if connections is not None:
+                await connections.close()
 
 
 async def translated(awaitable: Awaitable[T]) -> T:

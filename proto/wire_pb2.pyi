@@ -786,20 +786,22 @@ class TopicStatsReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: _Optional[bool] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
-    __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies")
+    __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entries: int
     bytes: int
     first_index: int
     state: str
     bookies: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ...) -> None: ...
+    stays: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ..., stays: _Optional[str] = ...) -> None: ...
 
 class TopicInternalStatsReply(_message.Message):
     __slots__ = ("state", "ledgers", "last_confirmed", "cache_bytes", "pending_adds", "replication", "wanted_replication", "degraded")

@@ -4,15 +4,13 @@
 Read are the documents (docs/settings.md and docs/errors.md are made from the code, and not read twice), and of the
 product's modules docstrings, comments and string literals.
 
-`LEFT` counts what is left, per top-level package, and only falls: a count above its number fails, and so does a count
-below it, until the number is lowered. A word that is used in a permitted sense is in `PERMITTED`, with its phrase.
+A word that is used in a permitted sense is in `PERMITTED`, with its phrase.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from functools import cache
 
 import pytest
@@ -88,73 +86,19 @@ OLD_CLASSES = {
 }
 """Class name that was replaced -> the field's name for it."""
 
-LEFT: dict[str, dict[str, int]] = {
-    "behind": {
-        "bookie": 2,
-    },
-    "nobody|no one": {
-        "bookie": 8,
-        "docs": 2,
-    },
-    "whoever": {
-        "bookie": 1,
-        "docs": 1,
-    },
-    "somebody|someone": {
-        "docs": 1,
-    },
-    "heeds?|heeded": {
-        "docs": 1,
-    },
-    "laid down|lays down|lay down|laid out": {
-        "docs": 1,
-    },
-    "hears?|heard|overheard": {
-        "bookie": 3,
-        "docs": 1,
-    },
-    "is not there|are not there": {
-        "bookie": 2,
-        "client": 6,
-        "docs": 1,
-    },
-    "what (?:it|he|they) (?:has|have) not": {
-        "bookie": 1,
-        "client": 1,
-    },
-    "graves?|bury|buries|buried|burials?|burying": {
-        "bookie": 6,
-        "cli": 1,
-        "docs": 3,
-    },
-    "at hand": {
-        "broker": 1,
-    },
-    "(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": {
-        "bookie": 2,
-    },
-    "stands? (?:in|on|at|before|after|behind|between|beside|below|above|for|there|still)": {
-        "bookie": 3,
-        "client": 2,
-        "docs": 1,
-    },
-}
-"""Word -> package -> uses that are left: this only falls."""
-
-AREAS = (*layout.PACKAGES, "root", "docs")
 GENERATED = {"docs/settings.md", "docs/errors.md"}
 
 
 @cache
-def _texts() -> tuple[tuple[str, str, str], ...]:
-    """(area, place, text) of all that is read."""
+def _texts() -> tuple[tuple[str, str], ...]:
+    """(place, text) of all that is read."""
     found = []
     for module in layout.modules():
         pieces = [*layout.prose(module), *_literals(module)]
-        found += [(module.top or "root", f"{module.path}:{line}", text) for line, text in pieces]
+        found += [(f"{module.path}:{line}", text) for line, text in pieces]
     for document in [*DOCUMENTS, "TESTING.md"]:
         if document not in GENERATED:
-            found.append(("docs", document, (layout.ROOT / document).read_text(encoding="utf-8")))
+            found.append((document, (layout.ROOT / document).read_text(encoding="utf-8")))
     return tuple(found)
 
 
@@ -176,32 +120,21 @@ def _uses(word: str, text: str, phrases: tuple[str, ...] = ()) -> int:
     return len(re.findall(rf"\b(?:{word})\b", plain, re.I))
 
 
-def _counted(word: str) -> tuple[Counter[str], list[str]]:
-    counts: Counter[str] = Counter()
-    places = []
-    for area, place, text in _texts():
-        path = place.partition(":")[0]
-        uses = _uses(word, text, tuple(phrase for where, phrase in PERMITTED.get(word, ()) if where == path))
-        counts[area] += uses
-        places += [place] * bool(uses)
-    return counts, places
-
-
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_does_not_come_back(word: str) -> None:
-    counts, places = _counted(word)
-    for area in AREAS:
-        left = LEFT.get(word, {}).get(area, 0)
-        here = [place for place in places if place.startswith(f"{area}/") or area in ("docs", "root")]
-        assert counts[area] <= left, f"{area}: {word}: {WORDS[word]}\n" + "\n".join(here)
-        assert counts[area] == left, f"{area}: {word}: {counts[area]} left, lower LEFT from {left}"
+    permitted = PERMITTED.get(word, ())
+    places = [
+        place for place, text in _texts()
+        if _uses(word, text, tuple(phrase for path, phrase in permitted if path == place.partition(":")[0]))
+    ]  # fmt: skip
+    assert not places, f"{word}: {WORDS[word]}"
 
 
 @pytest.mark.parametrize("word", PERMITTED)
 def test_what_is_permitted_is_used(word: str) -> None:
     assert word in WORDS
     for path, phrase in PERMITTED[word]:
-        pieces = [text for _, place, text in _texts() if place.partition(":")[0] == path]
+        pieces = [text for place, text in _texts() if place.partition(":")[0] == path]
         assert any(phrase in text and _uses(word, phrase) for text in pieces), f"{path}: {phrase}"
 
 
@@ -214,12 +147,6 @@ def test_no_class_has_its_old_name() -> None:
     }
     old = {f"{classes[name]}: {name}: {OLD_CLASSES[name]}" for name in OLD_CLASSES.keys() & classes.keys()}
     assert not old
-
-
-def test_every_counted_word_and_area_is_known() -> None:
-    assert LEFT.keys() <= WORDS.keys()
-    assert {area for counts in LEFT.values() for area in counts} <= set(AREAS)
-    assert all(number > 0 for counts in LEFT.values() for number in counts.values())
 
 
 def test_a_word_is_seen_in_any_case_across_lines_and_not_inside_a_name() -> None:

@@ -108,7 +108,7 @@ async def _fill(store: Store, size: int) -> None:
         assert store.add_many(ledger, key, entries, total, 14, False) is Status.OK
         await store.sealed()
     await store.checkpoint()
-    await store.bury([ledger for ledger in ledgers if ledger % 5 < 3])
+    await store.delete([ledger for ledger in ledgers if ledger % 5 < 3])
     await store.checkpoint()
 
 

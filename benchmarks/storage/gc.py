@@ -27,7 +27,7 @@ def store_gc(options: Options) -> Run:
     """Bytes of all closed logs, with their index files, per live byte in them, after the deletion of --mib MiB.
 
     --ledgers ledgers with one entry of --size bytes each lie evenly among 1,000 ledgers of 64 KiB entries, which are
-    then buried; then `gc --now` as an operator would: open logs with little that lives are closed and moved too.
+    then deleted; then `gc --now` as an operator would: open logs with little that lives are closed and moved too.
     """
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")
     try:
@@ -45,7 +45,7 @@ async def _collect(directory: str, options: Options) -> dict[str, Any]:
     _, store = await _open(directory)
     fill_s = await _fill(store, ledgers, mib, options.size)
     before = _disk_bytes(directory)
-    assert await store.bury(list(range(ledgers, ledgers + DELETED_LEDGERS)))
+    assert await store.delete(list(range(ledgers, ledgers + DELETED_LEDGERS)))
     stalls = Stalls()
     began = time.perf_counter()
     done = await store.compactor.run(CompactionPolicy(), major=True, roll=True)

@@ -177,7 +177,7 @@ class RepairVerbs:
             return {"bookie": bookie, "departing": False}
         cookie = await get_record(store, paths.cookie(bookie), CookieRecord)
         if not registered and cookie is None and not await self._named(bookie):
-            raise NotFound(f"nobody knows a bookie {bookie}; 'magnetar bookies list' shows them", bookie=bookie)
+            raise NotFound(f"no bookie {bookie} is known; 'magnetar bookies list' shows them", bookie=bookie)
         if registered and flag(options, "dead"):
             raise Busy(
                 f"bookie {bookie} is registered: it lives. 'magnetar bookies decommission' empties a living one, "

@@ -121,7 +121,7 @@ class BookieAdmin:
         return msgspec.json.encode(answer)
 
     async def close(self) -> None:
-        """Ends a run that was started by hand; what it has not committed remains as after a crash."""
+        """Ends a run that was started by hand; work that is not committed is left as after a crash."""
         await self._runs.close()
 
     # ------------------------------------------------------------------------------------ verbs
@@ -257,7 +257,7 @@ class _Runs:
             done = await self._collector.run(force=force, minor=True, major=major, roll=roll, on_progress=self._hear)
             self._last |= _done(done)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
-            _LOG.warning("garbage collection by hand gave up: %s", error)
+            _LOG.warning("garbage collection started by hand failed: %s", error)
             self._last |= {"error": type(error).__name__, "message": str(error)}
         finally:
             self._last |= {"endedMs": self._clock.wall_ms()}
@@ -278,7 +278,7 @@ def _done(done: Collected) -> Json:
     return {
         "suspected": done.suspected,
         "refused": None if done.refused is None else done.refused.value,
-        "buried": len(done.buried),
+        "ledgersDeleted": len(done.ledgers_deleted),
         "logsDeleted": done.logs_deleted,
         "logsCompacted": done.logs_compacted,
         "bytesFreed": done.bytes_freed,

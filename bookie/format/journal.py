@@ -21,8 +21,8 @@ the block was made. The block before it may still have been on its way, so it is
 at another offset than the one in its checksum does not parse. `block seq` counts from 0 in each file. A
 recycled file keeps stale blocks: they carry another journal id and another salt (random per use of the file, so that no
 payload can pose as a block), and do not parse.
-`records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there. Without the salt no
-block can be told from stale bytes, so the header stands there twice, in different sectors: one of them is enough.
+`records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it does not count. Without the salt
+no block can be distinguished from stale bytes, so the file has two headers, in different sectors: one is enough.
 
 Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that those
 bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later

@@ -54,7 +54,7 @@ class EntryRepairer:
             try:
                 left = await self._pass()
             except (MagnetarError, ValueError, OSError, NoSpace) as error:
-                _LOG.warning("damaged entries could not be mended now: %s", error)
+                _LOG.warning("damaged entries are not repaired yet: %s", error)
                 left = 1
             try:
                 async with asyncio.timeout(pause_s if left else None):
@@ -84,5 +84,5 @@ class EntryRepairer:
         finally:
             await client.close()
         if reason is not None:
-            _LOG.warning("the damage stays for now: %s", reason)
+            _LOG.warning("the damage is not repaired yet: %s", reason)
         return reason is None

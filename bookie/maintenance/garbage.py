@@ -5,13 +5,13 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`); and when the listing would delete
-    at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata gave out all of their ids. Else the
+    at least DELETED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata gave out all of their ids. Else the
     pass is refused (`GarbageRefusal`) unless it is forced;
  4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE, or past
-    BURIED_SHARE_MAX where the tree saw them deleted: time for an operator to see the warning and `gc_doubtful`;
- 6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on), or the tree saw them deleted:
+    DELETED_SHARE_MAX where the tree saw them deleted: time for an operator to see the warning and `gc_doubtful`;
+ 6. together they are at most DELETED_SHARE_MAX of the ledgers here (from DELETED_MIN on), or the tree saw them deleted:
     between the pass that found a ledger missing for the first time and the one before it the tree had at least as many
     commits as ledgers disappeared. When the listing lacks more than that, nothing is deleted, however long it lasts,
     until a pass is forced (`magnetar bookies gc --now --force`); `gc_refused` and the log say so. With ZooKeeper, and
@@ -51,11 +51,11 @@ from .seen import Memory
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
-BURIED_SHARE_MAX = 0.5
+DELETED_SHARE_MAX = 0.5
 """Share of the ledgers here. More of them get tombstones only in a forced pass, or when the tree saw them deleted."""
 DOUBT_SHARE = 0.25
 """Share of the ledgers here. More of them wait for `doubt_s`, unless the tree saw them deleted."""
-BURIED_MIN = 10
+DELETED_MIN = 10
 """No share applies to fewer missing ledgers than this: of few ledgers any number is a large share."""
 _PART = 4096
 _READS_MAX = 64
@@ -101,7 +101,7 @@ class _Seen(NamedTuple):
 class Collected(NamedTuple):
     suspected: int  # dead for the first time, or not for long enough
     refused: GarbageRefusal | None
-    buried: list[int]
+    ledgers_deleted: list[int]
     logs_deleted: list[int]
     logs_compacted: list[int]
     bytes_freed: int  # of the files that went
@@ -165,19 +165,19 @@ class Collector:
         self._running = True
         try:
             on_progress(GarbageProgress("metadata", 0, 0, 0, 0))
-            suspected, refused, buried = await self._bury(force)
+            suspected, refused, dead = await self._delete_dead(force)
             self.refused = refused
             policy = self._policy.on_a_full_disk() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run(
                 policy if minor or major else None, major=major, roll=roll,
                 on_progress=lambda *numbers: on_progress(GarbageProgress(*numbers)),
             )  # fmt: skip
-            if buried or done.deleted or done.compacted:
+            if dead or done.deleted or done.compacted:
                 _LOG.info(
-                    "buried %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
-                    len(buried), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
+                    "deleted %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
+                    len(dead), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
                 )  # fmt: skip
-            return Collected(suspected, refused, buried, *done)
+            return Collected(suspected, refused, dead, *done)
         finally:
             self._running = False
 
@@ -201,12 +201,12 @@ class Collector:
         try:
             await self.run(minor=minor, major=major, roll=full)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
-            _LOG.warning("garbage collection gave up, the next pass goes on: %s", error)
+            _LOG.warning("garbage collection failed, the next pass continues: %s", error)
             return
         await self._schedule.ran(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
-    async def _bury(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
+    async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
         """(number of missing ledgers, why none got a tombstone, those that got one)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
@@ -229,14 +229,14 @@ class Collector:
         self._doubtful = 0
         if refused is not None:
             _LOG.error(
-                "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
-                "`magnetar bookies gc --now --force` buries them", refused.value, len(missing), len(local),
+                "garbage collection deletes nothing: %s (%d of %d); if they were deleted on purpose, "
+                "`magnetar bookies gc --now --force` deletes them", refused.value, len(missing), len(local),
             )  # fmt: skip
             gone = missing if refused is not GarbageRefusal.WENT_BACK else BitMap64()
             self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}
             return len(missing), refused, []
         doubtful = not force and _is_more_than(
-            DOUBT_SHARE if self._unexplained & missing else BURIED_SHARE_MAX, missing, local
+            DOUBT_SHARE if self._unexplained & missing else DELETED_SHARE_MAX, missing, local
         )
         confirmed = await _confirmed(metadata, list(missing))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
@@ -250,11 +250,11 @@ class Collector:
         if doubtful and not dead:
             self._doubtful = len(self._suspects)
             _LOG.warning(
-                "%d of %d ledgers here are missing from the metadata; they are buried after %g s",
+                "%d of %d ledgers here are missing from the metadata; they are deleted after %g s",
                 len(missing), len(local), wait_s,
             )  # fmt: skip
             return len(self._suspects), left, []
-        if dead and not await store.bury(dead):
+        if dead and not await store.delete(dead):
             return len(self._suspects), left, []
         for ledger in dead:
             del self._suspects[ledger]
@@ -277,9 +277,9 @@ class Collector:
     ) -> GarbageRefusal | None:
         if missing and self._went_back():
             return GarbageRefusal.WENT_BACK
-        if not listed and len(missing) >= BURIED_MIN:
+        if not listed and len(missing) >= DELETED_MIN:
             return GarbageRefusal.EMPTY_LISTING
-        if _is_more_than(BURIED_SHARE_MAX, missing, local) and self._unexplained & missing:
+        if _is_more_than(DELETED_SHARE_MAX, missing, local) and self._unexplained & missing:
             return GarbageRefusal.TOO_MANY
         if _is_more_than(DOUBT_SHARE, missing, local) and not await _handed_out(metadata, missing):
             return GarbageRefusal.TOO_MANY
@@ -344,4 +344,4 @@ async def _handed_out(metadata: MetadataStore, ledgers: BitMap64) -> bool:
 
 
 def _is_more_than(share: float, missing: BitMap64, local: BitMap64) -> bool:
-    return len(missing) >= BURIED_MIN and len(missing) > share * len(local)
+    return len(missing) >= DELETED_MIN and len(missing) > share * len(local)

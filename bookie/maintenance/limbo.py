@@ -82,7 +82,7 @@ class LimboExit:
                         await self._left()
                         return
             except (MagnetarError, ValueError, OSError, NoSpace) as error:
-                _LOG.warning("limbo: this pass gave up, the next goes on: %s", error)
+                _LOG.warning("limbo: this pass failed, the next one continues: %s", error)
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
@@ -104,7 +104,7 @@ class LimboExit:
     async def _leave(self) -> None:
         await self._store.leave_limbo()
         self.blocked = {}
-        _LOG.warning("limbo is left: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
+        _LOG.warning("limbo has ended: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
         """Restores the ledgers that remain; whether all are whole."""
@@ -114,7 +114,7 @@ class LimboExit:
         wanted = [ledger for ledger in ledgers if ledger <= upto]
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0
-        _LOG.info("limbo: %d ledgers up to %d are looked through", len(wanted), upto)
+        _LOG.info("limbo: %d ledgers up to %d are compared", len(wanted), upto)
         client = LedgerClient(self._world, metadata)
         try:
             restorer = Restorer(self._store, self._bookie, metadata, client)
@@ -145,7 +145,7 @@ class LimboExit:
             return
         some = "; ".join(list(self.blocked.values())[:REASONS_LOGGED_MAX])
         _LOG.error(
-            "limbo: %d of %d ledgers are not whole, another pass follows in %g s: %s. Start the bookies that are away; "
+            "limbo: %d of %d ledgers are not whole, another pass follows in %g s: %s. Start the bookies that are down; "
             "if an entry's only copy was here, restore the directory from a backup, or give up what is missing with "
             "`magnetar bookies accept-loss %s`",
             len(self.blocked), self.counters["limbo_ledgers"], self._pause_s, some, self._bookie,

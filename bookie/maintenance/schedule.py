@@ -90,7 +90,7 @@ class Schedule:
         try:
             return note.decode(disk.read_file(self._world.files, path), MAGIC, Times, path)
         except (Damaged, NewerFormat, OSError) as error:
-            _LOG.warning("when logs were compacted last is forgotten: %s", error)
+            _LOG.warning("the times of the last compactions cannot be read: %s", error)
             return None
 
     async def _save(self) -> None:
@@ -98,4 +98,4 @@ class Schedule:
         try:
             await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
-            _LOG.warning("when logs were compacted last is not kept: %s", error)
+            _LOG.warning("the times of the last compactions are not stored: %s", error)

@@ -105,7 +105,7 @@ class Scrubber:
             try:
                 await self.run_pass()
             except (OSError, disk.NoSpace) as error:
-                _LOG.warning("the scrubber gave up, it goes on later: %s", error)
+                _LOG.warning("the scrubber stopped, and continues later: %s", error)
                 await asyncio.sleep(SAVE_S)
                 continue
             over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
@@ -238,7 +238,7 @@ class Scrubber:
             try:
                 return note.decode(disk.read_file(self._world.files, path), MAGIC, ScrubPlace, path)
             except (Damaged, NewerFormat) as error:
-                _LOG.warning("the scrubber begins again: %s", error)
+                _LOG.warning("the scrubber starts again: %s", error)
                 return ScrubPlace()
 
         self._place = await self._worker.run(read)

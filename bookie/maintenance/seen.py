@@ -195,7 +195,7 @@ class Memory:
         try:
             await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
-            _LOG.warning("what was seen of the metadata is not kept: %s", error)
+            _LOG.warning("the last seen state of the metadata is not stored: %s", error)
             return
         self._kept, self._saved_at = seen, now
 

@@ -103,7 +103,8 @@ class DiskMonitor:
 
     def depart(self, departing: bool) -> None:
         if departing is not self.departing:
-            _LOG.warning("the bookie is %s", "to be emptied: it takes no new ledgers" if departing else "to stay")
+            how = "departing: it takes no new ledgers" if departing else "not departing any more"
+            _LOG.warning("the bookie is %s", how)
         self.departing = departing
         self._on_read_only(self.read_only)
 
@@ -145,10 +146,10 @@ class DiskMonitor:
                 try:
                     await step()
                 except (MagnetarError, OSError) as error:
-                    _LOG.warning("cannot look at the disk or tell the metadata: %s", error)
+                    _LOG.warning("the disk cannot be checked, or the registration not changed: %s", error)
                 except Exception:  # the disk is checked even when the other steps fail
                     self.failures += 1
-                    _LOG.exception("a step of the upkeep failed, the others go on")
+                    _LOG.exception("a step of the disk monitor failed, the others run")
 
     async def _register(self) -> None:
         if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):

@@ -101,7 +101,7 @@ class Auditor:
                 except MagnetarError as error:
                     if not error.retryable:
                         raise
-                    _LOG.warning("the auditor begins again: %s", error)
+                    _LOG.warning("the auditor starts again: %s", error)
                 await asyncio.sleep(self._config.audit_interval_s)
         finally:
             await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
@@ -142,7 +142,7 @@ class Auditor:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.warning("the watch on ledgers broke, looking at all of them: %s", error)
+                _LOG.warning("the watch on the ledgers broke, all of them are checked: %s", error)
                 await asyncio.sleep(self._config.audit_interval_s)
 
     # ------------------------------------------------------------------------------ looks
@@ -157,7 +157,7 @@ class Auditor:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.warning("the look was broken off, the next one is at all ledgers: %s", error)
+                _LOG.warning("the check was interrupted, the next one covers all ledgers: %s", error)
                 self._scan_due = 0.0
             await asyncio.sleep(self._config.audit_interval_s)
         _LOG.warning("%s is not the auditor any more", self._node.name)
@@ -172,7 +172,7 @@ class Auditor:
         gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
-                _LOG.warning("bookie %s is %s: what lies on it is copied to others", bookie, gone[bookie].value)
+                _LOG.warning("bookie %s is %s: its entries are copied to other bookies", bookie, gone[bookie].value)
             self._scan_due = now + self._config.scan_interval_s  # before the reads: what changes meanwhile is told
             self._gone = gone
             await self._scan()
@@ -287,7 +287,7 @@ class Auditor:
             if bookie not in self._named:
                 departed = Delete(paths.departing(bookie), ANY)
                 if await delete_cookie(self._metadata, bookie, departed):
-                    _LOG.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
+                    _LOG.warning("bookie %s is forgotten: no ledger names it any more", bookie)
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:

@@ -16,16 +16,16 @@ class RepairConfig:
     check_pass_s: float = 86400.0  # every closed ledger's copies are compared once in this; 0: only once, when closed
     checks_per_s: float = 50.0  # at most; a check is one small request for each fragment and bookie
     retry_min_s: float = 5.0  # before a ledger that could not be made whole is tried again; doubles each time …
-    retry_max_s: float = 300.0  # … up to this; what changes meanwhile (a bookie comes) brings it forward
+    retry_max_s: float = 300.0  # … up to this; a change meanwhile (a new bookie) ends the wait
 
     # ---- performance
-    bytes_per_s: int = 8 << 20  # a worker copies at most this, so that producers feel little of it; 0: no limit
+    bytes_per_s: int = 8 << 20  # a worker copies at most this, so that producers are hardly slowed; 0: no limit
     ledgers_at_once: int = 4  # of a worker; small ledgers wait for the metadata most of the time
     batches_at_once: int = 6  # of a ledger, each about `batch_bytes` in memory, twice
     batch_bytes: int = 1 << 20  # read and added at once; with a limit less: a 64th of a second
-    audit_interval_s: float = 5.0  # between looks at who is registered; one listing each
-    scan_interval_s: float = 3600.0  # between looks at all ledgers' records when nothing happened; one read each
-    poll_interval_s: float = 10.0  # between looks at all marks, besides the watch on them
+    audit_interval_s: float = 5.0  # between checks of the registered bookies; one listing each
+    scan_interval_s: float = 3600.0  # between reads of all ledgers' records when nothing happened
+    poll_interval_s: float = 10.0  # between listings of all marks, besides the watch on them
 
     def __post_init__(self) -> None:
         for name in ("lost_bookie_grace_s", "checks_per_s", "retry_min_s", "ledgers_at_once", "batches_at_once",

@@ -86,7 +86,7 @@ class Copier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
-        """`copied` hears of the bytes as they arrive. CopyFailed; the metadata's errors."""
+        """`copied` is called with the number of bytes as they arrive. CopyFailed; the metadata's errors."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:

@@ -183,7 +183,7 @@ async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairL
 
 
 async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Gives the node up, if it is one's own. What cannot be reached goes with the session; nobody waits for it."""
+    """Deletes the node, if it is the caller's. When the metadata does not answer, the node ends with the session."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await readable(store, path, type(record))

@@ -77,9 +77,9 @@ class RepairKeeper:
             try:
                 await self._repair.run()
             except MagnetarError as error:
-                _LOG.warning("auto-recovery here begins again: %s", error)
+                _LOG.warning("auto-recovery starts again on this bookie: %s", error)
             except Exception:
-                _LOG.exception("auto-recovery here failed, and begins again")
+                _LOG.exception("auto-recovery failed on this bookie, and starts again")
             finally:
                 self._past, self._repair = self._counted(), None
                 await client.close()

@@ -4,9 +4,9 @@
     try       lock (ephemeral: a worker that dies gives it back) → look → step, until Unmark or Wait → unlock
 
 The lock spares work, nothing more: two workers at one ledger do no harm, since adds are idempotent and the record is
-changed by compare-and-set on its content. A mark is taken away only in the version that the worker went by.
-A ledger that cannot be made whole stays marked, with the reason and a time before which nobody tries again; `Stuck`
-has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
+changed by compare-and-set on its content. A mark is deleted only in the version that the worker read.
+A ledger that cannot be made whole stays marked, with the reason and a time before which no worker tries again;
+`Stuck` has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
 Guards: tests/bookie/repair/test_repair.py.
 """
 
@@ -122,7 +122,7 @@ class Worker:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.warning("the watch on marks broke, listing again: %s", error)
+                _LOG.warning("the watch on the marks broke, they are listed again: %s", error)
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
@@ -147,7 +147,7 @@ class Worker:
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
     def _add(self, ledgers: Sequence[int]) -> None:
-        """In random order, so that workers who hear of the same ledgers do not meet at each."""
+        """In random order, so that workers that learn of the same ledgers do not meet at each."""
         for ledger in self._rng.sample(ledgers, len(ledgers)):
             self._due[ledger] = None
         self._woken.set()
@@ -386,7 +386,7 @@ class Worker:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.debug("the progress could not be told: %s", error)
+                _LOG.debug("the progress is not stored: %s", error)
 
 
 async def _silent() -> None:

@@ -94,7 +94,7 @@ class Newcomers:
             _LOG.warning("cannot ask the metadata for ledger %d: %s", ledger, error)
             status = Status.BUSY
         except ValueError as error:
-            _LOG.error("ledger %d cannot begin here, its record is damaged: %s", ledger, error)
+            _LOG.error("ledger %d is refused, its record in the metadata is damaged: %s", ledger, error)
             status = Status.UNKNOWN
         self._settle(ledger, key, status)
 

@@ -260,7 +260,7 @@ class Replay:
     def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
         descriptors = self._descriptors
         if kind is RecordType.TOMBSTONE:
-            descriptors.bury(ledger, entry)
+            descriptors.delete(ledger, entry)
             self._memtable.forget(ledger)
             return
         if ledger in descriptors.tombstones:

@@ -107,11 +107,11 @@ class Store:
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
             interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
         )  # fmt: skip
-        self._burial = TombstoneWriter(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
+        self._tombstones = TombstoneWriter(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
         self.compactor = Compactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._burial.settle, with_room=self.room.found_for,
+            log_bytes_max=config.log_bytes_max, settle=self._tombstones.settle, with_room=self.room.found_for,
             forget=self._reads.forget, on_bad=ports.on_bad,
         )  # fmt: skip
 
@@ -132,7 +132,7 @@ class Store:
             await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
             if not isinstance(error, disk.NoSpace):
                 raise
-            _LOG.warning("no room for the start: %s", error)
+            _LOG.warning("the disk is full at the start: %s", error)
             if not room.at_start(world.files, directory, uuid):
                 raise
             return await cls.open(world, directory, uuid, config, known, ports)
@@ -162,7 +162,7 @@ class Store:
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
-            _LOG.warning("no room for the last checkpoint, the journal keeps it: %s", error)
+            _LOG.warning("the disk is full, without a last checkpoint: the journal keeps the entries: %s", error)
         await self._journal.close()
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)
@@ -364,9 +364,9 @@ class Store:
         """No room for the last checkpoint."""
         return self.room.flush_blocked
 
-    async def bury(self, ledgers: list[int]) -> bool:
+    async def delete(self, ledgers: list[int]) -> bool:
         """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
-        return await self._burial.bury(ledgers)
+        return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
@@ -386,7 +386,7 @@ class Store:
     def statistics(self) -> dict[str, int]:
         return {
             **self.counters,
-            **self._burial.counters,
+            **self._tombstones.counters,
             **{f"journal_{name}": value for name, value in self._journal.statistics.items()},
             **self._checkpoint.counters,
             **self.compactor.counters,

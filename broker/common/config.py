@@ -36,7 +36,7 @@ class BrokerConfig(Applied):
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
-    auto_topic_creation: bool = True  # a topic is made when it is first looked at
+    auto_topic_creation: bool = True  # a topic is made at its first look-up
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
     max_namespaces_per_tenant: Limit = 0  # of each
     max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
@@ -54,10 +54,10 @@ class BrokerConfig(Applied):
     compaction_retain_null_key: bool = False  # messages without a key survive compaction; or they are removed
     delayed_seal_entries: Positive = 50_000  # so many become a bucket on disk; 56 bytes each before
     delayed_memory_bytes: Positive = 16 << 20  # of what is not on disk; above, what is due soon goes there too
-    trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
+    trim_interval_s: float = 10.0  # between two checks of each topic; longer: later trimming and expiry
     orphan_sweep_s: float = 3600.0  # between two searches for ledgers that no record names; each reads all records
     orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out
-    roll_idle_s: float = 60.0  # a ledger that all have acknowledged ends when nothing came for so long: it can be freed
+    roll_idle_s: float = 60.0  # an acknowledged ledger ends when nothing was published for so long: it can be freed
     broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
     broker_publish_rate_bytes: Limit = 0  # … in bytes
     broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit
@@ -65,14 +65,14 @@ class BrokerConfig(Applied):
     dedup_snapshot_entries: Positive = 1_000  # between two snapshots of sequence ids; more: a longer replay at a load
     dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
     dedup_producers: Positive = 10_000  # of a topic that left and are remembered; 100 bytes each, and in each snapshot
-    dedup_inactive_minutes: Positive = 360  # a producer that has been away for so long is forgotten: it may double
+    dedup_inactive_minutes: Positive = 360  # a producer absent for so long is forgotten: it may publish twice
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
     key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
-    cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and their bytes, for who tails; 0: from bookies
+    cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and bytes, for tailing; 0: read from bookies
     catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer: its credit; above, the client waits

@@ -2,7 +2,7 @@
 
 Fields have the names of the messages of proto/wire.proto, and their units: messages where a name gives none. Counters
 run since the topic was loaded. What a text may say is the `value` of the enum it comes from: `Blocked`, `Quota`,
-`TopicLogState`, `CompactionRunState`. Guarding tests: tests/broker/protocols/grpc/test_stats.py.
+`TopicLogState`, `Stays`, `CompactionRunState`. Guarding tests: tests/broker/protocols/grpc/test_stats.py.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class LedgerStats:
     bytes: int
     first_index: int
     bookies: tuple[str, ...]
+    stays: str  # why it is not deleted; empty: the next trim deletes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +220,9 @@ def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
         ledgers=[
             LedgerStats(
                 span.ledger_id, "open" if span.open else "closed", span.last_entry + 1, span.size, span.first_index,
-                log.ensemble.get(span.ledger_id, ()),
+                log.ensemble.get(span.ledger_id, ()), stays.value if stays is not None else "",
             )
-            for span in log.shape.spans
+            for span, (_, stays) in zip(log.shape.spans, topic.why_ledgers_stay(), strict=True)
         ],
         last_confirmed=log.shape.last, cache_bytes=cache_bytes, pending_adds=log.pending_entries,
         replication=str(log.replication or ""), wanted_replication=str(log.wanted), degraded=log.degraded,

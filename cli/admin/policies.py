@@ -164,7 +164,7 @@ VERBS = (
         "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
     ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACES,)),
     Verb("auto-subscription-creation", (
-        Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it comes."),
+        Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it connects."),
     ), "Whether consumers make subscriptions.", "--disable"),
     Verb("max-unacked-messages-per-consumer", _number(
         "max_unacked_per_consumer", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-consumer"), "Messages"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")
 SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
-LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies")
+LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
 
 _SUMMED = {
     "msgRateIn": "rate_in",
@@ -178,6 +178,7 @@ def internal_stats(reply: values.TopicInternalStats) -> dict[str, Any]:
                 "size": ledger.bytes,
                 "firstIndex": ledger.first_index,
                 "bookies": list(ledger.bookies),
+                "stays": ledger.stays,
             }
             for ledger in reply.ledgers
         ],

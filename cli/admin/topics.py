@@ -15,7 +15,7 @@ topics = LazyGroup(
         "create": Lazy(".admin.topics", "create", "Make a topic, with or without partitions."),
         "update": Lazy(".admin.topics", "update", "Give a partitioned topic more partitions."),
         "stats": Lazy(".admin.topics", "stats", "Messages, storage, producers, subscriptions."),
-        "stats-internal": Lazy(".admin.topics", "stats_internal", "Ledgers of a topic and where they lie."),
+        "stats-internal": Lazy(".admin.topics", "stats_internal", "Ledgers of a topic, and why each stays."),
         "lookup": Lazy(".admin.topics", "lookup", "Which broker owns it."),
         "get-partitioned-topic-metadata": Lazy(".admin.topics", "metadata", "How many partitions it has."),
         "bundle-range": Lazy(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
@@ -148,7 +148,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 @click.argument("topic")
 @connected
 def stats_internal(session: Session, topic: str) -> None:
-    """The ledgers of a topic, their state and their bookies.
+    """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
 
     Example: magnetar topics stats-internal orders
     """

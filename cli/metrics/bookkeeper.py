@@ -40,7 +40,7 @@ SECOND = (
     Second("bookie_ledgers_count", ("magnetar_bookie_ledgers",)),
     Second("bookie_write_cache_size", ("magnetar_bookie_memtable_bytes",)),
     Second("bookie_read_cache_size", ("magnetar_bookie_read_cache_bytes",)),
-    Second("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_buried_total",)),
+    Second("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_deleted_total",)),
     Second("bookie_throttled_write_requests", ("magnetar_bookie_slowed_down_total",), "a connection was not read"),
     Second("bookie_journal_JOURNAL_QUEUE_SIZE", ("magnetar_bookie_journal_queued_records",)),
     Second("bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer; many entries may be one request"),

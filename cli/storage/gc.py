@@ -22,7 +22,7 @@ POLL_S = 0.2
 """Between two requests about a running collection; each is one small message."""
 
 PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
-DONE_COLUMNS = ("bookie", "buried", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
+DONE_COLUMNS = ("bookie", "ledgersDeleted", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
 STATE_COLUMNS = (
     "bookie", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "restored", "quarantined", "scrubPercent",
     "scrubDamaged", "gc",
@@ -150,7 +150,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
         print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
     for row in rows:
         if row.get("message"):
-            raise Failure(f"bookie {row['bookie']}: garbage collection gave up: {row['message']}", FAILED)
+            raise Failure(f"bookie {row['bookie']}: garbage collection failed: {row['message']}", FAILED)
         if row.get("refused"):
             raise Failure(
                 f"bookie {row['bookie']} deleted nothing: {row['refused']}. If the metadata is the right one and that "
@@ -206,4 +206,4 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
     confirm(f"Give up for good what bookie {peers[0].id} has lost and no other bookie has", yes)
     (answer,) = ask_each(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
-    session.out.stream(rows, ("ledger", "lacks"), empty="limbo is left; nothing was given up")
+    session.out.stream(rows, ("ledger", "lacks"), empty="limbo has ended; nothing was given up")

@@ -144,8 +144,8 @@ def _journal_records(
                 for offset, record in found.places():
                     if stop is not None and offset >= stop:
                         return
-                    buried = record.type is RecordType.TOMBSTONE
-                    last = record.entry if buried else record.ledger
+                    is_tombstone = record.type is RecordType.TOMBSTONE
+                    last = record.entry if is_tombstone else record.ledger
                     if ledger is not None and not record.ledger <= ledger <= last:
                         continue
                     if entry is not None and (record.type is not RecordType.ADD or record.entry != entry):
@@ -156,7 +156,7 @@ def _journal_records(
                     yield {
                         "journal": number, "offset": offset, "block": found.header.sequence, "type": record.type.name,
                         "ledger": record.ledger, "entry": record.entry if record.type is RecordType.ADD else None,
-                        "lac": lac, "bytes": len(record.payload), "lastLedger": last if buried else None,
+                        "lac": lac, "bytes": len(record.payload), "lastLedger": last if is_tombstone else None,
                     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from .values import DrainingSlot as DrainingSlot
 from .values import KeyDistribution as KeyDistribution
 from .values import LedgerState as LedgerState
 from .values import LedgerStats as LedgerStats
+from .values import LedgerStays as LedgerStays
 from .values import NamespaceInfo as NamespaceInfo
 from .values import OrphanLedger as OrphanLedger
 from .values import Orphans as Orphans

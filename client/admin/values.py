@@ -99,6 +99,19 @@ class LedgerState(_Words):
     UNKNOWN = "unknown"
 
 
+class LedgerStays(_Words):
+    """Why a ledger of a topic is not deleted. NO: the next trim deletes it."""
+
+    NO = ""
+    OPEN = "it is the last of the list, or it is written"
+    NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
+    NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    RETAINED_BY_TIME = "the retention time has not passed"
+    RETAINED_BY_SIZE = "the retention size is not reached"
+    UNKNOWN = "unknown"
+
+
 class CompactionState(_Words):
     """Of the last compaction of a topic: Pulsar's names."""
 
@@ -249,6 +262,7 @@ class LedgerStats:
     bytes: int
     first_index: int  # of its first message
     bookies: tuple[str, ...]  # of its last ensemble
+    stays: LedgerStays
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,7 +332,7 @@ class Disconnected(PulsarException):
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}
 
 _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
-    # The first that fits; so the special ones stand before their families.
+    # The first that fits, so each class comes before its base class.
     (wire_errors.InvalidName, InvalidTopicName),
     (wire_errors.MessageTooLarge, MessageTooBig),
     (wire_errors.CorruptEntry, ChecksumError),

@@ -150,9 +150,9 @@ class Connections:
         return await self.retry(attempt)
 
     async def owner(self, topic: TopicName) -> Channel:
-        """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or is not
-        there, costs no pause: the others are asked at once, for the one that fails may be the one that is looked for.
-        What was told with the partitions is used once, instead.
+        """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or does
+        not answer, costs no pause: the others are asked at once, because the one that fails may be the owner. An owner
+        that was named with the partitions is used once, instead.
         """
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:

@@ -20,7 +20,7 @@ def parse_service_url(text: str) -> tuple[Endpoint, ...]:
     if not separator:
         raise InvalidUrl(f"{text!r} is not a service URL; write magnetar://{text.strip() or 'localhost:7650'}")
     if scheme in ("pulsar+ssl", "magnetar+ssl", "https"):
-        raise InvalidUrl(f"{text!r}: TLS is not there yet; use magnetar://HOST:PORT inside a trusted network")
+        raise InvalidUrl(f"{text!r}: TLS is not supported yet; use magnetar://HOST:PORT inside a trusted network")
     if scheme not in DEFAULT_PORTS:
         raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or pulsar://, not {scheme}://")
     hosts = rest.split("/")[0]

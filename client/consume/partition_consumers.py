@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
+from ..common.closing import close_all
 from ..common.errors import InvalidMessage
 from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
@@ -142,7 +144,7 @@ class PartitionConsumers:
         try:
             if self._watcher is not None:
                 await self._watcher.close()
-            await asyncio.gather(*(each.close() for each in self.all))
+            await close_all(self.all)
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise
@@ -161,7 +163,8 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
         raise
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
-        await asyncio.gather(*(each.close() for each in new))
+        with suppress(Exception):  # why it was not opened is what the caller learns
+            await close_all(new)
         raise errors[0]
 
 

@@ -178,8 +178,8 @@ class TableView(ClosedAfterAsyncWith):
         """It restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
         before = self._horizons.get(consumer)
         self._horizons[consumer] = consumer.compacted_end_index
-        behind = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
-        if before is not None and before < consumer.compacted_end_index and behind:
+        lags = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
+        if before is not None and before < consumer.compacted_end_index and lags:
             self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
     async def _read_again(self, consumer: PartitionConsumer) -> None:

@@ -258,7 +258,7 @@ class Batcher:
             if batch.goes_back:
                 assert batch.message is not None, "what goes back is alone"
                 continue
-            assert batch.sequence_id > last, "batches stand in the order of their sequence ids"
+            assert batch.sequence_id > last, "batches are in the order of their sequence ids"
             last = batch.highest
 
 

@@ -9,7 +9,7 @@ connection is lost are sent over the next one. An entry that is given back, or n
 again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that is
 not acknowledged is delivered again by the next one. **Reconnect.** An error that may pass and a lost connection open
 the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
-delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what it has not read
+delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
 (`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
 acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again
 after a reconnect, and gets its first permits when that is answered: only the broker knows that place. **Requests** get

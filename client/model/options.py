@@ -140,10 +140,10 @@ def client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check(checks.CLIENT, options)
     for name in _TLS_CLIENT:
         if options.get(name):
-            raise OperationNotSupported(f"{name}: TLS is not there yet")
+            raise OperationNotSupported(f"{name}: TLS is not supported yet")
     for name, why in _UNSUPPORTED_CLIENT.items():
         if options.get(name) is not None:
-            raise OperationNotSupported(f"{name} of a client is not there: {why}")
+            raise OperationNotSupported(f"{name} of a client is not supported: {why}")
     warn_of_tuning(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
@@ -176,9 +176,9 @@ def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
 
 
 def _without(options: Mapping[str, Any], unsupported: set[str], what: str) -> dict[str, Any]:
-    """What is left for the settings; an enum of cryptography is not there from its second choice on."""
+    """What is left for the settings; an enum of cryptography is not supported from its second choice on."""
     for name in sorted(unsupported):
         if options.get(name):
-            raise OperationNotSupported(f"{name} of a {what} is not there yet")
+            raise OperationNotSupported(f"{name} of a {what} is not supported yet")
     found = {name: value for name, value in options.items() if name not in {*unsupported, *_DONE_ELSEWHERE, *TUNING}}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}

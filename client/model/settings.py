@@ -131,7 +131,7 @@ class ProducerSettings:
     batching_enabled: bool = False  # many messages become one entry: the throughput costs the delay below
     batching_max_messages: int = 1000  # ends a batch
     batching_max_allowed_size_in_bytes: int = 131072  # ends a batch
-    batching_max_publish_delay_ms: int = 10  # ends a batch: what a lone message waits for company
+    batching_max_publish_delay_ms: int = 10  # ends a batch: how long a single message waits
     chunking_enabled: bool = False  # a message may be larger than an entry; not with batching; costs consumers memory
     message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution  # without a key
     lazy_start_partitioned_producers: bool = False  # a partition is connected to with its first message, but for one
@@ -225,7 +225,7 @@ class ConsumerSettings:
     enable_retry: bool = False  # receive the retry-letter topic too, for reconsume_later; without a policy 16 times
     ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
-    max_pending_chunked_message: int = 10  # messages of which some chunks are here; costs their bytes
+    max_pending_chunked_message: int = 10  # messages with some chunks received; costs their bytes
     auto_ack_oldest_chunked_message_on_queue_full: bool = False  # past it the oldest is lost; else it comes again
     initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
     key_shared_policy: ConsumerKeySharedPolicy | None = None  # of a KeyShared consumer; None: the defaults

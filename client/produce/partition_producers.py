@@ -14,7 +14,7 @@ import asyncio
 
 from ...proto.names import TopicName
 from ..common.checks import WrongValue, shown
-from ..common.errors import AlreadyClosed
+from ..common.closing import close_all
 from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.batcher import OutgoingMessage
@@ -118,10 +118,7 @@ class PartitionProducers:
         try:
             if self._watcher is not None:
                 await self._watcher.close()
-            outcomes = await asyncio.gather(*(each.close() for each in self.all), return_exceptions=True)
+            await close_all(self.all)
         except BaseException:  # the close was interrupted: they end at once
             self.abort()
             raise
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
-                raise outcome

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...proto.errors import MessageTooLarge, WrongProtocol
+from ...proto.varint import varint
 from ..network import REQUEST_BYTES_MAX
 
 END_OF_ITEMS = b""
@@ -24,16 +25,6 @@ PARSED_AT_ONCE = REQUEST_BYTES_MAX
 """Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
 
 SHORT = 2048
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
 
 _TAG = 0x0A  # of field 1, length-delimited
 PREFIXES = [b"\x0a" + varint(size) for size in range(SHORT)]

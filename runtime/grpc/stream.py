@@ -26,8 +26,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
+from ...proto.varint import varint
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
-from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at, varint
+from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at
 from .errors import copy_of
 
 READ_AHEAD_BYTES = 2 << 20

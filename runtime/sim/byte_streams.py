@@ -122,7 +122,10 @@ class SimByteServing:
         self.endpoint = wires.listen(endpoint, self)
 
     def accept(self, end: End) -> None:
-        self._handlers.spawn(self._handle(SimByteStream(end)), "bytes-connection")
+        if self._handlers.closed:
+            end.close()
+        else:
+            self._handlers.spawn(self._handle(SimByteStream(end)), "bytes-connection")
 
     async def _handle(self, stream: SimByteStream) -> None:
         try:

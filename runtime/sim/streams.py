@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
+from ...proto.varint import varint
 from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream
 from .wires import End, Owner
 
@@ -81,7 +82,7 @@ class SimStream:
     def send_nowait(self, item: Message | bytes) -> None:
         self._check_open()
         data = item if isinstance(item, bytes) else item.SerializeToString(deterministic=True)
-        piece = b"\x0a" + _varint(len(data)) + data
+        piece = b"\x0a" + varint(len(data)) + data
         self._out.append(piece)
         self._queued_bytes += len(piece)
         self._flush_soon()
@@ -231,15 +232,6 @@ class SimStream:
         for future in waiters:
             if not future.done():
                 future.set_result(None)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _nothing() -> None:

@@ -141,7 +141,7 @@ class SimProcess:
                 future.set_exception(NodeCrashed(f"{self.node}: {reason}"))
                 future.exception()  # the caller need not wait
 
-    def bury(self) -> None:
+    def end_tasks(self) -> None:
         """After the run: ends its remaining coroutines. Their `finally` blocks run now, without any effect."""
         self.alive = False
         for task in self._tasks:
@@ -177,7 +177,7 @@ class Simulation:
         """Called at every death of a process: (node, whether the machine lost power). For observers."""
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None
         """Called for every task that a process makes: (node, task)."""
-        self._buried: list[SimProcess] = []
+        self._ended: list[SimProcess] = []
         self._crash_rng = self.stream("crashes")
         self._over = False
 
@@ -235,7 +235,7 @@ class Simulation:
         """`kill -9` of a second process. Its locks stay: it must hold none."""
         if process.alive:
             process.die("killed")
-            self._buried.append(process)
+            self._ended.append(process)
             self.wires.process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
@@ -248,7 +248,7 @@ class Simulation:
         self.note(f"fault: {name} {reason}")
         node.process = None
         process.die(reason)
-        self._buried.append(process)
+        self._ended.append(process)
         self.wires.process_died(process, silent=power_loss)
         if power_loss:
             node.disk.power_lost(self._crash_rng)
@@ -305,15 +305,15 @@ class Simulation:
     def _close(self) -> None:
         for node in self.nodes.values():
             if node.process is not None:
-                self._buried.append(node.process)
+                self._ended.append(node.process)
                 node.process = None
-        for process in self._buried:
+        for process in self._ended:
             process.alive = False
-        for process in self._buried:
-            process.bury()
+        for process in self._ended:
+            process.end_tasks()
         for task in sorted(asyncio.all_tasks(self.loop), key=_serial):
             _end(task)
-        self._buried.clear()
+        self._ended.clear()
         self.loop.close()
 
     # ------------------------------------------------------------------ inside

@@ -72,7 +72,7 @@ class Model:
     acked: dict[tuple[int, int], None] = field(default_factory=dict)
     fenced: dict[int, None] = field(default_factory=dict)
     fencing: dict[int, None] = field(default_factory=dict)
-    buried: dict[int, None] = field(default_factory=dict)
+    deleted: dict[int, None] = field(default_factory=dict)
 
     async def add(self, store: Store, ledger: int, entry: int, size: int) -> None:
         data = payload(ledger, entry, size)
@@ -90,10 +90,10 @@ class Model:
         assert await fence(store, ledger) is Status.OK
         self.fenced[ledger] = None
 
-    async def bury(self, store: Store, ledger: int) -> None:
+    async def delete(self, store: Store, ledger: int) -> None:
         """From now on its entries may be gone, and no add to it is admitted."""
-        self.buried[ledger] = None
-        await store.bury([ledger])
+        self.deleted[ledger] = None
+        await store.delete([ledger])
 
     async def check(self, store: Store) -> None:
         """Acked ⊆ present ⊆ sent, byte for byte; fenced ledgers refuse."""
@@ -104,7 +104,7 @@ class Model:
                 assert payload_of(result.entries[0]) == data
             else:
                 assert result.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER), result
-                lost = (ledger, entry) in self.acked and ledger not in self.buried
+                lost = (ledger, entry) in self.acked and ledger not in self.deleted
                 assert not lost, f"acknowledged entry {entry} of ledger {ledger} is gone"
         for ledger in self.fenced:
             stored = stored_entry(ledger, 1 << 40, b"late")

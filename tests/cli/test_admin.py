@@ -61,6 +61,7 @@ def test_persistence_is_set_shown_removed_and_its_risks_are_told(cli: Cli, cli_j
     cli("produce", "public/copies/t", "-m", "a")
     internal = cli_json("topics", "stats-internal", "public/copies/t")
     assert (internal["replication"], internal["wantedReplication"], internal["degraded"]) == ("1/1/1", "2/2/1", True)
+    assert [ledger["stays"] for ledger in internal["ledgers"]] == ["it is the last of the list, or it is written"]
     cli("namespaces", "remove-persistence", "public/copies")
     assert set(cli_json("namespaces", "get-persistence", "public/copies").values()) == {None}
     applied = cli_json("namespaces", "get-persistence", "public/copies", "--applied")

@@ -27,8 +27,8 @@ class Kind(enum.Enum):
     FENCED = "fenced"
     LAC_SENT = "lac sent"
     LAC_ACKED = "lac acked"
-    BURYING = "burying"
-    BURIED = "buried"
+    DELETING = "deleting"
+    DELETED = "deleted"
     QUARANTINING = "quarantining"
     QUARANTINED = "quarantined"
     MENDED = "mended"
@@ -64,8 +64,8 @@ class Ledger:
     fenced: bool = False
     lac_sent: int = -1
     lac_acked: int = -1
-    burying: bool = False
-    buried: bool = False
+    deleting: bool = False
+    deleted: bool = False
     quarantine: dict[int, Kind] = field(default_factory=dict)  # entry: SENT once a copy of it may mend it
 
 
@@ -121,10 +121,10 @@ class Expected:
                 ledger.lac_sent = max(ledger.lac_sent, fact.entry)
             case Kind.LAC_ACKED:
                 ledger.lac_acked = max(ledger.lac_acked, fact.entry)
-            case Kind.BURYING:
-                ledger.burying = True
-            case Kind.BURIED:
-                ledger.buried = True
+            case Kind.DELETING:
+                ledger.deleting = True
+            case Kind.DELETED:
+                ledger.deleted = True
             case Kind.QUARANTINED:
                 if ledger.quarantine[fact.entry] is Kind.QUARANTINING:
                     ledger.quarantine[fact.entry] = fact.kind

@@ -73,7 +73,7 @@ LATE_S = 0.005
 
 
 def adds_go_by_another_descriptor(stack: contextlib.ExitStack, late_s: float = LATE_S) -> None:
-    """To look at the fence and to set it are not one step: adds look at a descriptor that hears of it later (#4701)."""
+    """The check and the change of the fence are not one step: adds check a descriptor that is fenced later (#4701)."""
     real = Store.fence
 
     def fence(self: Store, ledger: int, key: bytes) -> Status:
@@ -226,16 +226,16 @@ def repeated_flush_without_the_bytes_before_it(stack: contextlib.ExitStack) -> N
     _replace(stack, _Open, "rewind", rewind)
 
 
-def later_burial_settles_an_earlier_one(stack: contextlib.ExitStack) -> None:
-    real = TombstoneWriter.bury
+def later_tombstone_settles_an_earlier_one(stack: contextlib.ExitStack) -> None:
+    real = TombstoneWriter.write
 
-    async def bury(self: TombstoneWriter, ledgers: list[int]) -> bool:
-        buried = await real(self, ledgers)
-        if buried:
+    async def write(self: TombstoneWriter, ledgers: list[int]) -> bool:
+        durable = await real(self, ledgers)
+        if durable:
             self._loose.clear()
-        return buried
+        return durable
 
-    _replace(stack, TombstoneWriter, "bury", bury)
+    _replace(stack, TombstoneWriter, "write", write)
 
 
 def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
@@ -290,7 +290,7 @@ MUTANTS: dict[str, Patch] = {
     "M24b a dead log that makes room takes its index with it": dead_logs_without_a_trace,
     "M35 a move loses an extent when a flush ends beside it": extent_lost_when_a_flush_ends_beside_its_move,
     "M36 a flush that is repeated forgets the bytes before it": repeated_flush_without_the_bytes_before_it,
-    "M37 a later burial settles one that found no room": later_burial_settles_an_earlier_one,
+    "M37 a durable tombstone counts for an earlier one that found no room": later_tombstone_settles_an_earlier_one,
     "M38 a journal block after one without room counts": block_after_one_without_room_counts,
     "M47 a quarantine that a restart forgets": quarantine_in_memory_only,
     "M48 a checkpoint ends when its caller is cancelled": checkpoint_ends_with_its_caller,

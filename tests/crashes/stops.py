@@ -84,11 +84,11 @@ async def _sparse(life: Life) -> None:
     await _flush(life)
     await life._close_hot_log()
     for ledger in range(old, life.first):
-        life.buried[ledger] = None
-        life.fact(Kind.BURYING, ledger)
-    if await life.simulation.spawn(NODE, life.store.bury(list(range(old, life.first)))):
+        life.deleted[ledger] = None
+        life.fact(Kind.DELETING, ledger)
+    if await life.simulation.spawn(NODE, life.store.delete(list(range(old, life.first)))):
         for ledger in range(old, life.first):
-            life.fact(Kind.BURIED, ledger)
+            life.fact(Kind.DELETED, ledger)
     await life.turns(1)
 
 
@@ -132,11 +132,11 @@ def _rolls(life: Life) -> list[Work]:
 
 
 def _collects(life: Life) -> list[Work]:
-    return [life._bury(_dead(life))]
+    return [life._delete(_dead(life))]
 
 
 def _all_at_once(life: Life) -> list[Work]:
-    return [life._move(ALL, roll=True), life._checkpoint(), life._bury(_dead(life))]
+    return [life._move(ALL, roll=True), life._checkpoint(), life._delete(_dead(life))]
 
 
 def _leaves_limbo(life: Life) -> list[Work]:
@@ -316,7 +316,7 @@ class Stopping:
     async def _look(self) -> None:
         """Everything that was acknowledged is there, in the store that lives on."""
         life = self.life
-        acked = [fact for fact in life.recording.facts if fact.kind is Kind.ACKED and fact.ledger not in life.buried]
+        acked = [fact for fact in life.recording.facts if fact.kind is Kind.ACKED and fact.ledger not in life.deleted]
         for fact in acked:
             status = (await life.store.read(fact.ledger, fact.entry)).status
             if status is not Status.OK:

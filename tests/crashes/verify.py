@@ -4,8 +4,8 @@ docs/invariants.md 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte;
 was fenced is fenced; 17: an acknowledged entry is never "no such entry", and a crash never ends in a refusal to start
 nor in limbo, but for the limbo that was entered before: that one, its fences and quarantined entries are not
 forgotten, a miss of theirs is UNKNOWN, and they end when the store said so; 19: the mark never regresses; 20: every
-place of the index holds the record that it says; 22: buried ledgers stay buried. A start that is itself cut off leaves
-what the next start makes the same store of (`Answers`).
+place of the index holds the record that it says; 22: deleted ledgers stay deleted. A start that is itself cut off
+leaves what the next start makes the same store of (`Answers`).
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ async def _ask(store: Store, ledger: int, expected: Expected) -> LedgerAnswers:
     wanted = (Status.UNKNOWN,) if in_limbo(store, ledger) else (Status.OK, Status.NO_SUCH_LEDGER)
     if lac.status not in wanted:
         raise Broken(f"ledger {ledger}: the LAC is answered {lac.status!r}")
-    if known.buried:
+    if known.deleted:
         if lac.status is Status.OK or status is not Status.FENCED:
-            raise Broken(f"ledger {ledger} was buried and is back")
-    elif not known.burying:
+            raise Broken(f"ledger {ledger} was deleted and is back")
+    elif not known.deleting:
         fenced = known.fenced or ledger <= expected.fenced_upto
         fencing = known.fencing or ledger <= expected.limbo_upto
         _compare(ledger, known, entries, status, fenced=fenced, fencing=fencing)

@@ -90,7 +90,7 @@ class Life:
         self.sent: dict[int, dict[int, int]] = {}
         self.fenced: dict[int, dict[int, None]] = {}  # ledger: the entries that were there when its fence was answered
         self.fencing: dict[int, None] = {}
-        self.buried: dict[int, None] = {}
+        self.deleted: dict[int, None] = {}
         self.fenced_upto = -1  # by limbo
         self.first = 1  # ledgers first .. first + LEDGERS - 1 are in use
         self.told: Callable[[Operation], None] = lambda operation: None  # of each operation, before it takes effect
@@ -154,8 +154,9 @@ class Life:
 
     async def _present(self, ledger: int) -> list[int]:
         """What a recovery would see: asked at once, without an await before the look at memory."""
-        asked = [(entry, self.store.read(ledger, entry)) for entry in sorted(self.sent.get(ledger, {}))]
-        return [entry for entry, answer in asked if (await answer).status is Status.OK]
+        entries = sorted(self.sent.get(ledger, {}))
+        answers = await asyncio.gather(*(self.store.read(ledger, entry) for entry in entries))
+        return [entry for entry, answer in zip(entries, answers, strict=True) if answer.status is Status.OK]
 
     async def _lac(self, ledger: int) -> None:
         lac = self.rng.randrange(max(self.sent.get(ledger, {}), default=0) + 1)
@@ -170,13 +171,13 @@ class Life:
             return
         self.fact(Kind.MARKED, *self.store._checkpoint.mark.position)
 
-    async def _bury(self, ledgers: list[int]) -> None:
+    async def _delete(self, ledgers: list[int]) -> None:
         for ledger in ledgers:
-            self.buried[ledger] = None
-            self.fact(Kind.BURYING, ledger)
-        if await self.store.bury(ledgers):
+            self.deleted[ledger] = None
+            self.fact(Kind.DELETING, ledger)
+        if await self.store.delete(ledgers):
             for ledger in ledgers:
-                self.fact(Kind.BURIED, ledger)
+                self.fact(Kind.DELETED, ledger)
         await self._compact(None)
 
     async def _compact(self, policy: CompactionPolicy | None) -> None:
@@ -258,7 +259,7 @@ class Life:
         self.add_something()
         if self.rng.random() < 0.5:
             self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=self.rng.choice((1, 2, 2, 3)))]
-        self.start(self._bury(list(range(old, self.first))))
+        self.start(self._delete(list(range(old, self.first))))
         await self.settle()
         self.disk.faults = []
 
@@ -267,7 +268,7 @@ class Life:
         old, self.first = self.first, self.first + self.rng.choice((2, 3))
         await self.turns(2)
         self.start(self._checkpoint())
-        self.start(self._bury(list(range(old, self.first))))
+        self.start(self._delete(list(range(old, self.first))))
         await self.settle()
         if self.rng.random() < 0.7:
             await self._compaction_without_room()
@@ -307,10 +308,10 @@ class Life:
             self.add_something()
         await self.settle()
         await self._close_hot_log()
-        self.buried[short_lived] = None
-        self.fact(Kind.BURYING, short_lived)
-        if await self.simulation.spawn(NODE, self.store.bury([short_lived])):
-            self.fact(Kind.BURIED, short_lived)
+        self.deleted[short_lived] = None
+        self.fact(Kind.DELETING, short_lived)
+        if await self.simulation.spawn(NODE, self.store.delete([short_lived])):
+            self.fact(Kind.DELETED, short_lived)
         self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=20)]
         self.start(self._move(ALL._replace(small_bytes=0), roll=False))
         await self.settle()
@@ -362,26 +363,26 @@ class Life:
     def _add_next(self, ledger: int) -> None:
         self.start(self.add(ledger, 1 + max(self.sent.setdefault(ledger, {}), default=-1), False))
 
-    async def burials_of_which_one_finds_no_room(self) -> None:
+    async def tombstones_of_which_one_finds_no_room(self) -> None:
         """And the journal has room for the next one: the tombstones of both must be durable before their logs go."""
         old, self.first = self.first, self.first + LEDGERS
         await self._close_hot_log()
         for ledgers in ([old, old + 1], [old + 2, old + 3, old + 4]):
             for ledger in ledgers:
-                self.buried[ledger] = None
-                self.fact(Kind.BURYING, ledger)
+                self.deleted[ledger] = None
+                self.fact(Kind.DELETING, ledger)
             self.disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=int(old in ledgers))]
-            if await self.simulation.spawn(NODE, self.store.bury(ledgers)):
+            if await self.simulation.spawn(NODE, self.store.delete(ledgers)):
                 for ledger in ledgers:
-                    self.fact(Kind.BURIED, ledger)
+                    self.fact(Kind.DELETED, ledger)
             self.disk.faults = []
         await self.simulation.spawn(NODE, self._collect(list(range(old, self.first))))
 
     async def _collect(self, ledgers: list[int]) -> None:
-        """When this is done, nothing may be left of what was buried: its data is gone."""
+        """When this is done, nothing may be left of what was deleted: its data is gone."""
         await self._compact(None)
         for ledger in ledgers:
-            self.fact(Kind.BURIED, ledger)
+            self.fact(Kind.DELETED, ledger)
 
     async def _close_hot_log(self) -> None:
         self.start(self._checkpoint())
@@ -435,7 +436,7 @@ class Life:
         await self.turns(6)
         order: list[Callable[[], Awaitable[None]]] = [
             self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction,
-            self.cold_log_is_closed, self.flush_beside_a_move, self.burials_of_which_one_finds_no_room,
+            self.cold_log_is_closed, self.flush_beside_a_move, self.tombstones_of_which_one_finds_no_room,
             self.blocks_of_which_one_finds_no_room, partial(chapters.limbo, self), partial(chapters.quarantine, self),
         ]  # fmt: skip
         self.rng.shuffle(order)
@@ -460,9 +461,9 @@ def admit(life: Life, ledger: int, entry: int, recovery: bool) -> Status:
 
 async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status: Status) -> None:
     fenced = life.fenced.get(ledger)
-    if ledger in life.buried:
+    if ledger in life.deleted:
         if status is Status.OK:
-            life.complain(f"ledger {ledger} is buried and took entry {entry}")
+            life.complain(f"ledger {ledger} is deleted and took entry {entry}")
     elif status is Status.OK and (fenced is not None or ledger <= life.fenced_upto) and not recovery:
         life.complain(f"ledger {ledger} is fenced and took entry {entry}")
     elif status is Status.FENCED and ledger not in life.fencing and ledger > life.fenced_upto:

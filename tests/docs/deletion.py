@@ -107,7 +107,7 @@ def _record() -> Iterator[Row]:
               "`broker/subscription/cursors.py` `DurableCursor`")  # fmt: skip
 
 
-def _bury() -> Iterator[Row]:
+def _collection() -> Iterator[Row]:
     yield Row("no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(Collector))
     for row in _of(PassRefused):
         yield row._replace(condition=f"the pass is refused: {row.condition}")
@@ -148,5 +148,5 @@ def _file() -> Iterator[Row]:
 
 
 STEPS: dict[str, Callable[[], Iterator[Row]]] = {
-    "1 trimming": _list, "2 metadata": _record, "3 collection": _bury, "4 entry logs": _log, "5 files": _file,
+    "1 trimming": _list, "2 metadata": _record, "3 collection": _collection, "4 entry logs": _log, "5 files": _file,
 }  # fmt: skip

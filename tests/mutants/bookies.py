@@ -67,7 +67,7 @@ class _Anybody(bytes):
 
 
 def whoever_is_at_the_address(stack: Stack) -> None:
-    """M16: a bookie is its address: whoever stands there answers to any name."""
+    """M16: a bookie is its address: any process at that address answers to any name."""
     for owner in (ZmqPeerServer, sim_peers.SimPeerServer):
         _put_anybody(stack, owner)
 
@@ -124,12 +124,12 @@ class _Lost(Exception):
 
 
 def lost_everywhere_is_whole(stack: Stack) -> None:
-    """M34: a restore passes by entries of which every replica is sure that it has none (ours)."""
+    """M34: a restore skips entries that every replica is certain to lack (ours)."""
     _passes_by(stack, DataLost)
 
 
 def found_nowhere_is_whole(stack: Stack) -> None:
-    """M34b: limbo passes by entries that no other bookie has (ours)."""
+    """M34b: limbo skips entries that no other bookie has (ours)."""
     _passes_by(stack, DataLost, Unavailable)
 
 
@@ -157,7 +157,7 @@ def log_forgets_a_ledger(stack: Stack) -> None:
 
 
 def listing_is_believed(stack: Stack) -> None:
-    """M26: a listing of the metadata that misses a ledger is enough to bury it: the collector reads no record."""
+    """M26: a listing of the metadata that misses a ledger is enough to delete it: the collector reads no record."""
     honest = garbage._ids
 
     async def ids(names: list[str]) -> Any:

@@ -60,7 +60,7 @@ def deleted_before_the_list(stack: Stack) -> None:
 
 
 def serves_on_after_another_owner(stack: Stack) -> None:
-    """M30: a list that somebody else has changed is overwritten, and the topic goes on."""
+    """M30: a list that another broker has changed is overwritten, and the topic goes on."""
 
     async def change(
         self: ManagedLedgerRecord, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object

@@ -49,7 +49,7 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
 
 
 def dropped_and_not_closed(stack: Stack) -> None:
-    """M43: a handle that is dropped without close goes on taking messages, which nobody receives (ours)."""
+    """M43: a handle that is dropped without close goes on taking messages, which no program receives (ours)."""
 
     def close_soon(*_: Any) -> None:
         pass

@@ -169,7 +169,7 @@ def acks_during_a_change(stack: Stack) -> None:
 
 
 def drain_inside_the_loop(stack: Stack) -> None:
-    """M11: each entry's acks are taken back, and what then has its quorum leaves before the next one is looked at."""
+    """M11: each entry's acks are taken back, and what has its quorum then is confirmed before the next is examined."""
 
     def replace(self: PendingAdds[Any], ensemble: Any) -> list[SendAdd[Any]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}

@@ -68,7 +68,7 @@ def test_most_seeds_write_journals_direct_as_production_does_and_both_ways_pass(
             assert run_seed(seed, change=lambda options, direct=direct: replace(options, direct=direct)).failures == []
 
 
-def test_an_operator_collects_what_a_bookie_does_not_bury_by_itself() -> None:
+def test_an_operator_collects_what_a_bookie_does_not_delete_by_itself() -> None:
     """15 of 17 ledgers were trimmed while a log was damaged: the reports end with the ledgers, and these by force."""
     assert run_seed(3025).failures == []
 

@@ -1,11 +1,11 @@
 """What a worker does with one ledger: which copies are missing where, and what comes next. Pure.
 
-A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries are settled for ever, and
-only then is it touched (M21). The copy at slot i of a final fragment are the entries whose write set holds i. It is
+A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries never change, and only
+then is it repaired (M21). The copy at slot i of a final fragment consists of the entries whose write set has i. It is
 
-    whole      its bookie is there and holds all of them
+    whole      its bookie answers and has all of them
     a gap      its bookie is gone (lost or departing): all of them go to another bookie, which then takes the slot;
-               or its bookie is there and lacks some: those go to it again, the record stays
+               or its bookie answers and lacks some: those go to it again, the record stays
     undecided  its bookie is not gone, and does not answer
 
 `decide` gives the next step, the first that fits:
@@ -17,7 +17,7 @@ only then is it touched (M21). The copy at slot i of a final fragment are the en
 | Recover | the last fragment is not final and misses a bookie, is damaged, or was left in recovery, for the grace |
 | Wait | the same, within the grace: its writer may change the ensemble itself, or close |
 | Wait | a bookie that is marked is undecided |
-| Unmark | every copy that was marked is whole; of who was not, and is silent, the auditor's check will hear |
+| Unmark | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
 
 Recovering fences the writer and gives the ledger its end; then all fragments are final.
 A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
@@ -49,7 +49,7 @@ FILL = ("choose", "compare", "copy", "verify", "replace")
 
 
 class Final(NamedTuple):
-    """A fragment of which everything is settled; empty when `last` is below `first`."""
+    """A final fragment; empty when `last` is below `first`."""
 
     first: int
     last: int
@@ -57,12 +57,12 @@ class Final(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A copy that is missing, or a part of one: entries of `first … last` that lie on `slot`."""
+    """A copy that is missing, or a part of one: entries of `first … last` whose write set has `slot`."""
 
     first: int  # of the fragment
     last: int
     slot: int
-    bookie: str  # that stands there
+    bookie: str  # that the record names there
     gone: bool  # another one is to take its place
     missing: tuple[tuple[int, int], ...]  # runs of entries, ascending
 
@@ -102,7 +102,7 @@ def final_fragments(record: LedgerRecord) -> list[Final]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """First and last of each run of entries of `first … last` that lie on `slot`, ascending."""
+    """First and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -161,15 +161,15 @@ class Look:
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
-    gone: frozenset[str]  # nobody may rest on their copies
-    dead: frozenset[str]  # those of them that are not there either
+    gone: frozenset[str]  # their copies do not count
+    dead: frozenset[str]  # those of them that are not registered
     held: Held
     unsettled_s: float
-    damaged: frozenset[str] = frozenset()  # who reports damage in the last fragment, and stands in it
+    damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
 
 
 def why_unreadable(look: Look, entry: int) -> Stuck:
-    """LOST: everybody who should have the entry is gone, or says that it has it not. Else it may come back."""
+    """LOST: every bookie that should have the entry is gone, or answers that it lacks it. Else it may come back."""
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
@@ -184,10 +184,10 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
 
 
 def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """The last fragment is not final, and nobody but a recovery can make it so: it may wait for the writer first.
+    """The last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer first.
 
-    `gone`: also who reports damage in it. What is confirmed there nobody knows for certain while it is written, so it
-    is not filled; and an idle ledger may be open for months.
+    `gone`: also bookies that report damage in it. While the ledger is written only its writer knows which entries are
+    confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
     """
     if record.state == CLOSED:
         return False
@@ -195,7 +195,7 @@ def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
 
 
 def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
-    """Who of the last fragment reports damage in it."""
+    """The bookies of the last fragment that report damage in it."""
     last = record.fragments[-1]
     return frozenset(
         bookie for bookie, report in reports.items()

@@ -4,16 +4,16 @@ A ledger is marked when a bookie that one of its fragments names
 
     LOST        was not registered for longer than the grace (`Absences`)
     DEPARTING   is to be emptied: an operator said so
-    INCOMPLETE  is there, and lacks entries that it should hold
-    DAMAGED     is there, and reports damaged entries
+    INCOMPLETE  is registered, and lacks entries that it should have
+    DAMAGED     is registered, and reports damaged entries
     RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
 
-or when a recovery of it was begun and did not end. `judge` gives the mark that should stand, from the record, the facts
-and the mark that stands: the same facts give the same mark, whoever looks and how often. A mark's `since_ms` is that of
-its first appearance; when its bookies change it is new to the workers: no attempts, no waiting.
+or when a recovery of it was begun and did not end. `judge` gives the mark that the ledger should have, from its record,
+the facts and its present mark: the same facts give the same mark, whichever auditor judges and however often. A mark's
+`since_ms` is that of its first appearance; when its bookies change it is new to the workers: no attempts, no waiting.
 
 The auditor takes marks away only when the ledger was deleted, or names none of the marked bookies any more. That a
-ledger is whole again is for a worker to see, which compares (core/copies.py).
+ledger is whole again is found by a worker, which compares (core/copies.py).
 Guards: tests/bookie/repair/test_marks.py.
 """
 
@@ -67,7 +67,7 @@ class Absences:
         return frozenset(name for name, since in self._since.items() if now - since >= self._grace_s)
 
     def check(self, now: float) -> None:
-        assert all(since <= now for since in self._since.values()), "nobody is absent since the future"
+        assert all(since <= now for since in self._since.values()), "no bookie is absent since a time in the future"
 
 
 def placed(record: LedgerRecord) -> dict[str, None]:
@@ -79,9 +79,9 @@ def judge(
     record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
     mark: UnderReplicatedRecord | None, now_ms: int,
 ) -> UnderReplicatedRecord | None:  # fmt: skip
-    """The mark that should stand; None: none. `gone`: LOST and DEPARTING; `found`: what was seen of those that are not.
+    """The mark that the ledger should have; None: none. `gone`: LOST and DEPARTING; `found`: the reasons of the others.
 
-    What was found stays until a worker has seen to it, also when it is not found again.
+    A reason that was found stays until a worker has repaired the ledger, also when it is not found again.
     """
     if record is None:
         return None
@@ -128,7 +128,7 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
 def waits_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """For how long nobody tries the ledger yet; `seen_s`: for how long the reader has known this mark.
+    """How long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
 
     `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
     back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.

@@ -52,7 +52,7 @@ from ..ledgers.descriptors import Descriptors
 from ..ledgers.state_log import Fact
 from .mover import Mover
 from .plan import Action, CompactionPolicy, CompactionState, LogFacts, LogPlan, batches, decide, worth_rolling
-from .survey import Buried, LogSurvey, file_size
+from .survey import DeletedLedgers, LogSurvey, file_size
 
 _LOG = logging.getLogger("magnetar.bookie.store.compaction")
 
@@ -125,7 +125,7 @@ class Compactor:
     # ------------------------------------------------------------------------------------ what there is
     async def survey(self) -> list[LogFacts]:
         """The facts of each log, ascending. Which logs are open is looked at once, without an await."""
-        buried = Buried(self._descriptors.tombstones)
+        deleted = DeletedLedgers(self._descriptors.tombstones)
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
         for number in await self._worker.run(log_files.numbers, self._files, self._directory):
@@ -136,7 +136,7 @@ class Compactor:
             state, end = opened.get(number, (CompactionState.CLOSED, None))
             try:
                 survey = await self._worker.run(
-                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, buried
+                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
                 )
             except FileNotFoundError:
                 continue
@@ -258,8 +258,8 @@ class Compactor:
 
     async def _move(self, numbers: list[int], throttle: Throttle, move: _Move) -> None:
         began = self._clock.monotonic()
-        buried = Buried(self._descriptors.tombstones)
-        mover = Mover(self._files, self._directory, self._uuid, numbers, buried, self._cold)
+        deleted = DeletedLedgers(self._descriptors.tombstones)
+        mover = Mover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
         try:
             while await self._worker.run(mover.list_some):
                 pass

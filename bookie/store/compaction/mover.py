@@ -27,7 +27,7 @@ from ...format.ledger_index import Quarantined
 from ..entrylog.files import EntryLogReader, log_name, read_extents, read_groups
 from ..entrylog.writer import LogWriter, Written
 from ..index.index import Index, Missing
-from .survey import Buried
+from .survey import DeletedLedgers
 
 _PACKED = struct.Struct(">qqqIIQIQ")
 """An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
@@ -45,13 +45,14 @@ _RECORD_BYTES_MAX = 16 << 20
 
 class Mover:
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], buried: Buried, cold: LogWriter
+        self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
+        cold: LogWriter,
     ) -> None:
         self._files = files
         self._directory = directory
         self._uuid = uuid
         self._sources = list(sources)
-        self._buried = buried
+        self._deleted = deleted
         self._cold = cold
         self._packed: list[bytes] = []
         self._listing = self._list()
@@ -79,7 +80,7 @@ class Mover:
     def _list(self) -> Iterator[bool]:
         for log in self._sources:
             for extents in read_extents(self._files, self._directory, log, self._uuid, None):
-                living = [extent for extent in extents if extent.ledger not in self._buried]
+                living = [extent for extent in extents if extent.ledger not in self._deleted]
                 self._packed += [_PACKED.pack(*extent, log) for extent in living]
                 self.live_bytes += sum(extent.length for extent in living)
                 yield True

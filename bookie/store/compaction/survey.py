@@ -24,7 +24,7 @@ from .plan import HOLDERS_MAX, CompactionState, Holder, LogFacts
 
 _CANDIDATES_MAX = 1 << 14
 
-class Buried:
+class DeletedLedgers:
     """The tombstones as they were when it was made, for another thread."""
 
     def __init__(self, tombstones: Intervals) -> None:
@@ -42,11 +42,11 @@ class LogSurvey:
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
-        buried: Buried,
+        deleted: DeletedLedgers,
     ) -> None:  # fmt: skip
         self._number = number
         self._state = state
-        self._buried = buried
+        self._deleted = deleted
         self._sizes = [file_size(files, join(directory, name(number))) for name in (log_name, index_name)]
         log_end = self._sizes[0] if opened is None else opened.log_end
         self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
@@ -69,7 +69,7 @@ class LogSurvey:
         largest, ledgers = self._largest, self._ledgers
         for extent in extents:
             ledger = extent.ledger
-            if ledger in self._buried:
+            if ledger in self._deleted:
                 continue
             self._live_bytes += extent.length
             self._live_extents += 1

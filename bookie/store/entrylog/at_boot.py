@@ -221,8 +221,8 @@ class Logs:
             file.close()
 
 
-def complain(gone: Mapping[str, BitMap64], buried: Intervals) -> None:
+def complain(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
     """After the replay: logs an error for each missing log that had a ledger without a tombstone."""
     for path, ledgers in gone.items():
-        if any(ledger not in buried for ledger in ledgers):
-            _LOG.error("%s is gone; its index says which entries it held", path)
+        if any(ledger not in deleted for ledger in ledgers):
+            _LOG.error("%s is missing; its index names the entries that it had", path)

@@ -149,7 +149,7 @@ class Descriptors(StateLog):
         """The descriptor changed: the next checkpoint writes it."""
         self._dirty[descriptor.ledger] = descriptor
 
-    def bury(self, first: int, last: int) -> None:
+    def delete(self, first: int, last: int) -> None:
         """The ledgers of the interval are deleted for ever."""
         self.state(Tombstone(first, last))
 

@@ -105,7 +105,7 @@ class LedgerIndexFile:
             except disk.NoSpace:
                 if self._faulty:
                     raise
-                _LOG.warning("no room to write the ledger index anew: it grows on")
+                _LOG.warning("no room to rewrite the ledger index: it grows further")
         settled = unwritten.settle(everything=False)
         return settled, *self._append(settled.changes)
 

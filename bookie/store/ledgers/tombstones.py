@@ -3,7 +3,7 @@
 Rule (ledger protocol §2.6): no entry of a ledger is removed from a log before its tombstone is durable, in the journal
 or in the ledger index. Else a start would find the ledger without its entries, and answer NO_SUCH_ENTRY for them.
 
-    bury(ledgers)    tombstones into the journal, and out of memory with the rest; True: they are durable
+    write(ledgers)   tombstones into the journal, and out of memory with the rest; True: they are durable
     settle()         before a log is removed: every tombstone is durable when this returns, also if the journal was full
 
 bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
@@ -39,9 +39,9 @@ class TombstoneWriter:
         self._checkpoint = checkpoint
         self._batches = 0
         self._loose: set[int] = set()  # batches whose tombstones may be in memory alone
-        self.counters = {"ledgers_buried": 0}
+        self.counters = {"ledgers_deleted": 0}
 
-    async def bury(self, ledgers: list[int]) -> bool:
+    async def write(self, ledgers: list[int]) -> bool:
         """False: the journal had no room for all of them; memory has them, and `settle` makes them durable."""
         spans = Intervals()
         for ledger in ledgers:
@@ -54,13 +54,13 @@ class TombstoneWriter:
             self._loose.add(number)
             for first, last in batch:
                 self._journal.enqueue(RecordType.TOMBSTONE, first, last)
-                self._descriptors.bury(first, last)
+                self._descriptors.delete(first, last)
                 for ledger in range(first, last + 1):
                     self._memtable.forget(ledger)
             if not await self._sealed():
                 return False
             self._loose.discard(number)
-        self.counters["ledgers_buried"] += len(ledgers)
+        self.counters["ledgers_deleted"] += len(ledgers)
         return True
 
     async def settle(self) -> None:

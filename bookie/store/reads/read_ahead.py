@@ -56,9 +56,9 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `behind`."""
+    """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `after`."""
 
-    __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "place", "ready_bytes")
+    __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
     def __init__(self, entry: int) -> None:
         self._ready: list[bytes] = []
@@ -66,7 +66,7 @@ class SequentialRead:
         self._at = 0
         self.ready_bytes = 0
         self.chunks: deque[Chunk] = deque()
-        self.behind: int | None = entry  # None: known when the last chunk has arrived
+        self.after: int | None = entry  # None: known when the last chunk has arrived
         self.place: ExtentPlace | None = None  # the extent of the last chunk
 
     @property
@@ -90,9 +90,9 @@ class SequentialRead:
             self.ready_bytes = self._ends[-1]
         if not self._ready or (expected is not None and expected != len(self._ready)):
             self.chunks.clear()
-            self.behind = None
+            self.after = None
         elif expected is None:
-            self.behind = entry + len(self._ready)
+            self.after = entry + len(self._ready)
 
     def take(self, count: int, bytes_max: int) -> list[Buffer]:
         """At least one, when one is ready; at most `count`, about `bytes_max`."""
@@ -125,15 +125,15 @@ class ReadAhead:
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
-        while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.behind is not None:
-            self._read_on(stream, ledger, stream.behind, chunk)
+        while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
+            self._read_on(stream, ledger, stream.after, chunk)
         if stream.chunks or stream.left:
             size = stream.ready_bytes + stream.left * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
         """Another chunk, unless the index knows no extent for the entry without loading."""
-        stream.behind = None
+        stream.after = None
         places = self._index.candidates(ledger, entry)
         if not places:
             return
@@ -144,7 +144,7 @@ class ReadAhead:
             if first is None:
                 return
             entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
-            stream.behind = entry + entries
+            stream.after = entry + entries
         lane = self._next_lane()
         read = lane.worker.run(lane.reader.read_entries, place, table, entry, _ENTRIES_MAX, chunk)
         read.add_done_callback(partial(self._arrived, place))

@@ -76,7 +76,7 @@ class Headroom:
         """Gives up the reserve; False: there is none."""
         if not await self._worker.run(self._reserve.give_up):
             return False
-        _LOG.warning("the disk is full: the reserve is given up for what must be written")
+        _LOG.warning("the disk is full: the reserve is freed for the writes that must succeed")
         self.on_no_space()
         return True
 

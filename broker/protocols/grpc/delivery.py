@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....proto import wire_pb2 as wire
+from ....proto.varint import varint
 from ....runtime.files import Buffer
 from ...log.cache import StoredEntry
 from ...subscription.core.deliveries import Delivery
@@ -85,19 +86,6 @@ def _parts(
         head = _FIELD_1_INT + varint(ledger_id) + _FIELD_2_INT + varint(entry_id)
     size = varint(entry.size)
     return (tag, varint(len(head) + 1 + len(size) + entry.size), head, _FIELD_5, size, *entry.frames)
-
-
-def varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 _PREFIXES = [_FIELD_3 + varint(size) for size in range(4096)]

@@ -21,13 +21,14 @@ from typing import Any, Protocol
 from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
+from ....proto.varint import varint
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.deliveries import Delivery
 from . import translate
-from .delivery import delivery_items, varint
+from .delivery import delivery_items
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 

@@ -44,7 +44,7 @@ async def owned(cluster: Cluster, ledger: int, properties: dict[str, str]) -> No
 
 
 async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
-    """Buried by two passes."""
+    """Deleted by two passes."""
     await cluster.metadata.delete(paths.ledger(ledger))
     for _ in range(2):
         await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
@@ -86,11 +86,21 @@ def test_a_collection_by_hand_frees_the_space_and_says_what_it_did() -> None:
         await asyncio.sleep(1)
         assert await ask(caller, "gc-start") == {"started": True}
         last = (await until_done(caller))["last"]
-        assert (last["error"], last["refused"], last["buried"]) == (None, None, 1)
+        assert (last["error"], last["refused"], last["ledgersDeleted"]) == (None, None, 1)
         assert (len(last["logsDeleted"]), last["badRecords"]) == (1, 0)
         assert last["bytesFreed"] > 3000
         assert last["endedMs"] >= last["startedMs"]
         assert [log["log"] for log in (await ask(caller, "gc-plan"))["logs"]] == [1, 3, 4]
+
+    with_cluster(main)
+
+
+def test_a_collection_that_is_asked_for_while_the_bookie_closes_is_refused_with_a_type() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_logs(cluster)
+        await cluster.simulation.spawn(NODE, bookie._admin.close())
+        refused = await ask(caller, "gc-start")
+        assert (refused["error"], (await ask(caller, "gc-status"))["running"]) == ("Unavailable", False)
 
     with_cluster(main)
 
@@ -150,7 +160,7 @@ def test_the_state_of_a_bookie() -> None:
     with_cluster(main)
 
 
-def test_a_pass_that_refused_to_bury_is_seen_until_one_does_not() -> None:
+def test_a_pass_that_refused_to_delete_is_seen_until_one_does_not() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster, 12)
         for ledger in range(1, 13):

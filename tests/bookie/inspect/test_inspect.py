@@ -75,7 +75,7 @@ async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store,
     disk.replace(files, DATA, "cookie", cookie_format.encode(Cookie(BOOKIE, "i", ("h:/d",))))
     model = Model()
     await load(store, model, random.Random(7), 60)
-    await store.bury([3])
+    await store.delete([3])
     await store.checkpoint()
     await fence(store, 1)
     await store.checkpoint()

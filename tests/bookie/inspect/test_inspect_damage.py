@@ -203,7 +203,7 @@ def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
         log = first_log(before)
         simulation.world(NODE).files.remove(logs.log_path(before, log))
         assert isinstance(logs.absent(before, log), Damage)
-        assert await store.bury(sorted(store.descriptors.ids()))
+        assert await store.delete(sorted(store.descriptors.ids()))
         await store.checkpoint()
         assert logs.absent(before, log) == Gone(logs.log_path(before, log))
 

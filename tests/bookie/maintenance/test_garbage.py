@@ -228,7 +228,7 @@ async def delete(cluster: Cluster, ledgers: range) -> None:
     ("here", "gone", "refusal"),
     [(20, 20, GarbageRefusal.EMPTY_LISTING), (30, 16, GarbageRefusal.TOO_MANY), (30, 15, None), (9, 9, None)],
 )
-def test_a_pass_that_would_bury_too_much_is_refused_unless_it_is_forced(
+def test_a_pass_that_would_delete_too_much_is_refused_unless_it_is_forced(
     here: int, gone: int, refusal: GarbageRefusal | None
 ) -> None:
     async def main(cluster: Cluster) -> None:
@@ -239,13 +239,14 @@ def test_a_pass_that_would_bury_too_much_is_refused_unless_it_is_forced(
         found = (await caller.read(1, 0))[0].status
         assert found is (Status.NO_SUCH_LEDGER if refusal is None else Status.OK)
         if refusal is not None:
-            assert (await run(cluster, bookie, force=True)).buried == [], "the grace begins with the first forced pass"
-            assert len((await run(cluster, bookie, force=True)).buried) == gone
+            first, second = [await run(cluster, bookie, force=True) for _ in range(2)]
+            assert first.ledgers_deleted == [], "the grace begins with the first forced pass"
+            assert len(second.ledgers_deleted) == gone
 
     with_cluster(main)
 
 
-def test_nothing_is_buried_in_limbo() -> None:
+def test_nothing_is_deleted_in_limbo() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, 4)
         await delete(cluster, range(1, 2))
@@ -256,7 +257,7 @@ def test_nothing_is_buried_in_limbo() -> None:
         assert (await caller.read(1, 0))[0].status is Status.OK
         bookie.store.descriptors.leave_limbo()
         await run(cluster, bookie)
-        assert (await run(cluster, bookie)).buried == [1]
+        assert (await run(cluster, bookie)).ledgers_deleted == [1]
 
     with_cluster(main)
 
@@ -291,10 +292,10 @@ class SteppingClock:
 
 
 @pytest.mark.parametrize(
-    ("monotonic", "wall", "buried"),
+    ("monotonic", "wall", "deleted"),
     [(601, 601, True), (599, 599, False), (1e6, 599, False), (599, 1e6, False), (601, -1e6, False), (601, 1e6, True)],
 )
-def test_a_step_of_one_clock_does_not_shorten_the_grace(monotonic: float, wall: float, buried: bool) -> None:
+def test_a_step_of_one_clock_does_not_shorten_the_grace(monotonic: float, wall: float, deleted: bool) -> None:
     async def main(cluster: Cluster) -> None:
         bookie, _ = await with_ledgers(cluster, 2, gc_grace_s=600.0)
         clock = bookie.collector._clock = SteppingClock()
@@ -302,11 +303,11 @@ def test_a_step_of_one_clock_does_not_shorten_the_grace(monotonic: float, wall: 
         assert (await run(cluster, bookie)).suspected == 1
         clock.seconds += monotonic
         clock.wall_s += wall
-        assert (await run(cluster, bookie)).buried == ([1] if buried else [])
+        assert (await run(cluster, bookie)).ledgers_deleted == ([1] if deleted else [])
         if wall < 0:
             clock.seconds += 601
             clock.wall_s += 601
-            assert (await run(cluster, bookie)).buried == [1], "the time of day stepped back: the grace began anew"
+            assert (await run(cluster, bookie)).ledgers_deleted == [1], "the time of day stepped back: a new grace"
 
     with_cluster(main)
 
@@ -389,7 +390,7 @@ def test_the_disk_comes_back_though_each_of_500_ledgers_keeps_an_entry_in_it() -
         assert sum(plan.facts.bytes for plan in before) > 12 << 20
         await delete(cluster, deleted)
         await run(cluster, bookie, major=True, roll=True)
-        assert len((await run(cluster, bookie, major=True, roll=True)).buried) == 20
+        assert len((await run(cluster, bookie, major=True, roll=True)).ledgers_deleted) == 20
         plans = await cluster.simulation.spawn(NODE, bookie.collector.plan())
         live = 500 * 1024
         assert sum(plan.facts.live_bytes for plan in plans) == 500 * (1024 + 36 + 8)

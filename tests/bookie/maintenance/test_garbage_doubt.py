@@ -37,7 +37,7 @@ def test_up_to_half_of_the_ledgers_go_without_an_operator_but_later_and_with_a_w
 
 
 @pytest.mark.parametrize(("here", "gone"), [(20, 20), (30, 16), (30, 27)])
-def test_a_listing_that_shrank_by_more_than_half_buries_nothing_also_after_a_day_until_an_operator_says_so(
+def test_a_listing_that_shrank_by_more_than_half_deletes_nothing_also_after_a_day_until_an_operator_says_so(
     here: int, gone: int
 ) -> None:
     """The metadata handed all the ids out, and nobody knows whether their users deleted them."""
@@ -52,8 +52,8 @@ def test_a_listing_that_shrank_by_more_than_half_buries_nothing_also_after_a_day
             assert (await caller.read(ledger, 0))[0].status is Status.OK
         await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
         await asyncio.sleep(130)
-        buried = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
-        assert len(buried.buried) == gone
+        deleted = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
+        assert len(deleted.ledgers_deleted) == gone
 
     with_cluster(main)
 
@@ -81,7 +81,7 @@ def test_most_of_the_ledgers_go_without_an_operator_when_the_tree_saw_each_of_th
     with_cluster(main)
 
 
-def test_ids_that_the_metadata_never_handed_out_are_not_buried() -> None:
+def test_ids_that_the_metadata_never_handed_out_are_not_deleted() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, 30, gc_interval_s=60.0, gc_doubt_s=0.0, upkeep_interval_s=1e6)
         await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=20))  # of an older backup
@@ -94,7 +94,7 @@ def test_ids_that_the_metadata_never_handed_out_are_not_buried() -> None:
     with_cluster(main)
 
 
-def test_nothing_is_buried_once_the_metadata_went_back() -> None:
+def test_nothing_is_deleted_once_the_metadata_went_back() -> None:
     """It was restored from a backup under the running bookie: ledgers made since are not in it."""
 
     async def main(cluster: Cluster) -> None:

@@ -145,7 +145,7 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
 
 def test_deleted_ledgers_are_passed_by() -> None:
     async def main(cluster: Cluster, bookie: Bookie) -> None:
-        await cluster.simulation.spawn(NODE, bookie.store.bury([1]))
+        await cluster.simulation.spawn(NODE, bookie.store.delete([1]))
         cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + 3 * RECORD + 100)
         await asyncio.sleep(PASS_S + 5)
         assert bookie.statistics()["scrub_damaged"] == 0

@@ -156,11 +156,11 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
         for _ in range(3):
             done = await bookie.collector.run(minor=False)
-            assert (done.buried, done.refused) == ([], GarbageRefusal.KEPT)
+            assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.KEPT)
         for force in (True, True):
             done = await bookie.collector.run(force=force, minor=False)
             await asyncio.sleep(0.01)
-        assert done.buried == list(lost), "by hand it is given up"
+        assert done.ledgers_deleted == list(lost), "by hand it is given up"
     finally:
         await bookie.close()
         await deployment.tree.close()

@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> Non
         for round_ in range(3):
             await add_until_refused(caller, 10 + round_, acked, 20)
             await add_until_refused(caller, 20 + round_, {}, 20)
-            await cluster.simulation.spawn(NODE, bookie.store.bury([20 + round_]))
+            await cluster.simulation.spawn(NODE, bookie.store.delete([20 + round_]))
             await cluster.simulation.spawn(NODE, bookie.store.compactor.run(CompactionPolicy(0.6, 0.6), roll=True))
         await asyncio.sleep(20)
         assert await registered_read_only(cluster, bookie)
@@ -264,7 +264,7 @@ def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplo
                 assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
                 await simulation.spawn(NODE, store.checkpoint())
                 await simulation.spawn(NODE, store._checkpoint.exclusive(store._log.close))
-            await simulation.spawn(NODE, store.bury([1, 2]))
+            await simulation.spawn(NODE, store.delete([1, 2]))
             if flushed:
                 await simulation.spawn(NODE, store.checkpoint())
             fill(disk)

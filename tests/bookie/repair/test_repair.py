@@ -610,7 +610,7 @@ def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
 
 
 def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """#4668: the target is in no fragment until the copy is done; only what the metadata has forgotten is buried."""
+    """#4668: the target is in no fragment until the copy is done; only what the metadata has forgotten is deleted."""
     original = worker.Worker._replace
     collected: list[int] = []
 
@@ -618,7 +618,7 @@ def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest
         async def collect_first(self: worker.Worker, record: LedgerRecord, gap: copies.Gap, target: str) -> None:
             collector = deployment.bookies[deployment.node_of(target)].collector
             for _ in range(2):
-                collected.extend((await collector.run(force=True, major=True, roll=True)).buried)
+                collected.extend((await collector.run(force=True, major=True, roll=True)).ledgers_deleted)
                 await asyncio.sleep(1.0)
             await original(self, record, gap, target)
 

@@ -148,7 +148,7 @@ def test_a_close_ends_although_its_caller_is_cancelled_and_all_callers_wait_for_
     simulate(main)
 
 
-def test_a_tombstone_that_found_no_room_is_settled_although_a_later_burial_did() -> None:
+def test_a_tombstone_that_found_no_room_is_settled_although_a_later_one_did() -> None:
     """The data of both may go after it."""
 
     async def main(simulation: Simulation) -> None:
@@ -159,8 +159,8 @@ def test_a_tombstone_that_found_no_room_is_settled_although_a_later_burial_did()
         await simulation.spawn(NODE, store.checkpoint())
         await simulation.spawn(NODE, store._checkpoint.exclusive(store._log.close))
         disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=1)]
-        assert not await simulation.spawn(NODE, store.bury([1]))
-        assert await simulation.spawn(NODE, store.bury([2, 3]))
+        assert not await simulation.spawn(NODE, store.delete([1]))
+        assert await simulation.spawn(NODE, store.delete([2, 3]))
         assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)

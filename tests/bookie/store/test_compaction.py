@@ -130,7 +130,7 @@ def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go() -> None:
             entries = range(10 * round_, 10 * round_ + 2)
             await flush_to_own_log(store, {1: entries, 2: entries, 100 + round_: range(40)})
         assert len(files(simulation)) == 4
-        await store.bury([100, 101, 102, 103])
+        await store.delete([100, 101, 102, 103])
         done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
         assert (done.deleted, done.compacted, done.bad_records) == ([], [1, 2, 3, 4], 0)
         assert done.bytes_freed > 4 * 40 * 300
@@ -151,7 +151,7 @@ def test_minor_compaction_leaves_what_major_compaction_moves() -> None:
     async def main(simulation: Simulation, store: Store) -> None:
         await flush_to_own_log(store, {1: range(30), 2: range(70)})
         await flush_to_own_log(store, {3: range(40), 4: range(60)})
-        await store.bury([2, 4])
+        await store.delete([2, 4])
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0))).compacted == []
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.35, 0), major=True)).compacted == [1]
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.5, 0), major=True)).compacted == [2]
@@ -166,7 +166,7 @@ def test_minor_compaction_leaves_what_major_compaction_moves() -> None:
 def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
     async def main(simulation: Simulation, store: Store) -> None:
         await flush(store, {1: range(2), 2: range(60)})
-        await store.bury([2])
+        await store.delete([2])
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.5))).compacted == [], "it is open"
         assert (await store.compactor.run(CompactionPolicy(0.2, 0.5), roll=True)).compacted == [1]
         await flush(store, {1: range(2, 4)})
@@ -180,9 +180,9 @@ def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
 def test_a_cold_log_that_died_is_closed_and_goes() -> None:
     async def main(simulation: Simulation, store: Store) -> None:
         await flush_to_own_log(store, {1: range(2), 2: range(60)})
-        await store.bury([2])
+        await store.delete([2])
         await store.compactor.run(CompactionPolicy(0.2, 0.5))
-        await store.bury([1])
+        await store.delete([1])
         done = await store.compactor.run(CompactionPolicy(0.2, 0.5))
         assert done.deleted == [2]
         assert files(simulation) == []
@@ -320,12 +320,12 @@ def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
 
 # ---------------------------------------------------------------------------------------- crashes
 async def load_and_compact(store: Store, model: Model, rng: random.Random, turns: int) -> None:
-    """`load`, and now and then a ledger is buried and everything is moved."""
+    """`load`, and now and then a ledger is deleted and everything is moved."""
     for _ in range(turns):
         await load(store, model, rng, 1)
         chance = rng.random()
         if chance < 0.1:
-            await model.bury(store, rng.randint(1, 9))
+            await model.delete(store, rng.randint(1, 9))
         if chance < 0.25:
             await store.compactor.run(EVERYTHING, roll=rng.random() < 0.5)
 
@@ -371,7 +371,7 @@ def test_a_crash_at_each_operation_of_a_compaction_loses_nothing_and_doubles_not
             store = await open_store(simulation)
             await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10), 2: range(30), 3: range(3)}))
             await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10, 20), 4: range(30)}))
-            await simulation.spawn(NODE, store.bury([2, 4]))
+            await simulation.spawn(NODE, store.delete([2, 4]))
             simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
             crashed = False
             try:

@@ -52,8 +52,8 @@ async def live(store: Store, model: Model) -> None:
     await load(store, model, rng, 15)
     await model.fence(store, 20)
     for ledger in (3, 4):
-        assert await store.bury([ledger])
-        model.buried[ledger] = None
+        assert await store.delete([ledger])
+        model.deleted[ledger] = None
         model.fenced.pop(ledger, None)
     for key in [key for key in model.sent if key[0] in (3, 4)]:
         del model.sent[key]
@@ -300,7 +300,7 @@ def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(caplog: pytest.
             write(cluster, SCRUB, data)
             caplog.clear()
             await cluster.simulation.spawn(NODE, scrubber._load())
-            assert any("the scrubber begins again" in message for message in caplog.messages)
+            assert any("the scrubber starts again" in message for message in caplog.messages)
             assert (scrubber.status()["pass"], scrubber.status()["log"]) == (1, 0)
         await asyncio.sleep(100)
         assert bookie.statistics()["scrub_pass"] > 1, "it goes on"

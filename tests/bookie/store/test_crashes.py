@@ -33,7 +33,7 @@ def test_no_acknowledged_add_and_no_fence_is_lost_by_crashes_anywhere(seed: int,
         for _ in range(8):
             with pytest.raises(NodeCrashed):
                 await life(rng.randint(1, 400))
-            model.buried.clear()
+            model.deleted.clear()
         await life(0)
 
     simulation.run(main())

@@ -40,7 +40,7 @@ def test_what_is_held_is_what_can_be_read(seed: int) -> None:
             if rng.random() < 0.05:
                 await store.checkpoint()
         store.descriptors.quarantine(2, 10, 60)
-        await store.bury([3])
+        await store.delete([3])
         for ledger in (1, 2, 3, 4):
             first, last = sorted((rng.randint(0, 200), rng.randint(0, 200)))
             readable = {e for e in range(first, last + 1) if (await store.read(ledger, e)).entries}

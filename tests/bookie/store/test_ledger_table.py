@@ -1,4 +1,4 @@
-"""The ledger table against dictionaries: merged, buried, checkpointed and loaded in any order, it says the same."""
+"""The ledger table against dictionaries: merged, deleted, checkpointed and loaded in any order, it says the same."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ LEDGER = st.integers(0, 40)
 COMMANDS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["touch", "fence", "sync", "get"]), LEDGER),
-        st.tuples(st.just("bury"), LEDGER, st.integers(0, 5)),
+        st.tuples(st.just("delete"), LEDGER, st.integers(0, 5)),
         st.tuples(st.sampled_from(["begin", "settle", "rewrite", "fail", "end", "restart"])),
     ),
     max_size=60,
@@ -177,8 +177,8 @@ class Bench:
         found = self.descriptors.get(ledger)
         assert (None if found is None else (found.fenced, found.last)) == self.model.get(ledger)
 
-    def bury(self, first: int, length: int) -> None:
-        self.descriptors.bury(first, first + length)
+    def delete(self, first: int, length: int) -> None:
+        self.descriptors.delete(first, first + length)
         for ledger in range(first, first + length + 1):
             self.model.pop(ledger, None)
             self.durable.pop(ledger, None)  # its tombstone is in the journal
@@ -208,8 +208,8 @@ class Bench:
             assert self.captured is not None
             self.file.committed(*self.ends)
             self.descriptors.written(self.settled)
-            buried = [ledger for ledger in self.captured if ledger in self.descriptors.tombstones]
-            self.durable = {ledger: held for ledger, held in self.captured.items() if ledger not in buried}
+            deleted = [ledger for ledger in self.captured if ledger in self.descriptors.tombstones]
+            self.durable = {ledger: held for ledger, held in self.captured.items() if ledger not in deleted}
             self.captured = self.settled = None
 
     def restart(self) -> None:
@@ -219,7 +219,7 @@ class Bench:
         self.descriptors.load(self.file.load(pytest.fail))
         self.captured = self.settled = None
         for first, last in tombstones:  # replayed from the journal
-            self.descriptors.bury(first, last)
+            self.descriptors.delete(first, last)
         for ledger, (fenced, last) in self.durable.items():
             found = self.descriptors.get(ledger)
             assert found is not None
@@ -270,12 +270,12 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     assert not again.opens_with(OTHER_KEY)
 
 
-def test_a_ledger_buried_while_a_checkpoint_writes_does_not_come_back() -> None:
+def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None:
     descriptors = Descriptors()
     descriptors.create(5, KEY).fenced = True
     descriptors.begin_write()
     settled = descriptors.unwritten().settle(everything=False)
-    descriptors.bury(5, 5)
+    descriptors.delete(5, 5)
     assert descriptors.get(5) is None
     descriptors.written(settled)
     assert descriptors.get(5) is None
@@ -294,7 +294,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     assert changed is found
     changed.last = 7
     descriptors.touch(changed)
-    descriptors.bury(9, 9)
+    descriptors.delete(9, 9)
     descriptors.written(settled)
     assert descriptors.dirty
     descriptors.begin_write()
@@ -332,7 +332,7 @@ def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_the
                 assert touched is not None
                 descriptors.touch(touched)
             _checkpoint(file, descriptors)
-        descriptors.bury(0, 1999)
+        descriptors.delete(0, 1999)
         disk.faults.append(FileFault("pwrite", ".lidx.tmp", errno.ENOSPC, times=1))
         _checkpoint(file, descriptors)
         assert file.generation == 1

@@ -83,7 +83,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         self.disk = self.simulation.node(NODE).disk
         self.disk.takes_direct = direct
         self.ledgers: dict[int, Ledger] = {}
-        self.buried: dict[int, None] = {}
+        self.deleted: dict[int, None] = {}
         self.ended = False
         self.turn = 0
         self.store: Store = self.live(open_store(self.simulation))
@@ -110,7 +110,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         """An entry's bytes never change. A crash may come before the answer."""
         data = payload(ledger, entry, (10, 400, 5000)[(ledger + entry) % 3])
         before = self.ledgers.get(ledger) or Ledger()
-        refused = ledger in self.buried or (before.fenced and not recovery)
+        refused = ledger in self.deleted or (before.fenced and not recovery)
         doubtful = before.maybe_fenced if not recovery else before.doubtful
         if not refused:
             self.ledgers.setdefault(ledger, before).maybe.setdefault(entry, data)
@@ -148,7 +148,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @rule(ledger=LEDGERS)
     def fence(self, ledger: int) -> None:
-        known = self.ledgers.setdefault(ledger, Ledger()) if ledger not in self.buried else Ledger()
+        known = self.ledgers.setdefault(ledger, Ledger()) if ledger not in self.deleted else Ledger()
         known.maybe_fenced = True
         status = self.live(self.at_bookie(fence(self.store, ledger)))
         assert status is Status.OK or self.full
@@ -159,7 +159,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     def write_lac(self, ledger: int, lac: int) -> None:
         status = self.store.write_lac(ledger, KEY, lac)
         known = self.ledgers.get(ledger) or Ledger()
-        if ledger in self.buried or (known.doubtful and status is not Status.OK):
+        if ledger in self.deleted or (known.doubtful and status is not Status.OK):
             assert status is Status.FENCED
             return
         assert status is Status.OK
@@ -182,11 +182,11 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------ deletion and keeping
     @rule(ledger=st.sampled_from((1, 2, 3, 3)), compact=st.booleans())
-    @precondition(lambda self: len(self.buried) < 2)
+    @precondition(lambda self: len(self.deleted) < 2)
     def delete(self, ledger: int, compact: bool) -> None:
-        if self.live(self.at_bookie(self.store.bury([ledger]))):
+        if self.live(self.at_bookie(self.store.delete([ledger]))):
             self.ledgers.pop(ledger, None)
-            self.buried[ledger] = None
+            self.deleted[ledger] = None
         else:
             assert self.full
             self.ledgers.setdefault(ledger, Ledger()).doubt()

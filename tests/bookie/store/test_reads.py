@@ -231,7 +231,7 @@ def test_what_was_read_ahead_of_a_deleted_ledger_is_not_served() -> None:
         await simulation.spawn(NODE, store.checkpoint())
         first = await simulation.spawn(NODE, store.read(1, 0, 60, 1500))
         reading = simulation.spawn(NODE, store.read(1, len(first.entries), 50, 1500))
-        await simulation.spawn(NODE, store.bury([1]))
+        await simulation.spawn(NODE, store.delete([1]))
         assert (await reading).status in (Status.OK, Status.NO_SUCH_LEDGER)
         assert (await simulation.spawn(NODE, store.read(1, 20, 5, 1500))).status is Status.NO_SUCH_LEDGER
         assert (await simulation.spawn(NODE, store.read(1, len(first.entries), 5))).status is Status.NO_SUCH_LEDGER

@@ -53,7 +53,7 @@ def stated(facts: StateLog) -> list[bytes]:
 NUMBER = st.integers(0, 6)
 CALLS = st.one_of(
     st.tuples(st.sampled_from(["quarantine", "mend"]), NUMBER, NUMBER, NUMBER),
-    st.tuples(st.just("bury"), NUMBER, NUMBER),
+    st.tuples(st.just("delete"), NUMBER, NUMBER),
     st.tuples(st.sampled_from(["enter_limbo", "drain"]), NUMBER),
     st.tuples(st.just("leave_limbo")),
 )
@@ -89,10 +89,10 @@ def test_limbo_fences_and_logs_are_drained_for_ever() -> None:
     assert told(stated(facts)).fenced_upto == 7
 
 
-def test_a_buried_ledger_leaves_quarantine_and_does_not_come_back() -> None:
+def test_a_deleted_ledger_leaves_quarantine_and_does_not_come_back() -> None:
     facts = Descriptors()
     facts.quarantine(5, 0, 3)
-    facts.bury(5, 5)
+    facts.delete(5, 5)
     facts.quarantine(5, 0, 3)
     assert not facts.is_quarantined(5, 1)
     assert facts.statements() == [Tombstone(5, 5)]
@@ -137,7 +137,7 @@ def test_in_limbo_hits_are_served_and_misses_are_unknown() -> None:
         store = await open_store(simulation)
         await simulation.spawn(NODE, add(store, 5, 0, payload(5, 0)))
         await simulation.spawn(NODE, add(store, 9, 0, payload(9, 0)))
-        await simulation.spawn(NODE, store.bury([4]))
+        await simulation.spawn(NODE, store.delete([4]))
         store.descriptors.enter_limbo(7)
         for _ in range(2):
             assert await _status(simulation, store, 5, 0) is Status.OK

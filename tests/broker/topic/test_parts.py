@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker.log.compaction import Compaction
 from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.topic_log import TopicLog
+from magnetar.broker.session import statistics
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.proto.errors import Unavailable
@@ -116,5 +117,7 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         await topic.log.roll()
         assert SMALL.retention_minutes == 0
         assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, Stays.OPEN]
+        shown = [ledger.stays for ledger in statistics.internals(topic, 0).ledgers]
+        assert shown == [reason.value if reason is not None else "", Stays.OPEN.value]
         gone = await topic.trim()
         assert bool(gone) is (reason is None)

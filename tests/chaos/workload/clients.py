@@ -22,25 +22,7 @@ from typing import Any
 
 import magnetar
 from tests.chaos.waiting import STUCK_S, wait_until
-from tests.chaos.workload.history import (
-    Acked,
-    Connected,
-    Delivered,
-    Disturbed,
-    Drained,
-    Id,
-    Nacked,
-    Order,
-    Read,
-    ReadToEnd,
-    Recorder,
-    Send,
-    SendFailed,
-    SendOk,
-    SendUnknown,
-    Subscribed,
-    value_of,
-)
+from tests.chaos.workload import history
 
 BURST = 6
 PAUSE_S = 0.2
@@ -50,31 +32,43 @@ REOPENED_AFTER = 400
 """Messages that a consumer takes before it is opened again."""
 DURABLE_S = 4.0
 """cursor_flush_s and the client's grouping, with room."""
-SUBSCRIPTIONS = (("exclusive", Order.ALL, 1), ("shared", Order.NONE, 2))
+SUBSCRIPTIONS = (("exclusive", history.Order.ALL, 1), ("shared", history.Order.NONE, 2))
 
 
 class Reconnects(logging.Handler):
     """A consumer says that it lost its connection: on a busy machine a session of two seconds ends without a fault."""
 
-    def __init__(self, note: Recorder) -> None:
+    def __init__(self, note: history.Recorder) -> None:
         super().__init__(logging.INFO)
         self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
         if "the consumer reconnects" in record.msg:
-            self._note(Disturbed())
+            self._note(history.Disturbed())
 
 
-def id_of(message_id: Any) -> Id:
+def id_of(message_id: Any) -> history.Id:
     return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+
+
+def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, set[history.Id]]:
+    """Notes all that the topic has; the reader, which is at its end, and the ids."""
+    reader, found = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000), set()
+    while reader.has_message_available():
+        message = reader.read_next(timeout_millis=30_000)
+        id_ = id_of(message.message_id())
+        note(history.Read(topic, id_, sys.intern(message.data().decode())))
+        found.add(id_)
+    note(history.ReadToEnd(topic))
+    return reader, found
 
 
 class Clients:
     def __init__(self, url: str, topics: tuple[str, ...], rng: random.Random) -> None:
         self.url, self.topics, self.rng = url, topics, rng
-        self.note = Recorder()
+        self.note = history.Recorder()
         self.failures: list[str] = []
-        self.acked: dict[tuple[str, str], set[Id]] = {}
+        self.acked: dict[tuple[str, str], set[history.Id]] = {}
         self.served: dict[str, int] = {}
         """By producer, what was acknowledged; by topic and subscription, what was taken."""
         self._reconnects = Reconnects(self.note)
@@ -87,11 +81,11 @@ class Clients:
 
     def start(self) -> None:
         for topic in self.topics:
-            self._subscribe(topic, "audit", Order.NONE).close()  # it never looks, so that nothing is trimmed
+            self._subscribe(topic, "audit", history.Order.NONE).close()  # it never looks, so that nothing is trimmed
             for name, order, consumers in SUBSCRIPTIONS:
                 self.acked[topic, name], self.served[f"{topic} {name}"] = set(), 0
                 self._subscribe(topic, name, order).close()
-                self.note(Subscribed(topic, name, order))
+                self.note(history.Subscribed(topic, name, order))
                 for number in range(consumers):
                     self._consumers.append(self._thread(self._consume, topic, name, order, f"{name}-{number}"))
             for producer in (f"{topic}-{i}" for i in range(2)):
@@ -137,34 +131,26 @@ class Clients:
             thread.join(STUCK_S)
         for (topic, name), ids in sorted(self.acked.items()):
             for id_ in sorted(ids):
-                self.note(Acked(topic, name, id_, True))
+                self.note(history.Acked(topic, name, id_, True))
         for topic in self.topics:
             for name, order, _ in SUBSCRIPTIONS:
                 self._look_again(topic, name, order)
-                self.note(Drained(topic, name))
+                self.note(history.Drained(topic, name))
         return stuck
 
-    def _behind(self, logs: dict[str, set[Id]]) -> list[str]:
+    def _behind(self, logs: dict[str, set[history.Id]]) -> list[str]:
         return [
             f"{topic} {name} lacks {len(logs[topic] - ids)} messages"
             for (topic, name), ids in sorted(self.acked.items())
             if logs[topic] - ids
         ]
 
-    def _read(self, topic: str) -> set[Id]:
-        found = set()
+    def _read(self, topic: str) -> set[history.Id]:
         with magnetar.Client(self.url) as client:
-            reader = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000)
-            while reader.has_message_available():
-                message = reader.read_next(timeout_millis=30_000)
-                id_ = id_of(message.message_id())
-                self.note(Read(topic, id_, sys.intern(message.data().decode())))
-                found.add(id_)
-        self.note(ReadToEnd(topic))
-        return found
+            return read_to_end(client, topic, self.note)[1]
 
-    def _look_again(self, topic: str, name: str, order: Order) -> None:
-        self.note(Connected(topic, name, "after"))
+    def _look_again(self, topic: str, name: str, order: history.Order) -> None:
+        self.note(history.Connected(topic, name, "after"))
         consumer = self._subscribe(topic, name, order)
         try:
             while True:
@@ -204,34 +190,34 @@ class Clients:
     def _send(self, producer: Any, topic: str, name: str, seq: int) -> None:
         def outcome(result: magnetar.Result, message_id: Any) -> None:
             if result == magnetar.Result.Ok:
-                self.note(SendOk(topic, name, seq, id_of(message_id)))
+                self.note(history.SendOk(topic, name, seq, id_of(message_id)))
                 self.served[name] += 1
             else:
-                self.note(SendUnknown(topic, name, seq))
+                self.note(history.SendUnknown(topic, name, seq))
 
-        key, value = str(seq % KEYS), sys.intern(value_of(topic, name, seq))
-        self.note(Send(topic, name, seq, key, value))
+        key, value = str(seq % KEYS), sys.intern(history.value_of(topic, name, seq))
+        self.note(history.Send(topic, name, seq, key, value))
         try:
             producer.send_async(value.encode(), outcome, partition_key=key)
         except magnetar.ProducerQueueIsFull:
-            self.note(SendFailed(topic, name, seq))
+            self.note(history.SendFailed(topic, name, seq))
 
-    def _subscribe(self, topic: str, name: str, order: Order) -> Any:
-        kind = magnetar.ConsumerType.Exclusive if order is Order.ALL else magnetar.ConsumerType.Shared
+    def _subscribe(self, topic: str, name: str, order: history.Order) -> Any:
+        kind = magnetar.ConsumerType.Exclusive if order is history.Order.ALL else magnetar.ConsumerType.Shared
         return self._client.subscribe(
             topic, name, consumer_type=kind, initial_position=magnetar.InitialPosition.Earliest,
             receiver_queue_size=100, negative_ack_redelivery_delay_ms=300,
         )  # fmt: skip
 
-    def _consume(self, topic: str, name: str, order: Order, consumer_name: str) -> None:
+    def _consume(self, topic: str, name: str, order: history.Order, consumer_name: str) -> None:
         rng = random.Random(f"{topic} {consumer_name}")
         while not self._receiving.is_set():
-            self.note(Connected(topic, name, consumer_name))
+            self.note(history.Connected(topic, name, consumer_name))
             consumer = self._retried(lambda: self._subscribe(topic, name, order), self._receiving)
             if consumer is None:
                 return
             try:
-                self._take_some(topic, name, consumer_name, consumer, rng if order is Order.NONE else None)
+                self._take_some(topic, name, consumer_name, consumer, rng if order is history.Order.NONE else None)
                 consumer.close()
             except magnetar.PulsarException as error:
                 self.failures.append(f"{consumer_name}: {error!r}")
@@ -248,18 +234,18 @@ class Clients:
             taken += 1
             id_ = self._taken(topic, name, consumer_name, message)
             if refuses is not None and refuses.random() < NACKED:
-                self.note(Nacked(topic, name, id_))
+                self.note(history.Nacked(topic, name, id_))
                 consumer.negative_acknowledge(message)
             else:
                 consumer.acknowledge(message)
-                self.note(Acked(topic, name, id_, False))
+                self.note(history.Acked(topic, name, id_, False))
                 self.acked[topic, name].add(id_)
 
-    def _taken(self, topic: str, name: str, consumer_name: str, message: Any) -> Id:
+    def _taken(self, topic: str, name: str, consumer_name: str, message: Any) -> history.Id:
         id_ = id_of(message.message_id())
         count = message.redelivery_count()
         if count:  # its connection was lost unseen, or it was refused
-            self.note(Disturbed())
-        self.note(Delivered(topic, name, consumer_name, id_, sys.intern(message.data().decode()), count))
+            self.note(history.Disturbed())
+        self.note(history.Delivered(topic, name, consumer_name, id_, sys.intern(message.data().decode()), count))
         self.served[f"{topic} {name}"] += 1
         return id_

@@ -1,7 +1,7 @@
 """What clients saw of a cluster, one record after the other: the input of tests/chaos/workload/judge.py.
 
 A `Recorder` is shared by all threads of a run; the place of a record in its list is its time. An intent is recorded
-before it is sent, an outcome after it is known, so a record that stands before another one happened before it.
+before it is sent, an outcome after it is known, so a record before another one happened before it.
 `SendFailed` is only for what is definitely not stored; anything doubtful is `SendUnknown`. A message's value is
 `value_of` its producer and number: no two sends share one.
 """
@@ -136,10 +136,8 @@ class ReadToEnd(NamedTuple):
     topic: str
 
 
-Record = (
-    Send | SendOk | SendFailed | SendUnknown | Subscribed | Connected | Disturbed | Delivered
-    | AckSent | Acked | AckUnknown | Nacked | Sought | Drained | Read | ReadToEnd
-)  # fmt: skip
+OfSubscription = Connected | Delivered | AckSent | Acked | AckUnknown | Nacked | Sought | Drained
+Record = Send | SendOk | SendFailed | SendUnknown | Subscribed | OfSubscription | Disturbed | Read | ReadToEnd
 
 
 class Recorder:

@@ -26,27 +26,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from tests.chaos.workload.history import (
-    Acked,
-    AckSent,
-    AckUnknown,
-    Connected,
-    Delivered,
-    Disturbed,
-    Drained,
-    Id,
-    Nacked,
-    Order,
-    Read,
-    ReadToEnd,
-    Record,
-    Send,
-    SendFailed,
-    SendOk,
-    SendUnknown,
-    Sought,
-    Subscribed,
-)
+from tests.chaos.workload import history
 
 
 class Wrong(Enum):
@@ -76,10 +56,10 @@ class Sending:
 
     __slots__ = ("failed", "id", "key", "ok", "sent", "seq", "unknown", "value")
 
-    def __init__(self, record: Send, at: int) -> None:
+    def __init__(self, record: history.Send, at: int) -> None:
         self.seq, self.key, self.value, self.sent = record.seq, record.key, record.value, at
         self.ok: int | None = None
-        self.id: Id | None = None
+        self.id: history.Id | None = None
         self.failed = self.unknown = False
 
 
@@ -89,17 +69,17 @@ class Delivery(NamedTuple):
 
 
 class Subscription:
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: history.Order) -> None:
         self.order = order
         self.connected: dict[str, int] = {}
         self.newest_connect = -1
-        self.delivered: dict[Id, Delivery] = {}
+        self.delivered: dict[history.Id, Delivery] = {}
         self.excused: dict[tuple[int, int], int] = {}  # entries: a batch comes again as a whole
-        self.durable: dict[Id, int] = {}
-        self.acks: dict[Id, int] = defaultdict(int)
-        self.highest: dict[str, Id] = {}
+        self.durable: dict[history.Id, int] = {}
+        self.acks: dict[history.Id, int] = defaultdict(int)
+        self.highest: dict[str, history.Id] = {}
         self.sought = -1
-        self.from_id: Id = (-1, -1, -1)
+        self.from_id: history.Id = (-1, -1, -1)
         self.drained = False
 
 
@@ -108,10 +88,10 @@ class Topic:
         self.name = name
         self.sends: dict[tuple[str, int], Sending] = {}
         self.by_value: dict[str, tuple[str, Sending]] = {}
-        self.values: dict[Id, str] = {}
-        self.newest_id: dict[str, tuple[int, Id]] = {}
+        self.values: dict[history.Id, str] = {}
+        self.newest_id: dict[str, tuple[int, history.Id]] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self.log: list[tuple[Id, str]] = []
+        self.log: list[tuple[history.Id, str]] = []
         self.read_to_end = False
 
 
@@ -149,63 +129,57 @@ class _Judge:
             found = self.topics[name] = Topic(name)
         return found
 
-    def take(self, at: int, record: Record) -> None:
-        if isinstance(record, Disturbed):
+    def take(self, at: int, record: history.Record) -> None:
+        if isinstance(record, history.Disturbed):
             self.disturbed = at
             return
         topic = self.topic(record.topic)
         match record:
-            case Send():
+            case history.Send():
                 sending = Sending(record, at)
                 topic.sends[record.producer, record.seq] = sending
                 topic.by_value[record.value] = record.producer, sending
-            case SendOk():
+            case history.SendOk():
                 self._send_ok(at, topic, record)
-            case SendFailed():
+            case history.SendFailed():
                 topic.sends[record.producer, record.seq].failed = True
-            case SendUnknown():
+            case history.SendUnknown():
                 topic.sends[record.producer, record.seq].unknown = True
-            case Read():
+            case history.Read():
                 if self._known(topic, record.id, record.value, "read"):
                     topic.log.append((record.id, record.value))
-            case ReadToEnd():
+            case history.ReadToEnd():
                 topic.read_to_end = True
-            case Subscribed():
+            case history.Subscribed():
                 topic.subscriptions[record.subscription] = Subscription(record.order)
             case _:
                 self._of_subscription(at, topic, topic.subscriptions[record.subscription], record)
 
-    def _of_subscription(
-        self,
-        at: int,
-        topic: Topic,
-        of: Subscription,
-        record: Connected | Delivered | AckSent | Acked | AckUnknown | Nacked | Sought | Drained,
-    ) -> None:
+    def _of_subscription(self, at: int, topic: Topic, of: Subscription, record: history.OfSubscription) -> None:
         match record:
-            case Delivered():
+            case history.Delivered():
                 self._delivered(at, topic, of, record)
-            case Connected():
+            case history.Connected():
                 of.connected[record.consumer] = of.newest_connect = at
-            case AckSent():
+            case history.AckSent():
                 of.acks[record.id] += 1
-            case Acked():
+            case history.Acked():
                 of.acks[record.id] -= 1
                 if record.durable:
                     of.durable[record.id] = at
-            case AckUnknown():
+            case history.AckUnknown():
                 of.acks[record.id] -= 1
-            case Nacked():
+            case history.Nacked():
                 of.excused[record.id[:2]] = at
-            case Sought():
+            case history.Sought():
                 of.sought, of.from_id = at, record.id
                 of.highest.clear()
                 of.durable.clear()
-            case Drained():
+            case history.Drained():
                 of.drained = True
 
     # ---------------------------------------------------------------------------------------- while it goes on
-    def _send_ok(self, at: int, topic: Topic, record: SendOk) -> None:
+    def _send_ok(self, at: int, topic: Topic, record: history.SendOk) -> None:
         sending = topic.sends[record.producer, record.seq]
         sending.ok, sending.id = at, record.id
         self.verdict.acknowledged += 1
@@ -217,7 +191,7 @@ class _Judge:
             topic.newest_id[record.producer] = record.seq, record.id
         self._agrees(topic, record.id, sending.value, f"the ack of {record.producer}:{record.seq}")
 
-    def _known(self, topic: Topic, id_: Id, value: str, how: str) -> bool:
+    def _known(self, topic: Topic, id_: history.Id, value: str, how: str) -> bool:
         """Whether somebody sent it; and whether all agree that this is at this id."""
         found = topic.by_value.get(value)
         if found is None:
@@ -228,12 +202,12 @@ class _Judge:
         self._agrees(topic, id_, value, how)
         return True
 
-    def _agrees(self, topic: Topic, id_: Id, value: str, how: str) -> None:
+    def _agrees(self, topic: Topic, id_: history.Id, value: str, how: str) -> None:
         if (before := topic.values.setdefault(id_, value)) != value:
             sentence = f"{topic.name} {id_}: {how} says {value[:50]!r}, before it was {before[:50]!r}"
             self.verdict.add(Wrong.DISAGREEMENT, sentence)
 
-    def _delivered(self, at: int, topic: Topic, of: Subscription, record: Delivered) -> None:
+    def _delivered(self, at: int, topic: Topic, of: Subscription, record: history.Delivered) -> None:
         self.verdict.delivered += 1
         if not self._known(topic, record.id, record.value, f"delivered to {record.subscription}"):
             return
@@ -248,10 +222,10 @@ class _Judge:
             self.verdict.add(Wrong.REDELIVERED, f"{what}, and before to {before.consumer}, for no reason")
         of.delivered[record.id] = Delivery(at, record.consumer)
 
-    def _in_order(self, topic: Topic, of: Subscription, record: Delivered, what: str) -> None:
-        if of.order is Order.NONE:
+    def _in_order(self, topic: Topic, of: Subscription, record: history.Delivered, what: str) -> None:
+        if of.order is history.Order.NONE:
             return
-        lane = topic.by_value[record.value][1].key if of.order is Order.KEY else ""
+        lane = topic.by_value[record.value][1].key if of.order is history.Order.KEY else ""
         highest = of.highest.get(lane)
         if highest is not None and record.id < highest:
             self.verdict.add(Wrong.ORDER, f"{what}, for the first time, after {highest} (key {lane!r})")
@@ -271,12 +245,12 @@ class _Judge:
                     self.verdict.add(Wrong.STUCK, f"{topic.name} {producer}: message {seq} got no outcome")
         return self.verdict
 
-    def _log(self, topic: Topic) -> dict[str, list[Id]]:
+    def _log(self, topic: Topic) -> dict[str, list[history.Id]]:
         """Where each value is; order and duplicates of the log."""
-        places: dict[str, list[Id]] = {}
+        places: dict[str, list[history.Id]] = {}
         newest: dict[str, int] = {}
         latest_sent: dict[str, int] = {}
-        last: Id = (-1, -1, -1)
+        last: history.Id = (-1, -1, -1)
         for id_, value in topic.log:
             producer, sending = topic.by_value[value]
             if id_ <= last:
@@ -293,13 +267,13 @@ class _Judge:
             latest_sent[producer] = max(latest_sent.get(producer, -1), sending.sent)
         return places
 
-    def _copy(self, topic: Topic, producer: str, sending: Sending, id_: Id, latest_sent: int) -> None:
+    def _copy(self, topic: Topic, producer: str, sending: Sending, id_: history.Id, latest_sent: int) -> None:
         """Sent again without an outcome, it comes before whatever its producer sent after the outcome."""
         self.verdict.repeated += 1
         if self.dedup or (sending.ok is not None and latest_sent > sending.ok):
             self.verdict.add(Wrong.DUPLICATED, f"{topic.name} {producer}: message {sending.seq} is again at {id_}")
 
-    def _lost(self, topic: Topic, places: dict[str, list[Id]]) -> None:
+    def _lost(self, topic: Topic, places: dict[str, list[history.Id]]) -> None:
         there: dict[str, tuple[int, int]] = {}
         for value in places:
             producer, sending = topic.by_value[value]
@@ -329,7 +303,7 @@ class _Judge:
                 self.verdict.add(Wrong.SKIPPED, f"{topic.name} {name}: {id_} was never delivered")
 
 
-def judge(records: Iterable[Record], *, dedup: bool = False) -> Verdict:
+def judge(records: Iterable[history.Record], *, dedup: bool = False) -> Verdict:
     """All that is wrong with a history; `dedup`: whether the topics deduplicate."""
     it = _Judge(dedup)
     for at, record in enumerate(records):

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import magnetar
-from tests.chaos.workload.clients import id_of
-from tests.chaos.workload.history import Read, ReadToEnd, Recorder, Send, SendOk, SendUnknown, value_of
+from tests.chaos.workload.clients import id_of, read_to_end
+from tests.chaos.workload.history import Recorder, Send, SendOk, SendUnknown, value_of
 from tests.chaos.workload.judge import judge
 
 BURST = 10
@@ -108,11 +108,7 @@ def check(load: Load, url: str) -> None:
     """Every topic opens again, holds what was acknowledged, and takes and gives a new message."""
     with magnetar.Client(url) as client:
         for topic in load.topics:
-            reader = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000)
-            while reader.has_message_available():
-                message = reader.read_next(timeout_millis=30_000)
-                load.note(Read(topic, id_of(message.message_id()), message.data().decode()))
-            load.note(ReadToEnd(topic))
+            reader, _ = read_to_end(client, topic, load.note)
             client.create_producer(topic).send(b"after all")
             assert reader.read_next(timeout_millis=30_000).data() == b"after all"
     verdict = judge(load.note.records)

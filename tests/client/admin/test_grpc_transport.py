@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log import compaction, topic_log
+from magnetar.broker.log.core import trimming
 from magnetar.broker.subscription.core.policies import policy
 from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.client.admin import AdminClient, operations, values
@@ -105,7 +106,7 @@ def test_arguments_go_to_the_fields_of_their_names() -> None:
     [
         (values.Blocked, policy.Blocked), (values.BacklogQuotaState, Quota), (values.TopicState,
             topic_log.TopicLogState),
-        (values.CompactionState, compaction.CompactionRunState),
+        (values.CompactionState, compaction.CompactionRunState), (values.LedgerStays, trimming.Stays),
     ],
 )  # fmt: skip
 def test_a_closed_set_has_what_a_broker_says(ours: type[enum.Enum], theirs: type[enum.Enum]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -241,6 +243,35 @@ def test_several_topics_and_partitions_come_through_one_consumer() -> None:
             assert topic.subscriptions["s"].done == set(range(len(topic.entries)))
 
     simulate(body, broker)
+
+
+def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 6, "parts", batching_enabled=False)
+        consumer = await client.subscribe("parts", "s", initial_position=EARLIEST)
+        for _ in range(6):
+            await consumer.acknowledge(await consumer.receive(1000))
+
+        async def fail() -> None:
+            raise RuntimeError("a defect")
+
+        async def slow(send: Callable[[], Awaitable[None]]) -> None:
+            await asyncio.sleep(0.1)
+            await send()
+
+        for each in consumer.partitions:
+            send = fail if each is consumer.partitions[0] else partial(slow, each.requests.send_last_acks)
+            monkeypatch.setattr(each.requests, "send_last_acks", send)
+        with pytest.raises(RuntimeError, match="a defect"):
+            await consumer.close()
+        again = await client.subscribe("parts", "s", initial_position=EARLIEST)
+        assert {(await again.receive(1000)).message_id().partition() for _ in range(2)} == {0}
+        with pytest.raises(Timeout):
+            await again.receive(1000)
+
+    simulate(body, FakeBroker({"parts": 3}))
 
 
 def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several() -> None:

@@ -23,8 +23,8 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
+from magnetar.proto.varint import varint
 from magnetar.runtime.grpc.client import GrpcChannel, connect
-from magnetar.runtime.grpc.envelope import varint
 from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.grpc.server import GrpcServing, serve
 from magnetar.runtime.grpc.stream import GrpcStream

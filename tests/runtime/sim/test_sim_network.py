@@ -10,7 +10,8 @@ import pytest
 
 from magnetar.proto import errors
 from magnetar.proto import wire_pb2 as wire
-from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, Request, rpc
+from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, rpc
+from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
 
 ANY = Endpoint("127.0.0.1", 0)
@@ -311,3 +312,28 @@ def test_a_taken_port_is_busy_until_its_process_dies() -> None:
         await simulation.world("other").network.serve_peers(endpoint, SERVER_ID, echo)
 
     simulation.run(main())
+
+
+def test_a_tcp_connection_that_arrives_while_its_listener_closes_is_closed() -> None:
+    simulation = Simulation(9)
+
+    async def serve(stream: ByteStream) -> None:
+        await stream.read()
+
+    async def main() -> None:
+        server, client = simulation.world("server"), simulation.world("client")
+        serving = await server.network.serve_bytes(Endpoint("server", 0), serve)
+        accept = serving.accept  # type: ignore[attr-defined]
+
+        def accept_late(end: End) -> None:
+            late.append(asyncio.create_task(serving.close()))
+            late.append(asyncio.get_running_loop().call_later(0.001, accept, end))
+
+        late: list[object] = []
+        monkeypatch.setattr(serving, "accept", accept_late)
+        stream = await client.network.connect_bytes(serving.endpoint)
+        assert await stream.read() == b""
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        simulation.run(main())
+    assert not simulation.complaints

@@ -190,7 +190,7 @@ class Bookie:
             self.on_promise(f"17: {self.name} says that it never had entry {entry} of ledger {ledger}")
         return status, lac, []
 
-    def bury(self, ledger: int) -> None:
+    def delete(self, ledger: int) -> None:
         """The tombstone is durable before the data goes."""
 
         def gone() -> None:

@@ -49,7 +49,7 @@ TIMES: Mapping[str, int] = MappingProxyType({
     "die": 1,  # a writer's process
     "recover": 3,  # one more recoverer, of a ledger in use
     "repair": 3,  # a slot of any fragment is copied to another bookie
-    "delete": 2,  # a ledger, once it is closed; bookies bury it later
+    "delete": 2,  # a ledger, once it is closed; bookies delete it later
     # only bookies of the atlas
     "replace": 1,  # an empty bookie at the same address, under its own new name
     "wipe": 1,  # the same bookie with an empty disk: limbo

@@ -35,7 +35,7 @@ BEYOND_S = 3.0
 """Beyond promise recoveries may try for ever; a few tries say whether what they find is true."""
 STEPS_MAX = 200_000
 RETRY_S = 0.2
-BURY_AFTER_S = 0.05
+DELETE_AFTER_S = 0.05
 
 
 @dataclass(slots=True)
@@ -257,11 +257,11 @@ class Simulation:
             ledger = rng.choice(written or closed)
             self.register.delete(ledger, self.register.versions[ledger])
             for node in self.nodes:
-                self.scheduler.after(rng.random() * BURY_AFTER_S, self._bury, node, ledger)
+                self.scheduler.after(rng.random() * DELETE_AFTER_S, self._delete, node, ledger)
 
-    def _bury(self, node: Node, ledger: int) -> None:
+    def _delete(self, node: Node, ledger: int) -> None:
         if node.bookie.up:
-            node.bookie.bury(ledger)
+            node.bookie.delete(ledger)
 
     # ------------------------------------------------------------------------------ what is told
     def story(self, text: str) -> None:

@@ -27,7 +27,7 @@ from tests.simulation.cluster import Cluster
 LIVENESS_S = 1800.0
 """Within 30 virtual minutes after healing."""
 FORCED_S = 300.0
-"""A bookie does not bury most of its ledgers by itself (garbage.py), nor so ends a report of damage in one of them:
+"""A bookie does not delete most of its ledgers by itself (garbage.py), nor so ends a report of damage in one of them:
 after so long an operator does as the log says."""
 
 

@@ -51,7 +51,7 @@ class KeyShared:
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
         self.slots = Slots(self._target)
-        self._in_use, self._loose = self.slots.of, self.slots.loose  # at hand: they are asked for each entry
+        self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.released, self.returned = self.slots.vacate, self.slots.returned
         self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for

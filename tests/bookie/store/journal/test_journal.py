@@ -457,7 +457,7 @@ def test_recycled_journals_never_replay_their_stale_records() -> None:
 
         for ledger in range(1, 5):
             await simulation.spawn(NODE, fill(ledger))
-        await simulation.spawn(NODE, store.bury([1, 2, 3, 4]))
+        await simulation.spawn(NODE, store.delete([1, 2, 3, 4]))
         await simulation.spawn(NODE, store.checkpoint())
         assert store.statistics()["journal_recycled"] > 0
         await simulation.spawn(NODE, add(store, 9, 0, b"new"))

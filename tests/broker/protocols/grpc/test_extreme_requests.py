@@ -25,6 +25,7 @@ from pyroaring import BitMap
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError
 from magnetar.proto.names import LATEST
+from magnetar.proto.varint import varint
 from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.network import Endpoint, rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
@@ -265,15 +266,6 @@ async def filled(bench: Bench, topic: str) -> list[Any]:
 
 def envelope(*items: Message) -> bytes:
     return b"".join(b"\x0a" + varint(len(data := item.SerializeToString())) + data for item in items)
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 # ------------------------------------------------------------------------------------------------ single calls
