@@ -20,8 +20,9 @@ metadata/zookeeper/store.py. One conformance suite runs against all: tests/metad
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 ABSENT = -1
 """Expected version: the node must not exist."""
@@ -39,8 +40,7 @@ class Versioned(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(msgspec.Struct, frozen=True):
     """Writes a node, at the expected version."""
 
     path: str
@@ -49,16 +49,14 @@ class Put:
     ephemeral: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True):
     """Deletes a node, at the expected version."""
 
     path: str
     expected: int = ANY  # ANY: fine when absent
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """Changes nothing; the commit fails unless the node has the expected version."""
 
     path: str
@@ -68,8 +66,7 @@ class Check:
 Operation = Put | Delete | Check
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """One change of a node, in the commit that made `revision`."""
 
     path: str
@@ -77,8 +74,7 @@ class Changed:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(msgspec.Struct, frozen=True):
     """Changes up to `revision` were missed: list again, and watch after it."""
 
     revision: int

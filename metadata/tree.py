@@ -24,8 +24,9 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
@@ -71,24 +72,21 @@ class Node(NamedTuple):
     ephemeral: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """A transaction; `session` owns the ephemerals that it puts."""
 
     operations: Sequence[Operation]
     session: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSession:
+class OpenSession(msgspec.Struct, frozen=True):
     """Stores a session, which then outlives the process."""
 
     session: str
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class EndSession:
+class EndSession(msgspec.Struct, frozen=True):
     """Deletes the session and its ephemerals."""
 
     session: str
@@ -97,13 +95,12 @@ class EndSession:
 Job = Commit | OpenSession | EndSession
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The result of a job. `revision` is that of the tree after it; a Commit always makes it grow by one."""
 
     versions: list[int]
     revision: int
-    changes: list[Changed] = field(default_factory=list)
+    changes: list[Changed] = []
 
 
 class Tree:

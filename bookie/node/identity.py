@@ -34,7 +34,6 @@ from __future__ import annotations
 import enum
 import logging
 import uuid as uuids
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -117,8 +116,7 @@ class BootFacts(NamedTuple):
     instance: str
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """The identity of a claimed directory; `complete` counts this start."""
 
     uuid: bytes

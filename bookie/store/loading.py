@@ -10,7 +10,7 @@ Guarded by tests/bookie/node/test_boot.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ...runtime.files import join
 from ...runtime.workers import Worker, Workers
@@ -30,8 +30,7 @@ from .reads.read_ahead import LANES
 from .space.reserve import Reserve
 
 
-@dataclass(frozen=True, slots=True)
-class StoreWorkers:
+class StoreWorkers(msgspec.Struct, frozen=True):
     """The threads of one store, by what they write or read."""
 
     journal: tuple[Worker, ...]
@@ -56,8 +55,7 @@ class StoreWorkers:
             await worker.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """The parts of a store after its start, all durable (module docstring)."""
 
     workers: StoreWorkers

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from ...ledger.format.peer import Status
 from ...runtime.files import join
@@ -52,8 +53,7 @@ __all__ = ["Store", "StoreConfig", "StorePorts"]
 _LOG = logging.getLogger("magnetar.bookie.store")
 
 
-@dataclass(frozen=True, slots=True)
-class StorePorts:
+class StorePorts(msgspec.Struct, frozen=True):
     """What a store calls at its owner; nothing before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from ...ledger.handle import ENTRY_BYTES_MAX
@@ -111,8 +112,7 @@ class BrokerConfig(Applied):
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Replication:
+class Replication(msgspec.Struct, frozen=True):
     """Of new ledgers: over how many bookies, how many copies, how many of them synced before a confirmation."""
 
     ensemble_size: int

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ...metadata.records import BrokerRecord
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
@@ -26,8 +27,7 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 
-@dataclass(frozen=True, slots=True)
-class Unloaded:
+class Unloaded(msgspec.Struct, frozen=True):
     topics: int
     bundles: int
 

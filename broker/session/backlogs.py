@@ -5,7 +5,7 @@ Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/proto
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ...proto.errors import InvalidRequest, NotAllowed
 from ...proto.names import MessageId, Position
@@ -21,8 +21,7 @@ AGE_S_MAX = 10_000_000_000
 """300 years."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True):
     """An entry, and the messages of it that are not to be shown."""
 
     entry: StoredEntry

@@ -15,9 +15,10 @@ tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
+
+import msgspec
 
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
@@ -39,8 +40,7 @@ PERMITS_MAX = (1 << 31) - 1
 """Permits that a consumer may have at a time, as Pulsar's int."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeOptions:
+class SubscribeOptions(msgspec.Struct, frozen=True):
     """What a consumer asks for. `topic` is its full name."""
 
     topic: str
@@ -51,9 +51,9 @@ class SubscribeOptions:
     durable: bool = True  # False: a reader
     start: MessageId | None = None  # where a new cursor begins; None: at `initial_position`
     start_inclusive: bool = False
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = {}
     priority_level: int = 0  # lower ones come first
-    subscription_properties: dict[str, str] = field(default_factory=dict)  # of a subscription that is made
+    subscription_properties: dict[str, str] = {}  # of a subscription that is made
     read_compacted: bool = False
     existing_only: bool = False  # TopicNotFound rather than a new topic
     instance: str = ""  # random, of the consumer object: its next connection replaces its last one

@@ -19,8 +19,9 @@ tests/broker/protocols/grpc/test_connect.py.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
@@ -34,14 +35,13 @@ CREDIT_SHARE = 4
 """Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerOptions:
+class ProducerOptions(msgspec.Struct, frozen=True):
     """What a producer asks for. `topic` is its full name."""
 
     topic: str
     name: str = ""  # empty: the broker names it
     access_mode: AccessMode = AccessMode.SHARED
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = {}
     instance: str = ""  # random, of the producer object: its next connection replaces its last one
     connection: int = 0  # counts the instance's connections: an earlier one never replaces a later one
     initial_subscription: str = ""  # made, at the earliest message, before the producer is opened

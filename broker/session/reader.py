@@ -8,7 +8,8 @@ Guarding tests: tests/broker/subscription/test_gaps.py.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+
+import msgspec
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
@@ -19,8 +20,7 @@ from ..node.topic_manager import TopicManager
 READ_BYTES_MAX = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """Of message indexes of a topic: `first` inclusive, `end` exclusive."""
 
     topic: str

@@ -7,7 +7,7 @@ run since the topic was loaded. What a text may say is the `value` of the enum i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ...proto.names import Position
 from ..log.topic_log import TopicLogState
@@ -20,8 +20,7 @@ from ..topic.examine import analyze
 from ..topic.topic import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerStats:
+class ProducerStats(msgspec.Struct, frozen=True):
     name: str
     address: str
     messages: int
@@ -29,16 +28,14 @@ class ProducerStats:
     last_sequence_id: int  # -1: nothing was published
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRange:
+class SlotRange(msgspec.Struct, frozen=True):
     """Of the slots of keys; both ends belong to it."""
 
     first: int
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerStats:
+class ConsumerStats(msgspec.Struct, frozen=True):
     name: str
     address: str
     permits: int
@@ -51,8 +48,7 @@ class ConsumerStats:
     slots: list[SlotRange]  # Key_Shared: what it owns
 
 
-@dataclass(frozen=True, slots=True)
-class DrainingSlot:
+class DrainingSlot(msgspec.Struct, frozen=True):
     """A slot of keys that waits to change hands."""
 
     slot: int
@@ -60,8 +56,7 @@ class DrainingSlot:
     blocked_attempts: int
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionStats:
+class SubscriptionStats(msgspec.Struct, frozen=True):
     name: str
     type: str  # EXCLUSIVE, …; empty: no consumer has connected yet
     durable: bool
@@ -87,8 +82,7 @@ class SubscriptionStats:
     delayed_memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStats:
+class TopicStats(msgspec.Struct, frozen=True):
     name: str
     owner: str  # HOST:PORT of its broker
     messages_in: int
@@ -112,8 +106,7 @@ class TopicStats:
     terminated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerStats:
+class LedgerStats(msgspec.Struct, frozen=True):
     ledger_id: int
     state: str  # open, closed
     entries: int
@@ -123,8 +116,7 @@ class LedgerStats:
     stays: str  # why it is not deleted; empty: the next trim deletes it
 
 
-@dataclass(frozen=True, slots=True)
-class TopicInternalStats:
+class TopicInternalStats(msgspec.Struct, frozen=True):
     state: str
     ledgers: list[LedgerStats]
     last_confirmed: Position
@@ -135,8 +127,7 @@ class TopicInternalStats:
     degraded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionStatus:
+class CompactionStatus(msgspec.Struct, frozen=True):
     """Of the last compaction; from `ledger_id` on of the compacted ledger that is read now (-1: there is none)."""
 
     state: str

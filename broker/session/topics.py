@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.model import AckedEntry
@@ -22,28 +23,25 @@ TIMES_MAX = 1000
 """Looked up in one request for offsets: each costs some reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """The broker that serves a topic."""
 
     endpoint: str  # HOST:PORT
     here: bool  # the broker that was asked
 
 
-@dataclass(frozen=True, slots=True)
-class Partitions:
+class Partitions(msgspec.Struct, frozen=True):
     count: int  # 0: the topic is not partitioned
     owner: Owner | None = None  # of a topic without partitions, where it is known
 
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
+class Offsets(msgspec.Struct, frozen=True):
     """Indexes of a topic's messages."""
 
     earliest: int  # of the oldest message still kept
     end: int  # one past the newest
     size: int  # bytes stored between them
-    by_time: list[int] = field(default_factory=list)  # the first one at or after each time; `end` where there is none
+    by_time: list[int] = []  # the first one at or after each time; `end` where there is none
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from ...proto.names import Position
 from ...runtime.clock import Clock
@@ -22,8 +23,7 @@ RETURN_ENTRIES = 200
 """Entries given back between two readings of the clock: some tenths of a millisecond."""
 
 
-@dataclass(slots=True)
-class _Return:
+class _Return(msgspec.Struct):
     """Entries that a consumer gives back, as far as it still holds them at their turn."""
 
     member: Member

@@ -20,9 +20,9 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 from msgspec import structs
 
 from ...metadata.records import TopicRecord
@@ -259,8 +259,7 @@ class NonPersistentSubscription(Subscription):
             self.dispatcher.acked_up_to(self.cursor.mark)
 
 
-@dataclass(frozen=True, slots=True)
-class NonPersistent:
+class NonPersistent(msgspec.Struct, frozen=True):
     """The Storage of a non-persistent topic: its subscriptions begin at the end, and are kept in memory."""
 
     world: World

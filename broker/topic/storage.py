@@ -6,8 +6,9 @@ A topic is constructed with its `Storage` and knows no more of the difference.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ...ledger import LedgerClient
 from ...metadata import paths
@@ -75,8 +76,7 @@ class Storage(Protocol):
         """A subscription that ends with its consumer, and keeps no data."""
 
 
-@dataclass(frozen=True, slots=True)
-class DurableStorage:
+class DurableStorage(msgspec.Struct, frozen=True):
     """Log and subscriptions on bookies, their records in the metadata."""
 
     world: World

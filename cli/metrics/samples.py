@@ -20,9 +20,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
@@ -76,8 +77,7 @@ BACKLOGS_TIMEOUT_S = 2.0
 """For all backlogs of a page: one that is not in memory costs a read from a bookie."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """The parts of a process that have numbers. Called only from their event loop."""
 
     metadata: SqliteStore | MetadataServer | None = None

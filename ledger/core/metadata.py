@@ -20,7 +20,6 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
@@ -40,22 +39,19 @@ class TransitionRefusal(enum.Enum):
     MOVED_ON = "the bookie that was to be replaced is not in the fragment any more"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordWrite:
+class RecordWrite(msgspec.Struct, frozen=True):
     """Store `record`, by compare-and-set on the version that was read."""
 
     record: LedgerRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """Nothing to write: the stored `record` is already the outcome."""
 
     record: LedgerRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The transition is not allowed; the caller gives up."""
 
     reason: TransitionRefusal

@@ -36,9 +36,10 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
+
+import msgspec
 
 from .striping import Striping
 
@@ -58,8 +59,7 @@ class Chance(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A writable bookie that is not in the ensemble."""
 
     bookie: str
@@ -68,8 +68,7 @@ class Candidate:
     quarantined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RackRule:
+class RackRule(msgspec.Struct, frozen=True):
     """How many racks every write set must cover; `enforce`: choose no bookie when they are too few."""
 
     racks_min: int = 1
@@ -83,8 +82,7 @@ class NotPlaced(enum.Enum):
     RACKS = "the writable bookies are on too few racks"
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """`bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks than wanted."""
 
     bookies: tuple[str, ...]
@@ -210,8 +208,7 @@ class _Puzzle:
 
 
 # ------------------------------------------------------------------------------------------ quarantine
-@dataclass(slots=True)
-class _Trouble:
+class _Trouble(msgspec.Struct):
     failed_at: float
     length_s: float
 

@@ -15,7 +15,7 @@ and every deadline moves by the lateness and one timeout. Guarded by test_sessio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ...proto.errors import SessionExpired
 
@@ -23,8 +23,7 @@ LATE_S = 1.0
 """A healthy event loop runs a timer within milliseconds; a second means that the process was stopped."""
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(msgspec.Struct):
     timeout_s: float
     deadline: float | None  # None: lives as long as this process
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ...proto.versions import PEER_ENVELOPE, sentence
 from ..files import Buffer
@@ -65,8 +66,7 @@ class WrongMagic(ValueError):
     """Another protocol, or a version that this process does not speak."""
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct):
     """One request or reply. `frames` of a decoded item has None where a part is still missing."""
 
     id: int
@@ -74,14 +74,13 @@ class Item:
     frames: list[Buffer | None]
 
 
-@dataclass(slots=True)
-class Envelope:
+class Envelope(msgspec.Struct):
     """A decoded header."""
 
     kind: EnvelopeKind
     identity: bytes
     items: list[Item]
-    parts: list[tuple[Item, int, int]] = field(default_factory=list)
+    parts: list[tuple[Item, int, int]] = []
     """(item, index of the frame, size) of each part after the header, in order."""
     size: int = 0
     """Bytes of the header and of the parts after it."""

@@ -28,8 +28,9 @@ Guards: tests/bookie/repair/test_copies.py, tests/bookie/repair/test_repair.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ....ledger.core.metadata import striping_of
 from ....ledger.core.striping import Striping
@@ -155,8 +156,7 @@ def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing:
     return frozenset(lost | set(departing))
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """One look at a ledger: what `decide` goes by. `unsettled_s`: for how long its last fragment has looked so."""
 
     record: LedgerRecord | None

@@ -38,7 +38,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ....runtime.files import Buffer, File
 from ....runtime.monitoring.metrics import SECONDS, Histogram
@@ -78,12 +79,11 @@ RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 Done = Callable[[bool], None]
 
 
-@dataclass(slots=True)
-class RecordGroup:
+class RecordGroup(msgspec.Struct):
     """The records that one turn of the event loop enqueued."""
 
-    headers: list[bytes] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    headers: list[bytes] = []
+    buffers: list[Buffer] = []
     size: int = 0
     done: tuple[Done, ...] = ()
     sealed_at: float = 0.0

@@ -23,8 +23,9 @@ import asyncio
 import errno
 import logging
 import random
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ....runtime.files import File, Files, join
 from ....runtime.workers import Worker
@@ -60,8 +61,7 @@ def journal_numbers(files: Files, directory: str) -> list[int]:
     return [int(name[: -len(SUFFIX)]) for name in files.list_directory(directory) if name.endswith(SUFFIX)]
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(msgspec.Struct):
     """A journal that takes blocks."""
 
     file: File

@@ -11,13 +11,13 @@ that are needed no more are removed, at the front and between others: where inde
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+
+import msgspec
 
 from ....proto.names import Position
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """One ledger of the list. `last_entry` is -1 while it is empty."""
 
     ledger_id: int

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ....proto.names import Position
 from .log_shape import LogShape, Span
@@ -49,8 +50,7 @@ class Safe(NamedTuple):
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(msgspec.Struct, frozen=True):
     minutes: int = 0
     mib: int = 0
 

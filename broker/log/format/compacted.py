@@ -19,9 +19,9 @@ Example: entry `6869` of position 5:7 is
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 import google_crc32c
+import msgspec
 from pyroaring import BitMap
 
 from ....proto.entry import Buffer
@@ -42,8 +42,7 @@ class DamagedCompaction(ValueError):
     """The bytes are not what a compacted ledger holds."""
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """What is left of a ledger."""
 
     ledger_id: int

@@ -8,8 +8,8 @@ from ....proto.names import Position
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, as the constructor of its message takes them."""
-    return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    """The fields of a struct, as the constructor of its message takes them."""
+    return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,9 @@ tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/tes
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ....proto.names import Position
 from ..format import cursor as stored
@@ -35,8 +36,7 @@ class Ends(enum.Enum):
     EMPTY = "little of it is still valid"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """When a cursor ledger ends: entries, bytes, and the share that has to be valid."""
 
     entries: int

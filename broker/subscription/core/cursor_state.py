@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from pyroaring import BitMap
 
 from ....proto.compression import UNCOMPRESSED_BYTES_MAX
@@ -53,8 +53,7 @@ def key_of(kind: ChunkKind, position: Position) -> ChunkKey:
     return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
 
 
-@dataclass(slots=True)
-class Partial:
+class Partial(msgspec.Struct):
     """A batch acknowledged in part: bit i is message i. `size` 0: not known."""
 
     bits: int = 0
@@ -75,11 +74,10 @@ class Count(NamedTuple):
 NO_COUNT = Count(0)
 
 
-@dataclass(slots=True)
-class CursorState:
+class CursorState(msgspec.Struct):
     """The stored state: enough to continue after a crash (broker/subscription/format/cursor.py)."""
 
     mark: Position
-    acked: dict[int, BitMap] = field(default_factory=dict)
-    partial: dict[Position, Partial] = field(default_factory=dict)
-    counts: dict[Position, Count] = field(default_factory=dict)
+    acked: dict[int, BitMap] = {}
+    partial: dict[Position, Partial] = {}
+    counts: dict[Position, Count] = {}

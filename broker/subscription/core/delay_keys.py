@@ -9,9 +9,9 @@ tests/broker/subscription/format/test_delays_format.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from pyroaring import BitMap
 
 from ....proto.names import Position
@@ -45,8 +45,7 @@ class Draft(NamedTuple):
     segments: list[DelaySegment]
 
 
-@dataclass(slots=True, eq=False)
-class Keys:
+class Keys(msgspec.Struct, eq=False):
     """Keys in order, as bytes; those before `offset` are given up."""
 
     body: bytes

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
+import msgspec
 from sortedcontainers import SortedSet
 
 from ....proto.names import Position, TopicName
@@ -32,8 +32,7 @@ SUFFIX = "-DLQ"
 """Suffix of the dead-letter topic of a subscription, if none is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterPolicy:
+class DeadLetterPolicy(msgspec.Struct, frozen=True):
     """When an entry that was given back is delivered again, and when it becomes a dead letter."""
 
     max_redeliver_count: int  # 0: none

@@ -22,8 +22,9 @@ not its registration.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from ....proto.model import AccessMode
 from ...common.refusals import PublishRefusal
@@ -79,14 +80,13 @@ class Denied(enum.Enum):
     HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
 
 
-@dataclass(slots=True)
-class Joining:
+class Joining(msgspec.Struct):
     """The answer to `join`: `registered` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
 
     registered: bool = False
     denied: Denied | None = None
-    replaced: list[ProducerRegistration] = field(default_factory=list)
-    fenced: list[ProducerRegistration] = field(default_factory=list)
+    replaced: list[ProducerRegistration] = []
+    fenced: list[ProducerRegistration] = []
 
 
 class ProducerTable:

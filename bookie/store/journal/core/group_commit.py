@@ -41,9 +41,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from ....format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded
 
@@ -138,8 +139,7 @@ _WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REF
 """Of each block: a look at a member of an enum costs as much as a call."""
 
 
-@dataclass(slots=True)
-class _Flight(Generic[G]):
+class _Flight(msgspec.Struct, Generic[G]):
     """A block that is not answered. `synced` None: it is on its way; False: it found no room."""
 
     block: WriteBlock[G]

@@ -7,7 +7,7 @@ line here. Guarding test: tests/broker/subscription/test_new_type.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from .....proto import subscription_types
 from .....proto.errors import InvalidRequest
@@ -18,8 +18,7 @@ from .policy import Policy
 from .shared import Shared
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionType:
+class SubscriptionType(msgspec.Struct, frozen=True):
     """A registered type."""
 
     number: int

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+import msgspec
 from pyroaring import BitMap
 
 from .....proto.names import Position
@@ -78,8 +79,7 @@ NO_OPTIONS = PolicyOptions()
 DEFAULT_CONFIG = BrokerConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionOptions:
+class SubscriptionOptions(msgspec.Struct, frozen=True):
     """What a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
 
     topic: str = ""
