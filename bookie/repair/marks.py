@@ -161,7 +161,7 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
     """Makes the ephemeral node one's own; False: another process has it. An unknown outcome is read again, by its
     token.
 
-    A process has one token for all its life: a node of its own that it did not know of is its own.
+    A process has one token in a metadata session (run.py): a node of its own that it did not know of is its own.
     """
     if await store.get(path) is not None:
         return await holds(store, path, record)

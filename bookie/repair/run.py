@@ -32,15 +32,23 @@ COUNTERS = (
 """Of `statistics`: what can fall, and what cannot."""
 
 
+def new_token(world: World) -> str:
+    return world.rng.randbytes(16).hex()
+
+
 class Repair:
-    """`metadata` and `client` stay the caller's. `name`: whose worker this is; a bookie's is its id."""
+    """`metadata` and `client` stay the caller's. `name`: whose worker this is; a bookie's is its id.
+
+    `token` marks its ephemeral nodes. One for all that runs, one after the other, in the same metadata session: what
+    the one left is then the next one's own.
+    """
 
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig | None = None,
-        name: str = "",
+        name: str = "", token: str = "",
     ) -> None:  # fmt: skip
         config = config or RepairConfig()
-        token = world.rng.randbytes(16).hex()
+        token = token or new_token(world)
         self.name = name or f"worker-{token[:8]}"
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
@@ -55,7 +63,11 @@ class Repair:
 
 
 class RepairKeeper:
-    """Runs a `Repair` for the life of a process, a new one in each metadata session (`metadata` gives the present)."""
+    """Runs a `Repair` for the life of a process (`metadata` gives the present session).
+
+    Each metadata session and each failure begins a new one. After a failure the session goes on, with the nodes that
+    the old one could not give up; so the token is the session's.
+    """
 
     def __init__(
         self, world: World, metadata: Callable[[], MetadataStore], config: RepairConfig, name: str, retry_s: float
@@ -65,6 +77,8 @@ class RepairKeeper:
         self._config = config
         self.name = name
         self._retry_s = retry_s
+        self._session: MetadataStore | None = None
+        self._token = ""  # of the session
         self._repair: Repair | None = None
         self._past = dict.fromkeys(COUNTERS, 0)
 
@@ -72,8 +86,10 @@ class RepairKeeper:
         """For ever; at once over when this process takes no part."""
         while self._config.enabled:
             metadata = self._metadata()
+            if metadata is not self._session:
+                self._session, self._token = metadata, new_token(self._world)
             client = LedgerClient(self._world, metadata)
-            self._repair = Repair(self._world, metadata, client, self._config, self.name)
+            self._repair = Repair(self._world, metadata, client, self._config, self.name, self._token)
             try:
                 await self._repair.run()
             except MagnetarError as error:

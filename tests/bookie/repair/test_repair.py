@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,6 +43,7 @@ from magnetar.metadata.store import ABSENT, MetadataStore
 from magnetar.metadata.unreadable import UNREADABLE
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
+from magnetar.runtime.tasks import together
 from tests.bookie.repair.copies import REPAIR, Deployment, payload, with_deployment
 
 
@@ -605,6 +607,49 @@ def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
         assert gone in (await deployment.record(ledger)).fragments[0].bookies
         await marks.drop(deployment.metadata, paths.repair_lock(1), other)
         await deployment.until_whole(ledger, gone)
+
+    with_deployment(main)
+
+
+def test_what_a_failed_repair_could_not_give_up_is_its_successors_in_the_same_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The metadata is out of reach while it fails: its lock stays, and the session that keeps the lock goes on."""
+    holder: list[worker.Worker] = []
+    kept: list[str] = []
+    met = asyncio.Event()
+    run, repair, drop = worker.Worker.run, worker.Worker._repair, marks.drop
+
+    async def held(self: worker.Worker, *arguments: Any) -> None:
+        if not holder:
+            holder.append(self)
+            met.set()
+            await asyncio.sleep(1e6)
+        await repair(self, *arguments)
+
+    async def fails(self: worker.Worker) -> None:
+        async def meets() -> None:
+            await met.wait()
+            if holder == [self]:
+                raise RuntimeError("an exception of ours")
+
+        await together([run(self), meets()], "worker")
+
+    async def lost(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
+        if holder and record.token == holder[0]._lock.token and path not in kept:
+            kept.append(path)
+        else:
+            await drop(store, path, record)
+
+    monkeypatch.setattr(worker.Worker, "_repair", held)
+    monkeypatch.setattr(worker.Worker, "run", fails)
+    monkeypatch.setattr(marks, "drop", lost)
+
+    async def main(deployment: Deployment) -> None:
+        ledger, gone = await one_is_killed(deployment)
+        await deployment.until_whole(ledger, gone)
+        assert paths.repair_lock(ledger) in kept
+        assert holder[0]._metadata is deployment.bookies[deployment.node_of(holder[0]._name)]._registration.metadata
 
     with_deployment(main)
 
