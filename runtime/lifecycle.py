@@ -15,10 +15,9 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
-
-import msgspec
 
 from .clock import Clock
 
@@ -38,7 +37,8 @@ class PartState(enum.Enum):
     FAILED = "failed to stop"
 
 
-class PartStatistics(msgspec.Struct):
+@dataclass(slots=True)
+class PartStatistics:
     """A part: its state, and the seconds that its start and its stop took."""
 
     name: str
@@ -47,7 +47,8 @@ class PartStatistics(msgspec.Struct):
     stop_s: float
 
 
-class _Started(msgspec.Struct):
+@dataclass(slots=True)
+class _Started:
     statistics: PartStatistics
     stop: Callable[[], Awaitable[object]]
     timeout_s: float

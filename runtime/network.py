@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import msgspec
 from google.protobuf.message import Message
 
 from .files import Buffer
@@ -72,7 +72,8 @@ Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)
 
 
-class Rpc(msgspec.Struct, Generic[Req, Rep], frozen=True):
+@dataclass(frozen=True, slots=True)
+class Rpc(Generic[Req, Rep]):
     """One rpc of a service. For a streaming one the types are the envelopes."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
@@ -87,7 +88,8 @@ class Rpc(msgspec.Struct, Generic[Req, Rep], frozen=True):
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
-class CallContext(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CallContext:
     """What a handler knows of its caller."""
 
     peer: str  # address of the caller, for logs and statistics

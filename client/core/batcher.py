@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from ...proto.entry import PLAIN_PREFIXES, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
@@ -41,11 +40,12 @@ ITEM_OVERHEAD = 8
 """Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
 
 
-class OutgoingMessage(msgspec.Struct):
+@dataclass(slots=True)
+class OutgoingMessage:
     """What a producer says of one message beyond its payload. Times are ms since the epoch."""
 
     payload: bytes
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = field(default_factory=dict)
     partition_key: str | None = None
     ordering_key: bytes | None = None
     event_time: int = 0

@@ -25,8 +25,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-
-import msgspec
+from dataclasses import dataclass, field
 
 from ...proto.versions import PEER_ENVELOPE, sentence
 from ..files import Buffer
@@ -66,7 +65,8 @@ class WrongMagic(ValueError):
     """Another protocol, or a version that this process does not speak."""
 
 
-class Item(msgspec.Struct):
+@dataclass(slots=True)
+class Item:
     """One request or reply. `frames` of a decoded item has None where a part is still missing."""
 
     id: int
@@ -74,13 +74,14 @@ class Item(msgspec.Struct):
     frames: list[Buffer | None]
 
 
-class Envelope(msgspec.Struct):
+@dataclass(slots=True)
+class Envelope:
     """A decoded header."""
 
     kind: EnvelopeKind
     identity: bytes
     items: list[Item]
-    parts: list[tuple[Item, int, int]] = []
+    parts: list[tuple[Item, int, int]] = field(default_factory=list)
     """(item, index of the frame, size) of each part after the header, in order."""
     size: int = 0
     """Bytes of the header and of the parts after it."""
