@@ -24,10 +24,10 @@ payload can pose as a block), and do not parse.
 `records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it does not count. Without the salt
 no block can be distinguished from stale bytes, so the file has two headers, in different sectors: one is enough.
 
-Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that those
-bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
-end. Otherwise it is damage in durable data: the reader reports it and goes on after it. A later block says so with a
-`synced_upto` after the bad one's offset. The decision is `bookie/store/journal/replay.py: JournalReader`; this module
+Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that its
+own bytes were synced: no mark beyond its offset, no later valid block of this journal whose `synced_upto` is beyond its
+offset, no later journal whose header gives an end beyond it. Otherwise it is damage in durable data: the reader reports
+it and goes on after it. The decision is `bookie/store/journal/replay.py: JournalReader`; this module
 knows single blocks only.
 
 Example: FENCE of ledger 5 is the record

@@ -114,7 +114,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         doubtful = before.maybe_fenced if not recovery else before.doubtful
         if not refused:
             self.ledgers.setdefault(ledger, before).maybe.setdefault(entry, data)
-        status = await self.at_bookie(add(self.store, ledger, entry, data, recovery=recovery))
+        status, had_room = await self.at_bookie(self.add_and_look(ledger, entry, data, recovery))
         if refused or status is Status.FENCED:
             assert status is Status.FENCED
             assert refused or doubtful
@@ -122,8 +122,20 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             before.entries[entry] = data
             before.certain = True
             before.doubtful = False
-        else:
-            assert self.full, status
+        elif not self.full:
+            assert (status, had_room) == (Status.BUSY, False)
+            await self.at_bookie(self.room_again())
+
+    async def add_and_look(self, ledger: int, entry: int, data: bytes, recovery: bool) -> tuple[Status, bool]:
+        """The answer, and whether there is room. BUSY is answered in the turn of the call: it had none."""
+        status = await add(self.store, ledger, entry, data, recovery=recovery)
+        return status, self.store.has_room
+
+    async def room_again(self) -> None:
+        """The tables hold a few dozen entries: a checkpoint that is under way makes room."""
+        async with asyncio.timeout(10.0):
+            while not self.store.has_room:
+                await asyncio.sleep(0.01)
 
     async def adds(self, adds: list[tuple[int, int, bool]], *beside: Coroutine[Any, Any, None]) -> None:
         """All at once; with something beside them, one after the other, from its first moments on."""
