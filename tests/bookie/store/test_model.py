@@ -134,7 +134,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     async def room_again(self) -> None:
         """The tables hold a few dozen entries: a checkpoint that is under way makes room."""
         async with asyncio.timeout(10.0):
-            while not self.store.has_room:
+            while not self.store.has_room:  # noqa: ASYNC110 - of a simulated world, in which nobody tells
                 await asyncio.sleep(0.01)
 
     async def adds(self, adds: list[tuple[int, int, bool]], *beside: Coroutine[Any, Any, None]) -> None:
