@@ -28,15 +28,17 @@ _LOG = logging.getLogger("magnetar.runtime")
 class Tasks:
     """The tasks of one part. `failures` counts those that failed; `on_failure` is called with the error of each."""
 
+    __slots__ = ("_on_failure", "_running", "closed", "failures")
+
     def __init__(self, on_failure: Callable[[Exception], object] | None = None) -> None:
         self._on_failure = on_failure
-        self._running: dict[asyncio.Task[Any], None] = {}  # in the order of their start
+        self._running: dict[asyncio.Task[Any], None] | None = None  # in the order of their start; most parts have none
         self.closed = False
         self.failures = 0
 
     def __len__(self) -> int:
         """Running tasks."""
-        return len(self._running)
+        return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Starts the work in the running loop; after `close` it raises RuntimeError."""
@@ -44,11 +46,14 @@ class Tasks:
             work.close()
             raise RuntimeError(f"{name} begins after its part is closed")
         task = asyncio.get_running_loop().create_task(work, name=name)
+        if self._running is None:
+            self._running = {}
         self._running[task] = None
         task.add_done_callback(self._over)
         return task
 
     def _over(self, task: asyncio.Task[Any]) -> None:
+        assert self._running is not None, "the task was started here"
         del self._running[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures += 1
@@ -67,7 +72,7 @@ class Tasks:
             task.cancel()
 
     def _others(self) -> list[asyncio.Task[Any]]:
-        return [task for task in self._running if task is not asyncio.current_task(task.get_loop())]
+        return [task for task in self._running or () if task is not asyncio.current_task(task.get_loop())]
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Cancels all that still run after `grace_s` seconds but a task that calls it, and waits for their end."""

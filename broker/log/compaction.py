@@ -93,6 +93,10 @@ class CompactionProgress:
 class Compaction:
     """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
 
+    __slots__ = (
+        "_changed", "_task", "_tasks", "_turn", "config", "ledgers", "log", "progress", "topic", "view", "world",
+    )  # fmt: skip
+
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
         replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,

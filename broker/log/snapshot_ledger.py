@@ -66,20 +66,23 @@ S = TypeVar("S")
 class StateLedgers:
     """Creates and deletes the ledgers of one kind of state; `properties` are those of each ledger."""
 
+    __slots__ = ("_ledgers", "_properties", "_replication", "_shrink", "_topic")
+
     def __init__(
         self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
     ) -> None:
         self._ledgers = ledgers
         self._shrink = allowed(degraded_writes=config.degraded_writes)
         self._replication = replication
-        self._properties = {"topic": topic.full, **properties}
+        self._properties = tuple(properties.items())
         self._topic = topic
 
     async def create(self) -> LedgerWriter:
         replication = await self._replication()
         return await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-            ack_quorum=replication.ack_quorum, properties=self._properties, shrink=self._shrink,
+            ack_quorum=replication.ack_quorum, properties={"topic": self._topic.full, **dict(self._properties)},
+            shrink=self._shrink,
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
@@ -119,6 +122,8 @@ class SnapshotLedger(Generic[P]):
     """The snapshot ledgers of one owner of the record. `alarm(what, error)` is called for each ledger or snapshot that
     cannot be used.
     """
+
+    __slots__ = ("_alarm", "_damage", "_decode", "_ledgers", "_writer", "ledger_id", "sequence")
 
     def __init__(
         self, ledgers: StateLedgers, decode: Callable[[bytes], P], damage: type[Exception],

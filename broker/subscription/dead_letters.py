@@ -46,6 +46,11 @@ Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[None]]
 class DeadLetters:
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
+    __slots__ = (
+        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_policy", "_store", "_subscription",
+        "_tasks", "_timer", "_wake", "held", "letters",
+    )  # fmt: skip
+
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
         clock: Clock, *, policy: Callable[[], DeadLetterPolicy], forward: Forward, wake: Callable[[], None],

@@ -81,6 +81,12 @@ class Places(Protocol):
 class DelayedDelivery:
     """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
 
+    __slots__ = (
+        "_applied", "_bucket_ledgers", "_closed", "_config", "_dropping", "_drops", "_looked_ms", "_loop",
+        "_on_fenced", "_places", "_readers", "_sealing", "_tasks", "_timer", "_timer_ms", "_to_drop", "_topic",
+        "_wake", "_world", "core", "ready",
+    )  # fmt: skip
+
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
         applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],

@@ -62,6 +62,11 @@ def numbers_of(header: EntryHeader) -> SequenceRange:
 class Deduplication:
     """The deduplication of one loaded topic. Call from one event loop."""
 
+    __slots__ = (
+        "_clock", "_config", "_ended", "_ledger", "_log", "_loop", "_names", "_since", "_stored", "_tasks", "_timer",
+        "_waiting", "_working", "_written", "core", "replayed", "snapshots",
+    )  # fmt: skip
+
     def __init__(
         self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
     ) -> None:

@@ -55,6 +55,8 @@ class CursorWrite(NamedTuple):
 class CursorLog:
     """One cursor ledger, from its first entry on."""
 
+    __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
+
     def __init__(self) -> None:
         self._rows: dict[ChunkKey, Row] = {}
         self._entries = 0

@@ -51,6 +51,8 @@ def _returns(who: Present, there: Collection[Present]) -> bool:
 
 
 class Admission:
+    __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
+
     def __init__(self, topic: TopicName, same_address_producers: int, same_address_consumers: int) -> None:
         self._topic = topic
         self._same_address_producers = same_address_producers
