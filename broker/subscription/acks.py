@@ -30,7 +30,6 @@ class Acks:
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
-
     def __init__(self, shape: LogShape, cursor: Cursor, dispatcher: Dispatcher) -> None:
         self._shape = shape
         self._cursor = cursor

@@ -38,7 +38,6 @@ class LogShape:
 
     __slots__ = ("_followers", "_ids", "_spans")
 
-
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._spans: dict[int, Span] = {}
