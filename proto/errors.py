@@ -301,6 +301,20 @@ class WrongIdentity(MagnetarError):
     definite = True
 
 
+class Unauthenticated(MagnetarError):
+    """The caller brought no credentials, or wrong, expired or foreign ones."""
+
+    code = 54
+    definite = True
+
+
+class CredentialsExpired(MagnetarError):
+    """The credentials of the connection have expired: connect again with new ones."""
+
+    code = 55
+    retryable = True
+
+
 # ---------------------------------------------------------------------------------- metadata
 class BadVersion(MagnetarError):
     """A compare-and-set found another version: definitely not written."""

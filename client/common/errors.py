@@ -348,6 +348,8 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.AlreadyExists, NotAllowedError),
     (wire_errors.Busy, NotAllowedError),
     (wire_errors.Unauthorized, AuthorizationError),
+    (wire_errors.Unauthenticated, AuthenticationError),
+    (wire_errors.CredentialsExpired, AuthenticationError),
     (wire_errors.TimedOut, Timeout),
     (wire_errors.ConnectionLost, Disconnected),
     (wire_errors.NotEnoughBookies, BrokerPersistenceError),

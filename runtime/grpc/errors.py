@@ -30,12 +30,14 @@ from google.protobuf.message import DecodeError
 from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     ConnectionLost,
+    CredentialsExpired,
     InternalError,
     InvalidRequest,
     MagnetarError,
     MessageTooLarge,
     NotFound,
     TimedOut,
+    Unauthenticated,
     Unauthorized,
     Unavailable,
     WrongProtocol,
@@ -150,6 +152,8 @@ def _status_of(error: MagnetarError) -> Any:
             return code.NOT_FOUND
         case Unauthorized():
             return code.PERMISSION_DENIED
+        case Unauthenticated() | CredentialsExpired():
+            return code.UNAUTHENTICATED
         case Unavailable():
             return code.UNAVAILABLE
         case InternalError():

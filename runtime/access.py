@@ -1,0 +1,65 @@
+"""Who calls: what a listener knows of a caller, and what it asks before it hands a call to a service.
+
+A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
+its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
+`Principal` that it gives is part of the call's context (`runtime/network.py`). Without a guard every caller is LOCAL,
+which may do everything: such a listener takes callers of its own machine only (docs/security.md).
+
+Source of the rules: Pulsar's authentication providers; security of this design: docs/security.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class PrincipalKind(Enum):
+    LOCAL = "local"  # nothing was asked: a listener without security
+    ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
+    CLIENT = "client"  # a role that a credential names
+    MEMBER = "member"  # a process of this cluster, or an operator, by the certificate of the cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The authenticated caller. `name` is Pulsar's role; for a member `broker/NAME`, `bookie/UUID`, `operator/NAME`."""
+
+    name: str
+    kind: PrincipalKind
+    method: str = ""  # "token", "basic", "tls"; empty: none
+    expires_ms: int = 0  # wall clock, milliseconds since the epoch; 0: never
+    credential_id: str = ""  # the token's `jti` or the certificate's serial number, for revocation and audit
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
+
+
+LOCAL = Principal("", PrincipalKind.LOCAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What the listener knows before it reads a request; nothing here is verified but `certificate`."""
+
+    peer: str  # HOST:PORT of the other end of the socket, never from a header
+    authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
+    certificate: bytes = b""  # PEM of the client certificate that TLS verified; empty: none
+    is_encrypted: bool = False  # TLS
+
+    def __repr__(self) -> str:
+        return f"Caller({self.peer!r}, encrypted={self.is_encrypted})"
+
+
+AUTHORIZATION_MAX = 16 << 10
+"""Characters; a token with many groups has a few thousand."""
+
+
+class Guard(Protocol):
+    """Authenticates callers of one listener. Its decisions on what a principal may do are the services'."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
+        Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        ...
