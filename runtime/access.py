@@ -10,9 +10,12 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from .clock import Clock
 
 
 class PrincipalKind(Enum):
@@ -34,6 +37,11 @@ class Principal:
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
+
+
+def expires_in_s(principal: Principal, clock: Clock) -> float:
+    """How long its credentials hold still. They have an end."""
+    return max(0.0, (principal.expires_ms - clock.wall_ms()) / 1000)
 
 
 LOCAL = Principal("", PrincipalKind.LOCAL)
@@ -63,3 +71,35 @@ class Guard(Protocol):
         """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
         Unavailable: a provider cannot decide now (its issuer does not answer)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. They are read again when they change: at a listener for its next handshake, at a client for its next
+    connection; those that are open stay."""
+
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""  # whom to trust: of servers (empty: the system's), at a listener of clients
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerAccess:
+    """What a listener asks of its callers."""
+
+    guard: Guard | None = None
+    tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
+
+
+@dataclass(frozen=True, slots=True)
+class CallerAccess:
+    """What a client brings. `authorization` gives the header's value for each call and stream; it must not wait."""
+
+    tls: TlsFiles | None = None
+    authorization: Callable[[], str] | None = None
+
+
+OPEN = ListenerAccess()
+"""Every caller is LOCAL, in clear."""
+
+NOTHING = CallerAccess()

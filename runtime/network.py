@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from .access import LOCAL, NOTHING, OPEN, CallerAccess, ListenerAccess, Principal
 from .files import Buffer
 
 MESSAGE_BYTES_MAX = 16 << 20
@@ -93,6 +94,7 @@ class CallContext:
     """What a handler knows of its caller."""
 
     peer: str  # address of the caller, for logs and statistics
+    principal: Principal = LOCAL
 
 
 class Stream(Protocol[Out, In]):
@@ -250,11 +252,16 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 class Network(Protocol):
     """The network of a process."""
 
-    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
-        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken."""
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
+        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken;
+        InvalidConfiguration: a file of TLS cannot be read or is none."""
         ...
 
-    def connect(self, endpoint: Endpoint) -> Channel: ...
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        """InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this machine in clear."""
+        ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
         """Serves TCP. Port 0: a free one. Busy: the port is taken."""

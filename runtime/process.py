@@ -18,6 +18,7 @@ from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
 from . import byte_streams
+from .access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
@@ -36,11 +37,13 @@ class SystemNetwork:
         self._clock = clock
         self._context = Context()
 
-    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
-        return await server.serve(endpoint, services)
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
+        return await server.serve(endpoint, services, access, self._clock)
 
-    def connect(self, endpoint: Endpoint) -> Channel:
-        return client.connect(endpoint)
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        return client.connect(endpoint, access)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
         return await byte_streams.serve(endpoint, service)

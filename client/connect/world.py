@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from ...proto.errors import NotAllowed
+from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
 from ...runtime.grpc import client
@@ -17,10 +18,12 @@ from ...runtime.world import World
 class _ClientNetwork:
     """gRPC channels; nothing is served."""
 
-    def connect(self, endpoint: Endpoint) -> Channel:
-        return client.connect(endpoint)
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        return client.connect(endpoint, access)
 
-    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
         raise NotAllowed("a client serves nothing")
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:

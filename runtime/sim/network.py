@@ -1,9 +1,14 @@
-"""A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables."""
+"""A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables.
+
+There is no TLS: every connection counts as encrypted, and no caller has a certificate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
+from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess
@@ -15,18 +20,21 @@ from .wires import Owner, Wires
 class SimNetwork:
     """Unusable when its process is dead: any use then raises DeadProcess."""
 
-    def __init__(self, wires: Wires, owner: Owner, is_alive: Callable[[], bool]) -> None:
+    def __init__(self, wires: Wires, owner: Owner, clock: Clock, is_alive: Callable[[], bool]) -> None:
         self._wires = wires
         self._owner = owner
+        self._clock = clock
         self._is_alive = is_alive
 
-    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> SimServing:
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> SimServing:
         self._check()
-        return SimServing(self._wires, self._owner, endpoint, services)
+        return SimServing(self._wires, self._owner, endpoint, services, access.guard, self._clock)
 
-    def connect(self, endpoint: Endpoint) -> SimChannel:
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> SimChannel:
         self._check()
-        return SimChannel(self._wires, self._owner, endpoint)
+        return SimChannel(self._wires, self._owner, endpoint, access.authorization)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> SimByteServing:
         self._check()
