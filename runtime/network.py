@@ -20,6 +20,7 @@ reads no more of it. Every request has a deadline. A missing answer is TimedOut 
 
 from __future__ import annotations
 
+import ipaddress
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:

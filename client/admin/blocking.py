@@ -35,8 +35,14 @@ class Admin(ClosedAfterWith):
     It runs in the client's loop thread of this process; any thread may call it. Close it, or use a `with` statement.
     """
 
-    def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
-        self._inner = AdminClient(service_url, timeout_s=timeout_s)
+    def __init__(
+        self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,
+        tls_trust_certs_file_path: str = "",
+    ) -> None:  # fmt: skip
+        self._inner = AdminClient(
+            service_url, timeout_s=timeout_s, authentication=authentication,
+            tls_trust_certs_file_path=tls_trust_certs_file_path,
+        )  # fmt: skip
 
     tenants = _blocking(AdminClient.tenants)
     create_tenant = _blocking(AdminClient.create_tenant)

@@ -46,10 +46,12 @@ class AdminClient(ClosedAfterAsyncWith):
 
     def __init__(
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
-        transport: Transport | None = None,
+        transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
         self._timeout_s = timeout_s
-        self._transport = transport or GrpcTransport(service_url, timeout_s, world)
+        self._transport = transport or GrpcTransport(
+            service_url, timeout_s, world, authentication, tls_trust_certs_file_path
+        )
 
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         return await self._transport.call(operation, arguments)

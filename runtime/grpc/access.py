@@ -7,7 +7,6 @@ read for each new one. gRPC always compares the host's name with the certificate
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -115,17 +114,10 @@ def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
 
 def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
     """InvalidConfiguration: credentials would leave this machine in clear."""
-    if access.authorization is not None and access.tls is None and not is_loopback(endpoint.host):
+    if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(
             f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_pair(tls: TlsFiles) -> None:
