@@ -38,7 +38,8 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, bookies: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --metrics-compat (`bookies`), --log-level and -format."""
+    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (`bookies`), --log-level and
+    -format."""
     compat = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -56,6 +57,12 @@ def server_options(
             default=None,
             metavar="[HOST:]PORT",
             help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
+        ),
+        click.option(
+            "--insecure",
+            envvar="MAGNETAR_INSECURE",
+            is_flag=True,
+            help="Listen beyond this machine although every caller may do everything.",
         ),
         *([compat] if bookies else []),
         click.option(
@@ -133,6 +140,25 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
     return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
 
 
+INSECURE_EVERY_S = 3600.0
+"""How often a server that every caller may use says so in its log."""
+
+
+def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
+    """`listeners`: option → where it listens. A server does not ask who calls, so it listens for its own machine only.
+
+    With `insecure` it listens elsewhere; then this returns the warning for the log, else "". UsageError.
+    """
+    beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
+    if not beyond:
+        return ""
+    at = ", ".join(f"--{name} {where}" for name, where in beyond)
+    reach = f"{at}: whoever reaches this address may read, write and delete everything, because nothing asks who calls"
+    if not insecure:
+        raise click.UsageError(f"{reach}. Listen on 127.0.0.1; or accept that for a closed network with --insecure")
+    return f"INSECURE: {reach}"
+
+
 def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
     """Runs a server to its end; its exit code. Raises errors, which exits.py reports."""
     from ...proto.errors import MagnetarError
@@ -199,13 +225,15 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured
     return {"metrics": server.endpoint}
 
 
-async def serve_for_ever() -> NoReturn:
-    """Waits until the process is asked to end (runtime/process.py cancels it)."""
+async def serve_for_ever(warning: str = "") -> NoReturn:
+    """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour."""
     from ...runtime.process import settle
 
     settle()
     while True:
-        await asyncio.Event().wait()
+        if warning:
+            _LOG.warning("%s", warning)
+        await asyncio.sleep(INSECURE_EVERY_S)
 
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
@@ -261,16 +289,17 @@ class _Metadata(LazyGroup):
 @server_options("info", settings=False)
 @click.pass_context
 def metadata(
-    context: click.Context, listen: str, data: str, metrics: str | None, log_level: str, log_format: str
+    context: click.Context, listen: str, data: str, metrics: str | None, insecure: bool, log_level: str, log_format: str
 ) -> int:
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
-    Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
+    Example: magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
     """
     if context.invoked_subcommand is not None:
         return 0
     where, folder = endpoint(listen, "--listen"), Path(data).absolute()
     scraped = metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
@@ -282,7 +311,7 @@ def metadata(
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server))
             ready(f"metadata://{server.endpoint}", data=folder, **facts)
-            await serve_for_ever()
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)
 
@@ -302,16 +331,18 @@ def broker(
     name: str | None,
     config: str | None,
     metrics: str | None,
+    insecure: bool,
     log_level: str,
     log_format: str,
 ) -> int:
     """Run a broker: it owns topics for a while and keeps nothing itself.
 
-    Example: magnetar broker --listen 0.0.0.0:7650 --advertise broker-1:7650 --metadata metadata:7640
+    Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
     """
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...broker.common.config import BrokerConfig
@@ -339,6 +370,6 @@ def broker(
             running = await parts.start("broker", Broker.start(world, settings, store, session), close)
             facts = await serve_metrics(parts, scraped, Measured(broker=running))
             ready(f"magnetar://{running.endpoint}", **facts)
-            await serve_for_ever()
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .servers import metrics_endpoint, ready, serve, serve_for_ever, serve_metrics, server_options
+from .servers import check_reach, metrics_endpoint, ready, serve, serve_for_ever, serve_metrics, server_options
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
@@ -44,7 +44,7 @@ PORT, PULSAR_PORT = 7650, 6650
 @server_options("warning", bookies=True)
 def standalone(
     data: str, host: str, port: int | None, bookies: int | None, config: str | None, metrics: str | None,
-    metrics_compat: str, log_level: str, log_format: str,
+    insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -56,27 +56,31 @@ def standalone(
       magnetar standalone
       magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
     """
+    from ...runtime.network import Endpoint
+
     folder = Path(data).absolute()
     scraped = metrics_endpoint(metrics)
+    warning = check_reach(insecure, host=Endpoint(host, PORT if port is None else port), metrics=scraped)
     return serve(
-        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat), log_level, log_format
-    )
+        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat, warning),
+        log_level, log_format,
+    )  # fmt: skip
 
 
 async def _main(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None = None, compat: str = "none",
+    metrics: Endpoint | None = None, compat: str = "none", warning: str = "",
 ) -> None:  # fmt: skip
     from ...bookie.node.identity import lock_directory
 
     world.files.make_directories(str(folder))
     with contextlib.closing(lock_directory(world.files, str(folder))):
-        await _serve(world, folder, host, port, bookies, config, metrics, compat)
+        await _serve(world, folder, host, port, bookies, config, metrics, compat, warning)
 
 
 async def _serve(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None, compat: str,
+    metrics: Endpoint | None, compat: str, warning: str,
 ) -> None:  # fmt: skip
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
@@ -106,7 +110,7 @@ async def _serve(
         if port is None and await _serve_pulsar_port(parts, world, broker, host):
             facts["also"] = Endpoint(host, PULSAR_PORT)
         ready(f"magnetar://{broker.endpoint}", **facts)
-        await serve_for_ever()
+        await serve_for_ever(warning)
 
 
 async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:

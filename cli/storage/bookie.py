@@ -10,6 +10,7 @@ import click
 from ..common.lazy import Lazy, LazyGroup
 from ..run.servers import (
     LISTEN_HELP,
+    check_reach,
     connect,
     disconnect,
     endpoint,
@@ -50,6 +51,7 @@ def bookie(
     rack: str | None,
     config: str | None,
     metrics: str | None,
+    insecure: bool,
     metrics_compat: str,
     log_level: str,
     log_format: str,
@@ -58,12 +60,13 @@ def bookie(
 
     With a command after it, it runs that instead.
 
-    Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
+    Example: magnetar bookie --listen 127.0.0.1:7660 --metadata 127.0.0.1:7640 --data /data
     """
     if context.invoked_subcommand is not None:
         return 0
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...bookie.server import Bookie, BookieConfig
@@ -81,6 +84,6 @@ def bookie(
             measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
             facts = await serve_metrics(parts, scraped, measured)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
-            await serve_for_ever()
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)
