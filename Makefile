@@ -44,7 +44,7 @@ types: $(STAMP)
 	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/magnetar
 	cd $(VENV)/types && MYPYPATH=. ../bin/python -m mypy --config-file magnetar/pyproject.toml --cache-dir ../.mypy_cache \
 		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.ledger -p magnetar.bookie -p magnetar.broker \
-		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector
+		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector -p magnetar.security
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks all

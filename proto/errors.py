@@ -315,6 +315,13 @@ class CredentialsExpired(MagnetarError):
     retryable = True
 
 
+class UntrustedServer(MagnetarError):
+    """The server's certificate does not verify: of an unknown authority, of another host, or expired."""
+
+    code = 56
+    definite = True
+
+
 # ---------------------------------------------------------------------------------- metadata
 class BadVersion(MagnetarError):
     """A compare-and-set found another version: definitely not written."""

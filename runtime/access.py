@@ -65,11 +65,15 @@ AUTHORIZATION_MAX = 16 << 10
 
 
 class Guard(Protocol):
-    """Authenticates callers of one listener. Its decisions on what a principal may do are the services'."""
+    """Authenticates the callers of one listener, and says which rpcs a principal may call at all."""
 
     async def authenticate(self, caller: Caller) -> Principal:
         """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
         Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        ...
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        """`path`: of the rpc, "/magnetar.wire.Admin/DeleteTopic". Unauthorized: not by this principal."""
         ...
 
 

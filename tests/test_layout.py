@@ -21,13 +21,14 @@ from tests import layout
 MAY_IMPORT = {
     "proto": (),
     "runtime": ("proto",),
+    "security": ("proto", "runtime"),
     "metadata": ("proto", "runtime"),
     "ledger": ("metadata", "proto", "runtime"),
     "bookie": ("ledger", "metadata", "proto", "runtime"),
     "broker": ("client.core", "ledger", "metadata", "proto", "runtime"),  # a broker that publishes is a client
     "client": ("proto", "runtime"),
     "spark_connector": ("client", "proto", "runtime.clock"),
-    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime"),
+    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime", "security"),
     "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }
 """Each top-level package may import itself and these. A new one needs a row."""
@@ -59,6 +60,7 @@ DOMAINS = {
     "bookie.inspect": ("format", "node", "store"),
     "cli.common": (),
     "cli.metrics": (),
+    "cli.security": ("common",),
     "cli.messages": ("common",),
     "cli.demo": ("common",),
     "cli.run": ("common", "metrics"),

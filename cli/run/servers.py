@@ -144,10 +144,39 @@ INSECURE_EVERY_S = 3600.0
 """How often a server that every caller may use says so in its log."""
 
 
-def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
-    """`listeners`: option → where it listens. A server does not ask who calls, so it listens for its own machine only.
+SECURITY = click.option(
+    "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
+    help="Ask who calls, by these settings (TOML; see 'magnetar security init').",
+)  # fmt: skip
 
-    With `insecure` it listens elsewhere; then this returns the warning for the log, else "". UsageError.
+
+def secured(world: World, settings: str | None) -> World:
+    """The world of a broker; with `settings` its listener asks who calls."""
+    if settings is None:
+        return world
+    from ...security.authenticator import secured as by_settings
+
+    return by_settings(world, settings)
+
+
+def asks_and_encrypts(settings: str | None) -> bool:
+    """Whether the listener may be reached from elsewhere. InvalidConfiguration: the settings are wrong."""
+    if settings is None:
+        return False
+    from ...security.settings import SecuritySettings
+
+    return SecuritySettings.load(settings).tls is not None
+
+
+def scheme(settings: str | None) -> str:
+    """Of the URL that clients use."""
+    return "magnetar+ssl" if asks_and_encrypts(settings) else "magnetar"
+
+
+def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
+    """`listeners`: option → where it listens. They do not ask who calls, so they listen for this machine only.
+
+    With `insecure` they listen elsewhere; then this returns the warning for the log, else "". UsageError.
     """
     beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
     if not beyond:
@@ -321,6 +350,7 @@ def metadata(
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@SECURITY
 @server_options("info")
 def broker(
     listen: str,
@@ -329,6 +359,7 @@ def broker(
     wait_s: float,
     session_s: float,
     name: str | None,
+    security: str | None,
     config: str | None,
     metrics: str | None,
     insecure: bool,
@@ -342,7 +373,7 @@ def broker(
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=where, metrics=scraped)
+    warning = check_reach(insecure, listen=None if asks_and_encrypts(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...broker.common.config import BrokerConfig
@@ -367,9 +398,10 @@ def broker(
                 for each in later:
                     await each.close()
 
-            running = await parts.start("broker", Broker.start(world, settings, store, session), close)
+            starting = Broker.start(secured(world, security), settings, store, session)
+            running = await parts.start("broker", starting, close)
             facts = await serve_metrics(parts, scraped, Measured(broker=running))
-            ready(f"magnetar://{running.endpoint}", **facts)
+            ready(f"{scheme(security)}://{running.endpoint}", **facts)
             await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)

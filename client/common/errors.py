@@ -350,6 +350,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.Unauthorized, AuthorizationError),
     (wire_errors.Unauthenticated, AuthenticationError),
     (wire_errors.CredentialsExpired, AuthenticationError),
+    (wire_errors.UntrustedServer, ConnectError),
     (wire_errors.TimedOut, Timeout),
     (wire_errors.ConnectionLost, Disconnected),
     (wire_errors.NotEnoughBookies, BrokerPersistenceError),

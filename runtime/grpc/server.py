@@ -105,12 +105,14 @@ class _Asking:
         self._guard = guard
         self._clock = clock
 
-    async def who(self, context: Any) -> CallContext:
+    async def who(self, context: Any, path: str) -> CallContext:
         """Raises what the guard raises."""
         if self._guard is None:
             return CallContext(peer_of(context))
         caller = caller_of(context)
-        return CallContext(caller.peer, await self._guard.authenticate(caller))
+        principal = await self._guard.authenticate(caller)
+        self._guard.authorize(principal, path)
+        return CallContext(caller.peer, principal)
 
     def until_expiry(self, stream: GrpcStream, principal: Principal) -> asyncio.TimerHandle | None:
         """The stream ends with the credentials of its caller."""
@@ -161,7 +163,7 @@ def _unary(
 
     async def handle(request: bytes, context: Any) -> Any:
         try:
-            who = await asking.who(context)
+            who = await asking.who(context, target.path)
         except Exception as refusal:
             return await abort(context, refusal)
         handler = asyncio.get_running_loop().create_task(run(request, who))
@@ -191,7 +193,7 @@ def _streaming(
 
     async def handle(_: Any, context: Any) -> None:
         try:
-            who = await asking.who(context)
+            who = await asking.who(context, target.path)
         except Exception as refusal:
             await abort(context, refusal)
             return

@@ -266,19 +266,21 @@ class _Connection:
         stream.attach(self._end, id_, lambda: self._streams.pop(id_, None))
         self._start(self._stream(id_, stream, function, authorization))
 
-    async def _context(self, authorization: str) -> CallContext:
+    async def _context(self, authorization: str, path: str) -> CallContext:
         guard = self._server.guard
         if guard is None:
             return CallContext(self._end.peer)
         caller = Caller(self._end.peer, authorization, is_encrypted=True)
-        return CallContext(self._end.peer, await guard.authenticate(caller))
+        principal = await guard.authenticate(caller)
+        guard.authorize(principal, path)
+        return CallContext(self._end.peer, principal)
 
     async def _call(self, id_: int, path: str, authorization: str, data: bytes) -> None:
         try:
             if path not in self._server.methods:
                 raise _not_offered(path)
             target, function = self._server.methods[path]
-            context = await self._context(authorization)
+            context = await self._context(authorization, path)
             reply = await function(target.request.FromString(data), context)
             answer = ("reply", id_, reply.SerializeToString(deterministic=True))
         except asyncio.CancelledError:  # gRPC answers CANCELLED
@@ -295,7 +297,7 @@ class _Connection:
         """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
         failure = b""
         try:
-            context = await self._context(authorization)
+            context = await self._context(authorization, stream.path)
             with self._until_expiry(id_, stream, context.principal):
                 await function(stream, context)
         except EndOfStream:

@@ -17,7 +17,10 @@ from magnetar.proto.errors import (
     InvalidConfiguration,
     MagnetarError,
     Unauthenticated,
+    Unauthorized,
     Unavailable,
+    UntrustedServer,
+    WrongProtocol,
 )
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
@@ -41,6 +44,7 @@ class Gatekeeper:
         self.callers: list[Caller] = []
         self.lives_s, self.clock = lives_s, clock
         self.slow_s = 0.0
+        self.forbidden = ""
 
     async def authenticate(self, caller: Caller) -> Principal:
         self.callers.append(caller)
@@ -52,6 +56,10 @@ class Gatekeeper:
         if caller.certificate:
             return Principal("by certificate", PrincipalKind.CLIENT, "tls")
         raise Unauthenticated("the token is not known here")
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        if path == self.forbidden:
+            raise Unauthorized(f"{principal} may not call {path}")
 
 
 class Broker:
@@ -128,6 +136,18 @@ async def test_who_is_refused_reaches_no_handler(ends: Ends, access: CallerAcces
     assert broker.begun == 0
 
 
+async def test_an_rpc_that_a_principal_may_not_call_reaches_no_handler(ends: Ends) -> None:
+    guard, broker = Gatekeeper(), Broker()
+    channel = dial(ends, await listen(ends, ListenerAccess(guard), broker), bearer("good"))
+    guard.forbidden = LOOKUP.path
+    with pytest.raises(Unauthorized, match="client:ada may not call"):
+        await role(channel)
+    guard.forbidden = CONNECT.path
+    with pytest.raises(MagnetarError):
+        await channel.stream(CONNECT).receive()
+    assert broker.begun == 0
+
+
 async def test_a_header_that_is_too_long_is_refused_before_a_provider_sees_it(ends: Ends) -> None:
     guard = Gatekeeper()
     channel = dial(ends, await listen(ends, ListenerAccess(guard)), bearer("x" * 20_000))
@@ -171,13 +191,21 @@ async def test_tls_encrypts_and_a_certificate_of_another_authority_or_host_is_re
     assert await role(dial(ends, serving, replace(bearer("good"), tls=tls))) == "client:ada"
     assert guard.callers[0].is_encrypted
     foreign = TlsFiles(ca=Authority.make(tmp_path / "other").ca)
-    for access in (replace(bearer("good"), tls=foreign), bearer("good")):
-        with pytest.raises((Unavailable, ConnectionLost)):
-            await role(dial(ends, serving, access))
+    for trusted in (foreign, TlsFiles()):
+        with pytest.raises(UntrustedServer, match="authority"):
+            await role(dial(ends, serving, replace(bearer("good"), tls=trusted)))
+    with pytest.raises((Unavailable, ConnectionLost), match=r"magnetar\+ssl"):
+        await role(dial(ends, serving, bearer("good")))
     elsewhere = authority.issue("elsewhere", hosts=("broker.example",))
     named_otherwise = await listen(ends, ListenerAccess(guard, replace(elsewhere, ca="")))
-    with pytest.raises((Unavailable, ConnectionLost)):
+    with pytest.raises(UntrustedServer, match="host name"):
         await role(dial(ends, named_otherwise, replace(bearer("good"), tls=tls)))
+    late = await listen(ends, ListenerAccess(guard, replace(authority.issue("late", days=-1), ca="")))
+    with pytest.raises(UntrustedServer, match="expired"):
+        await role(dial(ends, late, replace(bearer("good"), tls=tls)))
+    in_clear = await listen(ends, ListenerAccess(guard))
+    with pytest.raises(WrongProtocol, match="magnetar://"):
+        await role(dial(ends, in_clear, replace(bearer("good"), tls=tls)))
     assert len(guard.callers) == 1
 
 
@@ -212,7 +240,7 @@ async def test_new_files_are_used_from_the_next_handshake_and_bad_ones_never(
     assert await role(dial(ends, serving, old)) == "client:ada", "a certificate without its key is not used"
     _copy(renewed.key, files.key)
     assert await role(dial(ends, serving, replace(old, tls=TlsFiles(ca=another.ca)))) == "client:ada"
-    with pytest.raises((Unavailable, ConnectionLost)):
+    with pytest.raises(UntrustedServer):
         await role(dial(ends, serving, old))
     assert await role(lasting) == "client:ada"
 

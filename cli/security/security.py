@@ -1,0 +1,127 @@
+"""`magnetar security …`: makes the files of a secured broker, and tokens."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+
+security = LazyGroup(
+    "security",
+    {
+        "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
+        "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
+        "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
+    },
+    help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
+)
+
+token = LazyGroup(
+    "token",
+    {
+        "create": Lazy(".security.security", "create", "Make a token for a role."),
+        "show": Lazy(".security.security", "show", "What a token says; its signature is not verified."),
+        "validate": Lazy(".security.security", "validate", "Whether a broker with these settings takes a token."),
+    },
+    help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
+)
+
+FOLDER = click.option(
+    "--folder", type=click.Path(file_okay=False), default="security", show_default=True, help="Of `security init`."
+)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
+def init(folder: str, hosts: tuple[str, ...]) -> None:
+    """Make an authority, a broker's certificate, a key for tokens, and tokens of an operator and of the brokers.
+
+    Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
+    """
+    from ...security.authority import initialize
+
+    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now())
+    for name in made.files:
+        click.echo(f"{made.folder / name}")
+    click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
+    click.echo(f"next: magnetar standalone --security {made.folder / 'security.toml'}", err=True)
+
+
+@click.command()
+@FOLDER
+@click.option("--host", "hosts", multiple=True, required=True, help="As `security init` takes it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew a broker's certificate; a running broker uses it from the next connection on.
+
+    Example: magnetar security certificate --folder ./security --host broker-1.example
+    """
+    from ...security.authority import issue
+
+    for name in issue(Path(folder), list(hosts), _now(), days):
+        click.echo(str(Path(folder) / name))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", required=True, help="Who the token's holder is.")
+@click.option("--days", type=click.FloatRange(0.0001, 36500), default=None, help="Of its life (default: no end).")
+def create(folder: str, role: str, days: float | None) -> None:
+    """Make a token for a role, and print it: put it into a file with mode 600.
+
+    Example: magnetar security token create --folder ./security --role orders --days 30 > orders.token
+    """
+    from ...runtime.clock import SystemClock
+    from ...security.secrets import Secret, read_private
+    from ...security.token import check_role, create_token
+
+    check_role(role)
+    key = Secret(read_private(str(Path(folder) / "token-key.pem")))
+    click.echo(create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400))
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+def show(source: str) -> None:
+    """What a token says; its signature is not verified.
+
+    Example: magnetar security token show orders.token
+    """
+    from ...security.token import unverified
+
+    click.echo(unverified(_read(source)))
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+@click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
+def validate(source: str, settings: str) -> None:
+    """Whether a broker with these settings takes a token, and for which role.
+
+    Example: magnetar security token validate orders.token --security ./security/security.toml
+    """
+    from ...runtime.clock import SystemClock
+    from ...security.settings import SecuritySettings
+    from ...security.token import TokenVerifier
+
+    loaded = SecuritySettings.load(settings)
+    assert loaded.token is not None, "settings without it are refused"
+    found = TokenVerifier(loaded.token, SystemClock()).verify(_read(source))
+    until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
+    click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
+
+
+def _read(source: str) -> str:
+    from ..common.session import TOKEN_MAX, read_token
+
+    return sys.stdin.read(TOKEN_MAX).strip() if source == "-" else read_token(source)
+
+
+def _now() -> Any:
+    return datetime.datetime.now(datetime.UTC)

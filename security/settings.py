@@ -1,0 +1,162 @@
+"""Settings of security: one TOML file, which `--security FILE` names.
+
+    [tls]                           # what the listener shows, and whom it takes
+    certificate = "broker.pem"      # paths are relative to this file
+    key = "broker-key.pem"
+    ca = ""                         # set: each caller needs a certificate of this authority
+
+    [token]                         # JSON Web Tokens, as Pulsar's token provider takes them
+    secret_key = "token.key"        # HMAC; or
+    public_key = "token-public.pem" # RSA or EC, and its algorithm
+    algorithm = "ES256"
+    role_claim = "sub"
+    audience_claim = "aud"
+    audience = ""                   # empty: not checked
+    clock_skew_s = 0
+
+    [authentication]
+    anonymous_role = ""             # of callers without credentials; empty: they are refused
+
+    [authorization]
+    super_users = ["admin"]         # roles that may administer
+
+    [broker]                        # what this broker brings when it calls another
+    token = "broker.token"          # of one of the super users
+    ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
+
+An unknown name, and a value of a wrong type, is InvalidConfiguration.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..proto.errors import InvalidConfiguration
+from ..runtime.access import TlsFiles
+
+SETTINGS_BYTES_MAX = 1 << 20
+
+ALGORITHMS = (
+    "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
+)  # fmt: skip
+"""Of tokens. Those that begin with HS are of a secret key, the others of a public one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSection:
+    secret_key: str = ""
+    public_key: str = ""
+    algorithm: str = ""
+    role_claim: str = "sub"
+    audience_claim: str = "aud"
+    audience: str = ""
+    clock_skew_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationSection:
+    anonymous_role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationSection:
+    super_users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSection:
+    token: str = ""
+    ca: str = ""
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "tls": TlsSection, "token": TokenSection, "authentication": AuthenticationSection,
+    "authorization": AuthorizationSection, "broker": BrokerSection,
+}  # fmt: skip
+_PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
+          ("broker", "token"), ("broker", "ca")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    tls: TlsSection | None = None
+    token: TokenSection | None = None
+    authentication: AuthenticationSection = AuthenticationSection()
+    authorization: AuthorizationSection = AuthorizationSection()
+    broker: BrokerSection = BrokerSection()
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        return None if self.tls is None else TlsFiles(self.tls.certificate, self.tls.key, self.tls.ca)
+
+    @classmethod
+    def load(cls, path: str) -> SecuritySettings:
+        """InvalidConfiguration: the file cannot be read, or says something that it may not."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(SETTINGS_BYTES_MAX).decode()
+            found = tomllib.loads(text)
+        except OSError as error:
+            raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidConfiguration(f"{path} is not TOML: {error}") from error
+        folder = Path(path).absolute().parent
+        return _checked(cls(**{name: _section(path, folder, name, value) for name, value in found.items()}), path)
+
+
+def _section(path: str, folder: Path, name: str, value: object) -> Any:
+    kind = _SECTIONS.get(name)
+    if kind is None or not isinstance(value, dict):
+        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(_SECTIONS)}]")
+    known = {each.name: type(each.default) for each in fields(kind)}
+    for key, given in value.items():
+        if key not in known:
+            raise InvalidConfiguration(f"{path}: [{name}] has no {key!r}; it has {', '.join(known)}")
+        wanted = list if known[key] is tuple else known[key]
+        texts = isinstance(given, list) and all(isinstance(each, str) and each for each in given)
+        if type(given) is not wanted or (wanted is list and not texts):
+            shape = "a list of texts" if wanted is list else wanted.__name__
+            raise InvalidConfiguration(f"{path}: {key} of [{name}] is {shape}")
+    return kind(**{key: _value(folder, (name, key), given) for key, given in value.items()})
+
+
+def _value(folder: Path, of: tuple[str, str], given: Any) -> Any:
+    if isinstance(given, list):
+        return tuple(given)
+    if of not in _PATHS or not given or given.startswith(("env:", "data:", "file:")):
+        return given
+    return str(folder / given)
+
+
+def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
+    tls, token = settings.tls, settings.token
+    if tls is not None and not (tls.certificate and tls.key):
+        raise InvalidConfiguration(f"{path}: [tls] needs certificate and key")
+    if token is None:
+        raise InvalidConfiguration(f"{path}: nothing says who may call: it needs a section [token]")
+    if bool(token.secret_key) == bool(token.public_key):
+        raise InvalidConfiguration(f"{path}: [token] needs one of secret_key and public_key")
+    if token.algorithm and token.algorithm not in ALGORITHMS:
+        raise InvalidConfiguration(f"{path}: algorithm of [token] is one of {', '.join(ALGORITHMS)}")
+    if token.algorithm and token.algorithm.startswith("HS") != bool(token.secret_key):
+        other = "public_key" if token.secret_key else "secret_key"
+        raise InvalidConfiguration(f"{path}: [token] with algorithm {token.algorithm} needs a {other}")
+    if settings.authentication.anonymous_role in settings.authorization.super_users:
+        raise InvalidConfiguration(f"{path}: the anonymous role is no super user")
+    if not settings.broker.token:
+        raise InvalidConfiguration(f"{path}: [broker] needs token, which this broker shows to the others")
+    if not token.role_claim or not token.audience_claim:
+        raise InvalidConfiguration(f"{path}: role_claim and audience_claim of [token] are names")
+    if not 0 <= token.clock_skew_s <= 3600:
+        raise InvalidConfiguration(f"{path}: clock_skew_s of [token] is 0 to 3600")
+    return settings

@@ -1,0 +1,184 @@
+"""JSON Web Tokens: who a caller is, as Pulsar's token provider decides it.
+
+A key verifies with its own algorithms only: a public key never as an HMAC secret, and "none" never. Headers that name
+keys or addresses (`jku`, `x5u`, `jwk`) are not followed. Time claims are compared with the server's wall clock, which
+may be wrong: a token that is not valid yet, or has expired, is refused with both times. Source: Pulsar's
+AuthenticationProviderToken.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
+from ..runtime.access import Principal, PrincipalKind
+from ..runtime.clock import Clock
+from .secrets import Secret, read_secret
+from .settings import TokenSection
+
+TOKEN_CHARACTERS_MAX = 16 << 10
+ROLE_CHARACTERS_MAX = 256
+SECRET_BYTES_MIN = 32
+"""Of an HMAC key, as RFC 7518 asks for HS256."""
+
+_HMAC = ("HS256", "HS384", "HS512")
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+
+
+class TokenVerifier:
+    """Verifies tokens with one key. InvalidConfiguration: the key cannot be read, is weak, or does not fit."""
+
+    def __init__(self, settings: TokenSection, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._jwt = _jwt()
+        self._key, possible = _verification_key(settings)
+        if settings.algorithm and settings.algorithm not in possible:
+            raise InvalidConfiguration(f"the key of [token] verifies {', '.join(possible)}, not {settings.algorithm}")
+        self._algorithms = (settings.algorithm,) if settings.algorithm else possible
+
+    def verify(self, token: str) -> Principal:
+        """Unauthenticated, with a text that quotes nothing of the token but its times."""
+        if len(token) > TOKEN_CHARACTERS_MAX:
+            raise Unauthenticated(f"the token has {len(token)} characters; at most {TOKEN_CHARACTERS_MAX} are read")
+        options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
+        try:
+            claims = self._jwt.decode(token, self._key, algorithms=self._algorithms, options=options)
+        except self._jwt.InvalidSignatureError:
+            raise Unauthenticated("the token is not signed with a key of this server") from None
+        except self._jwt.InvalidAlgorithmError:
+            raise Unauthenticated(f"the token's algorithm is none of {', '.join(self._algorithms)}") from None
+        except (self._jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
+            raise Unauthenticated("that is no token: it has three parts of base64, signed JSON") from None
+        expires_ms = self._check_times(claims)
+        self._check_audience(claims)
+        identity = claims.get("jti", "")
+        return Principal(
+            self._role(claims), PrincipalKind.CLIENT, "token", expires_ms,
+            identity if isinstance(identity, str) and len(identity) <= ROLE_CHARACTERS_MAX else "",
+        )  # fmt: skip
+
+    def _check_times(self, claims: Mapping[str, Any]) -> int:
+        """Milliseconds since the epoch; 0: it does not expire."""
+        now_ms, skew_ms = self._clock.wall_ms(), 1000 * self._settings.clock_skew_s
+        ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
+        if begins_ms is not None and now_ms + skew_ms < begins_ms:
+            raise Unauthenticated(f"the token is valid from {_at(begins_ms)} on; it is {_at(now_ms)} at this server")
+        if ends_ms is None:
+            return 0
+        if ends_ms + skew_ms <= now_ms:
+            raise Unauthenticated(f"the token has expired at {_at(ends_ms)}; it is {_at(now_ms)} at this server")
+        return ends_ms + skew_ms
+
+    def _check_audience(self, claims: Mapping[str, Any]) -> None:
+        wanted = self._settings.audience
+        if not wanted:
+            return
+        found = claims.get(self._settings.audience_claim)
+        if found != wanted and not (isinstance(found, list) and wanted in found):
+            raise Unauthenticated("the token is for another audience")
+
+    def _role(self, claims: Mapping[str, Any]) -> str:
+        found = claims.get(self._settings.role_claim)
+        if isinstance(found, list) and found:
+            found = found[0]
+        if not isinstance(found, str) or not is_role(found):
+            raise Unauthenticated(f"the token's claim {self._settings.role_claim!r} is no role")
+        return found
+
+
+def is_role(text: str) -> bool:
+    return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
+
+
+def check_role(text: str) -> None:
+    """InvalidRequest."""
+    if not is_role(text):
+        raise InvalidRequest(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
+
+
+def unverified(token: str) -> str:
+    """Header and claims, as JSON. InvalidRequest: it is no token."""
+    jwt = _jwt()
+    try:
+        claims = jwt.decode(token, options={"verify_signature": False})
+        return json.dumps({"header": jwt.get_unverified_header(token), "claims": claims}, indent=2)
+    except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("that is no token: it has three parts of base64, signed JSON") from error
+
+
+def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
+    """A token for the role `subject`; without `lifetime_s` it holds as long as the key. `key`: a secret, or a private
+    key in PEM."""
+    claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000}
+    if lifetime_s is not None:
+        claims["exp"] = int(now_ms / 1000 + lifetime_s)
+    try:
+        made: str = _jwt().encode(claims, key.reveal(), algorithm=algorithm)
+    except Exception as error:
+        raise InvalidConfiguration(f"no token of {algorithm} can be made with that key") from error
+    return made
+
+
+def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
+    found = claims.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not -1e11 < found < 1e11:
+        raise Unauthenticated(f"the token's claim {name!r} is no time in seconds")
+    return int(found * 1000)
+
+
+def _at(ms: int) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"
+
+
+def _verification_key(settings: TokenSection) -> tuple[Any, tuple[str, ...]]:
+    """The key, and the algorithms that it verifies."""
+    if settings.secret_key:
+        secret = read_secret(settings.secret_key).reveal()
+        if len(secret) < SECRET_BYTES_MIN:
+            raise InvalidConfiguration(f"the secret key of [token] has {len(secret)} bytes; {SECRET_BYTES_MIN} or more")
+        if b"-----BEGIN" in secret:
+            raise InvalidConfiguration("the secret key of [token] is a PEM file: a public key belongs to public_key")
+        return secret, _HMAC
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    data = _public_bytes(settings.public_key)
+    load = serialization.load_pem_public_key if b"-----BEGIN" in data else serialization.load_der_public_key
+    try:
+        key = load(data)
+    except (ValueError, TypeError) as error:
+        raise InvalidConfiguration(f"{settings.public_key} is no public key in PEM or DER form") from error
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048:
+        return key, _RSA
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _EC:
+        return key, (_EC[key.curve.name],)
+    raise InvalidConfiguration(f"{settings.public_key} is neither RSA of 2048 bits or more nor EC on a curve of JWT")
+
+
+def _public_bytes(source: str) -> bytes:
+    if source.startswith(("env:", "data:")):
+        return read_secret(source).reveal()
+    try:
+        with open(source.removeprefix("file:").removeprefix("//"), "rb") as file:
+            return file.read(64 << 10)
+    except OSError as error:
+        raise InvalidConfiguration(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _jwt() -> Any:
+    try:
+        import jwt
+    except ImportError as error:
+        raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
+    return jwt
+
