@@ -153,10 +153,10 @@ def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
         raise InvalidConfiguration(f"{path}: [token] with algorithm {token.algorithm} needs a {other}")
     if settings.authentication.anonymous_role in settings.authorization.super_users:
         raise InvalidConfiguration(f"{path}: the anonymous role is no super user")
-    if not settings.broker.token:
-        raise InvalidConfiguration(f"{path}: [broker] needs token, which this broker shows to the others")
     if not token.role_claim or not token.audience_claim:
         raise InvalidConfiguration(f"{path}: role_claim and audience_claim of [token] are names")
     if not 0 <= token.clock_skew_s <= 3600:
         raise InvalidConfiguration(f"{path}: clock_skew_s of [token] is 0 to 3600")
+    if not settings.broker.token:
+        raise InvalidConfiguration(f"{path}: [broker] needs token, which this broker shows to the others")
     return settings
