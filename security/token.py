@@ -1,7 +1,7 @@
 """JSON Web Tokens: who a caller is, as Pulsar's token provider decides it.
 
 A key verifies with its own algorithms only: a public key never as an HMAC secret, and "none" never. Headers that name
-keys or addresses (`jku`, `x5u`, `jwk`) are not followed. Time claims are compared with the server's wall clock, which
+keys or addresses (jku, x5u, jwk) are not followed. Time claims are compared with the server's wall clock, which
 may be wrong: a token that is not valid yet, or has expired, is refused with both times. Source: Pulsar's
 AuthenticationProviderToken.
 """
