@@ -27,6 +27,7 @@ from .common.config import BrokerConfig
 from .node.topic_manager import TopicManager
 from .protocols.grpc.admin import AdminService
 from .protocols.grpc.broker import BrokerService
+from .protocols.grpc.checked import Checked
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -64,7 +65,10 @@ class Broker:
         return broker
 
     async def _start(self) -> None:
-        services = [("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned))]
+        services = [
+            (name, Checked(name, service, self.owned.access))
+            for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
+        ]
         self._serving = await self._world.network.serve(self._config.listen, services)
         try:
             await ensure_ids(self._metadata)

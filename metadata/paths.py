@@ -23,6 +23,7 @@
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
+    /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
 """
 
@@ -54,6 +55,7 @@ VOLATILE = "/volatile"
 TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
+GRANTS = "/grants"
 
 
 def segment(name: str) -> str:
@@ -148,6 +150,10 @@ def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
     return f"{cursors(tenant_, namespace_, topic_)}/{segment(subscription)}"
+
+
+def grants(tenant_: str, namespace_: str) -> str:
+    return f"{GRANTS}/{segment(tenant_)}/{segment(namespace_)}"
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:

@@ -161,6 +161,16 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
     policies: Policies = Policies()
 
 
+class GrantsRecord(Record, frozen=True, kw_only=True):
+    """What roles may do in a namespace (broker/access/core/rights.py)."""
+
+    kind = 61
+    roles: dict[str, tuple[str, ...]] = {}  # role → actions
+    topics: dict[str, dict[str, tuple[str, ...]]] = {}  # full name of a topic, without a partition → role → actions
+    subscriptions: dict[str, tuple[str, ...]] = {}  # name → the only roles that may use it
+    prefix_mode: bool = False  # a subscription is named by its role
+
+
 class PartitionedRecord(Record, frozen=True, kw_only=True):
     """A partitioned topic."""
 
@@ -330,7 +340,7 @@ _KINDS: dict[int, type[Record]] = {
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
-        RepairWorkerRecord, DepartingRecord, PoliciesRecord,
+        RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord,
         IncarnationsRecord,
     )
 }  # fmt: skip

@@ -34,6 +34,7 @@ class Principal:
     method: str = ""  # "token", "basic", "tls"; empty: none
     expires_ms: int = 0  # wall clock, milliseconds since the epoch; 0: never
     credential_id: str = ""  # the token's `jti` or the certificate's serial number, for revocation and audit
+    is_super: bool = False  # the settings name it as a super user: it may do everything
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value

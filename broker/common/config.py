@@ -30,6 +30,8 @@ class BrokerConfig(Applied):
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
+    cluster: str = "magnetar"  # what `allowed_clusters` of a tenant name
+    authorization_allow_wildcards_matching: bool = False  # a role of a grant may be a pattern: `team-*`, `*-reader`
     listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait

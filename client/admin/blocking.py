@@ -59,6 +59,16 @@ class Admin(ClosedAfterWith):
     clear_namespace_backlog = _blocking(AdminClient.clear_namespace_backlog)
     unsubscribe_namespace = _blocking(AdminClient.unsubscribe_namespace)
 
+    namespace_permissions = _blocking(AdminClient.namespace_permissions)
+    topic_permissions = _blocking(AdminClient.topic_permissions)
+    grant_namespace_permission = _blocking(AdminClient.grant_namespace_permission)
+    revoke_namespace_permission = _blocking(AdminClient.revoke_namespace_permission)
+    grant_topic_permission = _blocking(AdminClient.grant_topic_permission)
+    revoke_topic_permission = _blocking(AdminClient.revoke_topic_permission)
+    grant_subscription_permission = _blocking(AdminClient.grant_subscription_permission)
+    revoke_subscription_permission = _blocking(AdminClient.revoke_subscription_permission)
+    set_subscription_prefix_mode = _blocking(AdminClient.set_subscription_prefix_mode)
+
     namespace_policies = _blocking(AdminClient.namespace_policies)
     set_namespace_policies = _blocking(AdminClient.set_namespace_policies)
     remove_namespace_policies = _blocking(AdminClient.remove_namespace_policies)

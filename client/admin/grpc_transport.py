@@ -176,6 +176,8 @@ def _value(kind: Any, found: Any) -> Any:
         return tuple(_value(get_args(kind)[0], each) for each in found)
     if get_origin(kind) is dict:
         return dict(found)
+    if get_origin(kind) is Mapping and found.GetEntryClass().DESCRIPTOR.fields_by_name["value"].message_type:
+        return {name: tuple(each.names) for name, each in found.items()}
     if kind is MessageId:
         return MessageId.from_wire(found)
     if kind is Position:

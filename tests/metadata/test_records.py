@@ -18,6 +18,7 @@ from magnetar.metadata.records import (
     DamagedRecord,
     DepartingRecord,
     Fragment,
+    GrantsRecord,
     Incarnation,
     IncarnationsRecord,
     LedgerRecord,
@@ -53,6 +54,10 @@ EXAMPLES: list[Record] = [
     OwnerRecord(broker="n", endpoint="h:1"),
     TenantRecord(admin_roles=("root",)),
     NamespaceRecord(bundles=8, auto_topic_creation=False),
+    GrantsRecord(
+        roles={"etl": ("produce",)}, topics={"persistent://a/b/c": {"web": ("consume",)}},
+        subscriptions={"s": ("web",)}, prefix_mode=True,
+    ),
     PoliciesRecord(policies=Policies(retention_minutes=-1, dead_letter_backoff_s=(1.0, 2.5))),
     PartitionedRecord(partitions=4),
     TopicRecord(ledgers=(TopicLedger(ledger_id=1, first_index=0), TopicLedger(ledger_id=2, first_index=9))),

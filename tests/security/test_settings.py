@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unauthorized
-from magnetar.runtime.access import LOCAL, Caller, Principal, PrincipalKind
+from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated
+from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.security.authenticator import Authenticator, read_token
 from magnetar.security.secrets import Secret, read_secret
 from magnetar.security.settings import SecuritySettings
@@ -160,16 +160,14 @@ async def test_a_remembered_token_expires_and_a_new_key_forgets_it(folder: Path)
     assert (await guard.authenticate(bearer("eve", b"n" * 32))).name == "eve", "a key that cannot be used is not"
 
 
-def test_only_super_users_administer(folder: Path) -> None:
+async def test_super_users_are_those_of_the_settings_and_never_the_anonymous_role(folder: Path) -> None:
+    """What a role may do is the broker's decision (tests/broker/access/)."""
     guard = authenticator(folder, GOOD + '[authentication]\nanonymous_role = "guest"\n')
-    client = PrincipalKind.CLIENT
-    guard.authorize(Principal("admin", client), ADMIN)
-    other = Principal("admin", PrincipalKind.ANONYMOUS)
-    for principal in (Principal("ada", client), other, Principal("", client), LOCAL):
-        guard.authorize(principal, LOOKUP)
-        with pytest.raises(Unauthorized, match="super user"):
-            guard.authorize(principal, ADMIN)
-    guard.authorize(Principal("ada", client), "/magnetar.wire.Admin/CreateSubscription")
+    found = await guard.authenticate(Caller("127.0.0.1:1"))
+    assert (found.name, found.kind, found.is_super) == ("guest", PrincipalKind.ANONYMOUS, False)
+    for role, is_super in (("admin", True), ("ada", False), ("Admin", False), ("admin ", False)):
+        assert guard._is_super(Principal(role, PrincipalKind.CLIENT)) == is_super
+    assert not guard._is_super(Principal("admin", PrincipalKind.ANONYMOUS))
 
 
 def test_a_brokers_own_token_is_read_when_it_starts(folder: Path) -> None:

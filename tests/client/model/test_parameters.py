@@ -22,7 +22,6 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
 from magnetar.client.model.options import TUNING
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
-from magnetar.proto.errors import NotAllowed
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -206,11 +205,3 @@ def test_statistics_are_logged_at_the_interval_until_the_client_is_closed(caplog
             assert "stored_messages" not in caplog.text
 
         simulate(silent, stats_interval_in_seconds=0)
-
-
-def test_roles_and_clusters_of_a_tenant_are_refused_before_anything_is_sent() -> None:
-    with magnetar.admin.Admin(URL) as admin:
-        for verb in (admin.create_tenant, admin.update_tenant):
-            for unkept in ({"admin_roles": ["root"]}, {"allowed_clusters": ["here"]}):
-                with pytest.raises(NotAllowed, match="not enforced"):
-                    verb("acme", **unkept)
