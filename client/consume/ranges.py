@@ -16,6 +16,7 @@ from ...proto.entry import decode_batch, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
+from ..common.errors import CryptoError
 from ..connect.connections import Connections
 from ..model.message_id import KnownId, MessageId
 
@@ -54,9 +55,12 @@ class StoredEntry:
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """All its messages, also those outside the range that was read. Raises CorruptEntry."""
+        """All its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
+        encrypted, which a reader decrypts."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
+        if header.metadata.encryption_keys:
+            raise CryptoError(f"entry {self.ledger_id}:{self.entry_id} is encrypted: use a reader with its keys")
         found = decode_batch(header, client_part)
         first = last + 1 - len(found)
         return [

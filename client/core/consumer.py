@@ -20,6 +20,7 @@ tests/client/core/test_permits.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -85,6 +86,7 @@ class ConsumerCore:
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
+        self._withheld: dict[Position, int] = {}  # entries that cannot be decrypted, and their permits; 0: given back
         self._delivered_before = 0  # this connection
 
     # ------------------------------------------------------------------------------ from any thread
@@ -146,6 +148,8 @@ class ConsumerCore:
 
     def _forget_delivered(self) -> None:
         """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
+        self._free_permits(list(self._withheld))
+        self._withheld.clear()
         self._unacked.clear()
         self.chunks.clear()
 
@@ -191,6 +195,32 @@ class ConsumerCore:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
 
+    def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
+        """An entry came that the application must not get, nor lose: it is asked for again after the ack time-out, and
+        its permits are free then. No cumulative ack covers it, and no gap in chunks acknowledges what belongs to it."""
+        self._withheld[place] = self._withheld.get(place, 0) + permits
+        self.watch(place, now, longer_s)
+        if self._unacked and self._tick_due is None:
+            self._tick_due = now + UNACKED_TICK_S
+        if metadata.num_chunks_from_msg > 1:
+            self.chunks.expect_again(metadata.uuid)
+
+    @property
+    def withholds(self) -> bool:
+        return bool(self._withheld)
+
+    def release(self, place: Position) -> None:
+        """An entry that may have been withheld is decrypted, or acknowledged."""
+        self._free_permits((place,))
+        self._withheld.pop(place, None)
+
+    def _free_permits(self, places: Iterable[Position]) -> None:
+        with self._lock:
+            for place in places:
+                if permits := self._withheld.get(place, 0):
+                    self._withheld[place] = 0
+                    self._granted += self.permits.used(permits)
+
     def passed(self, producer: str, place: Position, now: float) -> None:
         """An entry that is no chunk came."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
@@ -211,6 +241,8 @@ class ConsumerCore:
         """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
         self._acks.acknowledge(place, index, size)
         self._unacked.forget(place)
+        if self._withheld and index < 0:
+            self.release(place)
         if self._nacks and (index < 0 or size == 1):
             self._nacks.forget(place)
 
@@ -222,8 +254,9 @@ class ConsumerCore:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it."""
-        floor = self.chunks.floor(place)
+        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it, and of the
+        first entry that cannot be decrypted."""
+        floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:
             if floor.entry_id < 0:
@@ -236,10 +269,15 @@ class ConsumerCore:
 
     def covers(self, place: Position) -> bool:
         """Whether a cumulative ack may cover the entry; then it does, for messages in chunks."""
-        covered = self.chunks.floor(place) == place
+        covered = self._floor(place) == place
         if covered:
             self.chunks.acknowledged_up_to(place)
         return covered
+
+    def _floor(self, place: Position) -> Position:
+        floor = self.chunks.floor(place)
+        first = min((each for each in self._withheld if each <= floor), default=None)
+        return floor if first is None else Position(first[0], first[1] - 1)
 
     def taken_over(self, place: Position) -> None:
         """It is acknowledged by a request."""
@@ -260,6 +298,7 @@ class ConsumerCore:
                 effects.append(Redeliver(untouched, counted=False))
             effects += (Redeliver(None), Drop(give_back=True))  # permits last: the oldest comes first
             self._forget_delivered()
+            self._grant(effects)
         return effects
 
     # ------------------------------------------------------------------------------ time
@@ -293,7 +332,10 @@ class ConsumerCore:
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
             late: EntrySets = {}
-            for place in self._unacked.take(now):
+            late_places = list(self._unacked.take(now))
+            if self._withheld:
+                self._free_permits(late_places)
+            for place in late_places:
                 for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
@@ -369,6 +411,7 @@ class ConsumerCore:
         if self._first_permits:
             effects.append(Grant(self._first_permits))
             self._first_permits = 0
+        self._grant(effects)
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
         self._seek = None

@@ -1,0 +1,148 @@
+"""Decrypts the entries of one consumer: finds the data key that a private key of ours unwraps.
+
+    payload = decryptor(metadata, ciphertext)        CryptoError says why it cannot
+
+A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
+unwraps. Data keys and private keys are kept for KEPT_S; what failed is tried again after FAILED_S.
+
+**Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys are
+known, or too long, or too many. Both caches are bounded. Guard: tests/client/crypto/test_decryptor.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ...proto.entry import Encrypt
+from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
+from ..common.errors import CryptoError
+from .cipher import IV_BYTES, TAG_BYTES, DataKey, data_key, decrypted, private_key, require_package, unwrapped
+from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+KEYS_MAX = 100
+"""Of one entry: readers that it is encrypted for."""
+KEY_BYTES_MAX = 8192
+"""Of one of them: its name, its wrapped key (256 bytes for 2048 bits) and its metadata."""
+KNOWN_MAX = 1000
+"""Entries of each cache."""
+FAILED_S = 10.0
+
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """What was found for KEPT_S, why it was not for FAILED_S; at most KNOWN_MAX of both."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._found: dict[bytes, tuple[T | CryptoError, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, name: bytes) -> T | CryptoError | None:
+        found = self._found.get(name)
+        if found is None or found[1] <= self._now():
+            return None
+        return found[0]
+
+    def put(self, name: bytes, value: T | CryptoError) -> None:
+        self._found.pop(name, None)
+        if len(self._found) >= KNOWN_MAX:
+            del self._found[next(iter(self._found))]
+        self._found[name] = value, self._now() + (FAILED_S if isinstance(value, CryptoError) else KEPT_S)
+
+
+class Decryptor:
+    """Belongs to the event loop of its consumer."""
+
+    def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
+        """`reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not installed."""
+        if reader is not None:
+            require_package()
+        self._reader = reader
+        self._data_keys: _Kept[DataKey] = _Kept(now)
+        self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)
+
+    def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
+        """The payload as it was before it was encrypted: compressed, if it is. CryptoError."""
+        iv, keys = metadata.encryption_param, metadata.encryption_keys
+        if self._reader is None:
+            raise CryptoError("it is encrypted, and there is no crypto_key_reader")
+        if len(iv) != IV_BYTES:
+            raise CryptoError(f"its encryption_param has {len(iv)} bytes, not {IV_BYTES}")
+        if len(ciphertext) < TAG_BYTES:
+            raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
+        if len(keys) > KEYS_MAX:
+            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
+        return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
+
+    def encrypt_like(self, metadata: MessageMetadata) -> Encrypt:
+        """Encrypts what is copied from a message of ours for the same readers: with its data key, and an IV of its own.
+        CryptoError: we have no key for it."""
+        if self._reader is None:
+            raise CryptoError("it is encrypted, and there is no crypto_key_reader")
+        keys = list(metadata.encryption_keys)
+        data_key = self._data_key(self._reader, keys)
+
+        def encrypt(copy: MessageMetadata, payload: bytes) -> bytes:
+            iv = os.urandom(IV_BYTES)
+            del copy.encryption_keys[:]
+            copy.encryption_keys.extend(keys)
+            copy.encryption_param = iv
+            return data_key.encrypt(iv, payload, None)
+
+        return encrypt
+
+    def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> DataKey:
+        whys: list[str] = []
+        for key in keys:
+            known = self._data_keys.get(key.value)
+            if known is not None and not isinstance(known, CryptoError):
+                return known
+        for key in keys:
+            found = self._data_keys.get(key.value)
+            if found is None:
+                found = self._unwrapped(reader, key)
+                if key.ByteSize() <= KEY_BYTES_MAX:
+                    self._data_keys.put(key.value, found)
+            if not isinstance(found, CryptoError):
+                return found
+            whys.append(found.message)
+        raise CryptoError(f"no private key decrypts it: {whys[0]}")
+
+    def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> DataKey | CryptoError:
+        if not isinstance(key.key, str) or key.ByteSize() > KEY_BYTES_MAX:
+            return CryptoError(f"an encryption key is not UTF-8, or larger than {KEY_BYTES_MAX} bytes")
+        private = self._private_key(reader, key)
+        if isinstance(private, CryptoError):
+            return private
+        found = unwrapped(key.value, private)
+        if found is None:
+            return CryptoError(f"the private key of {key.key!r} is not the one that it is encrypted for")
+        return data_key(found)
+
+    def _private_key(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+        about = EncryptionKeys(key=key.key, value=b"", metadata=key.metadata).SerializePartialToString()
+        found = self._private_keys.get(about)
+        if found is None:
+            found = _asked(reader, key)
+            self._private_keys.put(about, found)
+        return found
+
+
+def _asked(reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+    try:
+        info = reader.get_private_key(key.key, {str(pair.key): str(pair.value) for pair in key.metadata})
+        return private_key(info.key if isinstance(info, EncryptionKeyInfo) else info, key.key)
+    except CryptoError as error:
+        return error
+    except Exception as error:  # the reader's; its text may hold a secret
+        found = CryptoError(f"there is no private key of {key.key!r}: {type(error).__name__}")
+        found.__cause__ = error
+        return found
