@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..common.checks import shown
 from ..common.errors import CryptoError, OperationNotSupported
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ def _oaep() -> Any:
 # ------------------------------------------------------------------------------ keys of readers
 def public_key(pem: bytes, name: str) -> RSAPublicKey:
     """CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
-    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {name!r}"), name)
+    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown(name)}"), name)
     return found
 
 
 def private_key(pem: bytes, name: str) -> RSAPrivateKey:
     """CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
-    found: RSAPrivateKey = _rsa(_parsed("load_pem_private_key", (pem, None), f"the private key of {name!r}"), name)
+    found: RSAPrivateKey = _rsa(_parsed("load_pem_private_key", (pem, None), f"the private key of {shown(name)}"), name)
     return found
 
 
@@ -104,10 +105,10 @@ def _rsa(key: Any, name: str) -> Any:
     rsa, ec = _load("hazmat.primitives.asymmetric.rsa"), _load("hazmat.primitives.asymmetric.ec")
     if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey):
         raise CryptoError(
-            f"the key of {name!r} is an EC key: only Pulsar's Java client can read what is wrapped with it; use RSA"
+            f"the key of {shown(name)} is an EC key: only Pulsar's Java client can read what is wrapped with it; use RSA"
         )
     if not isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
-        raise CryptoError(f"the key of {name!r} is not an RSA key")
+        raise CryptoError(f"the key of {shown(name)} is not an RSA key")
     if not RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
-        raise CryptoError(f"the key of {name!r} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}")
+        raise CryptoError(f"the key of {shown(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}")
     return key

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ...proto.entry import Encrypt
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
+from ..common.checks import shown
 from ..common.errors import CryptoError
 from .cipher import IV_BYTES, TAG_BYTES, DataKey, data_key, decrypted, private_key, require_package, unwrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
@@ -124,7 +125,7 @@ class Decryptor:
             return private
         found = unwrapped(key.value, private)
         if found is None:
-            return CryptoError(f"the private key of {key.key!r} is not the one that it is encrypted for")
+            return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")
         return data_key(found)
 
     def _private_key(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
@@ -143,6 +144,6 @@ def _asked(reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoErro
     except CryptoError as error:
         return error
     except Exception as error:  # the reader's; its text may hold a secret
-        found = CryptoError(f"there is no private key of {key.key!r}: {type(error).__name__}")
+        found = CryptoError(f"there is no private key of {shown(key.key)}: {type(error).__name__}")
         found.__cause__ = error
         return found

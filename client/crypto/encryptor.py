@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
+from ..common.checks import shown
 from ..common.errors import CryptoError
 from .cipher import DATA_KEY_BYTES, IV_BYTES, DataKey, data_key, public_key, require_package, wrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
@@ -73,5 +74,5 @@ class Encryptor:
         except CryptoError:
             raise
         except Exception as error:  # the reader's; its text may hold a secret
-            raise CryptoError(f"there is no public key of {name!r}: {type(error).__name__}") from error
+            raise CryptoError(f"there is no public key of {shown(name)}: {type(error).__name__}") from error
         return found

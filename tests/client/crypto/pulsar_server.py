@@ -77,7 +77,7 @@ class PulsarServer:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = "pulsar://127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+        self.address = f"pulsar://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self.address
         finally:
