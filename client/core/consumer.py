@@ -20,7 +20,6 @@ tests/client/core/test_permits.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -51,6 +50,7 @@ from .permits import Permits
 from .reasons import FINAL
 from .redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .state import State
+from .withheld import WithheldEntries
 
 UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
@@ -86,7 +86,7 @@ class ConsumerCore:
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
-        self._withheld: dict[Position, int] = {}  # entries that cannot be decrypted, and their permits; 0: given back
+        self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
 
     # ------------------------------------------------------------------------------ from any thread
@@ -148,8 +148,7 @@ class ConsumerCore:
 
     def _forget_delivered(self) -> None:
         """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
-        self._free_permits(list(self._withheld))
-        self._withheld.clear()
+        self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
 
@@ -196,9 +195,8 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """An entry came that the application must not get, nor lose: it is asked for again after the ack time-out, and
-        its permits are free then. No cumulative ack covers it, and no gap in chunks acknowledges what belongs to it."""
-        self._withheld[place] = self._withheld.get(place, 0) + permits
+        """An entry came that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is dropped."""
+        self._withheld.add(place, permits)
         self.watch(place, now, longer_s)
         if self._unacked and self._tick_due is None:
             self._tick_due = now + UNACKED_TICK_S
@@ -211,15 +209,12 @@ class ConsumerCore:
 
     def release(self, place: Position) -> None:
         """An entry that may have been withheld is decrypted, or acknowledged."""
-        self._free_permits((place,))
-        self._withheld.pop(place, None)
+        self._free(self._withheld.release(place))
 
-    def _free_permits(self, places: Iterable[Position]) -> None:
-        with self._lock:
-            for place in places:
-                if permits := self._withheld.get(place, 0):
-                    self._withheld[place] = 0
-                    self._granted += self.permits.used(permits)
+    def _free(self, permits: int) -> None:
+        if permits:
+            with self._lock:
+                self._granted += self.permits.used(permits)
 
     def passed(self, producer: str, place: Position, now: float) -> None:
         """An entry that is no chunk came."""
@@ -275,9 +270,7 @@ class ConsumerCore:
         return covered
 
     def _floor(self, place: Position) -> Position:
-        floor = self.chunks.floor(place)
-        first = min((each for each in self._withheld if each <= floor), default=None)
-        return floor if first is None else Position(first[0], first[1] - 1)
+        return self._withheld.floor(self.chunks.floor(place))
 
     def taken_over(self, place: Position) -> None:
         """It is acknowledged by a request."""
@@ -332,9 +325,8 @@ class ConsumerCore:
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
             late: EntrySets = {}
-            late_places = list(self._unacked.take(now))
-            if self._withheld:
-                self._free_permits(late_places)
+            late_places = self._unacked.take(now)
+            self._free(self._withheld.asked_again(late_places))
             for place in late_places:
                 for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)

@@ -104,9 +104,8 @@ def _parsed(load: str, arguments: tuple[Any, ...], what: str) -> Any:
 def _rsa(key: Any, name: str) -> Any:
     rsa, ec = _load("hazmat.primitives.asymmetric.rsa"), _load("hazmat.primitives.asymmetric.ec")
     if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey):
-        raise CryptoError(
-            f"the key of {shown(name)} is an EC key: only Pulsar's Java client can read what is wrapped with it; use RSA"
-        )
+        why = "only Pulsar's Java client can read what is wrapped with it"
+        raise CryptoError(f"the key of {shown(name)} is an EC key: {why}; use RSA")
     if not isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
         raise CryptoError(f"the key of {shown(name)} is not an RSA key")
     if not RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
