@@ -35,6 +35,7 @@ _ALIASES = {
     "includeheaders": "includeproperties",
 }
 _COMMON = {"service.url", "topic"}
+_SOURCE_KEYS, _SINK_KEYS = {"crypto.private.key.file"}, {"crypto.public.key.file", "encryption.keys"}
 _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
@@ -88,6 +89,7 @@ class SourceOptions:
     poll_timeout_s: float
     wait_for_topic: bool
     client: Mapping[str, Any] = field(default_factory=dict)
+    private_key_file: str | None = None  # None: encrypted messages cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class SinkOptions:
     topic: str | None  # None: from the column `topic`
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
+    encryption_keys: tuple[str, ...] = ()
+    public_key_file: str | None = None
 
 
 def _canonical(options: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +119,7 @@ def _canonical(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unknown(found: Mapping[str, str], allowed: set[str], kind: str) -> None:
-    everything = _COMMON | _SOURCE | _STREAM | _BATCH | _SINK
+    everything = _COMMON | _SOURCE | _SOURCE_KEYS | _STREAM | _BATCH | _SINK | _SINK_KEYS
     for name in found:
         if name in allowed or name in _SPARKS_OWN or name.startswith(("magnetar.client.", "magnetar.producer.")):
             continue
@@ -261,9 +265,8 @@ def _service_url(found: Mapping[str, str]) -> str:
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     found = _canonical(options)
-    _refuse_unknown(
-        found, _COMMON | _SOURCE | (_STREAM if streaming else _BATCH), "stream" if streaming else "batch read"
-    )
+    allowed = _COMMON | _SOURCE | _SOURCE_KEYS | (_STREAM if streaming else _BATCH)
+    _refuse_unknown(found, allowed, "stream" if streaming else "batch read")
     topics = tuple(_topic(part.strip(), "topic") for part in found.get("topic", "").split(",") if part.strip())
     pattern = found.get("topicspattern")
     if bool(topics) == (pattern is not None):
@@ -306,6 +309,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         poll_timeout_s=(_positive(found, "polltimeoutms") or 120_000) / 1000,
         wait_for_topic=_boolean(found, "waitfortopic", False),
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
+        private_key_file=found.get("crypto.private.key.file"),
     )
 
 
@@ -322,7 +326,7 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     found = _canonical(options)
-    _refuse_unknown(found, _COMMON | _SINK, "sink")
+    _refuse_unknown(found, _COMMON | _SINK | _SINK_KEYS, "sink")
     guarantee = found.get("deliveryguarantee", "at-least-once").lower()
     if guarantee not in ("at-least-once", "idempotent", "exactly-once"):
         raise InvalidConfiguration(f"option 'deliveryGuarantee' cannot be {guarantee!r}")
@@ -331,9 +335,14 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
             f"deliveryGuarantee {guarantee} needs transactions, which this version does not have; use at-least-once"
         )
     topic = found.get("topic")
+    names = tuple(name.strip() for name in found.get("encryption.keys", "").split(",") if name.strip())
+    if bool(names) != ("crypto.public.key.file" in found):
+        raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
     return SinkOptions(
         service_url=_service_url(found),
         topic=str(_topic(topic, "topic")) if topic else None,
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
+        encryption_keys=names,
+        public_key_file=found.get("crypto.public.key.file"),
     )

@@ -205,7 +205,7 @@ def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[Stored
     for entry in entries:
         client_part = split_broker_part(entry.entry)[2]
         header = parse_header(client_part)
-        encrypted = len(header.metadata.encryption_keys) > 0
+        encrypted = len(header.metadata.encryption_param) > 0
         whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
         for at, (about, payload) in enumerate(whole if encrypted else decode_batch(header, client_part)):
             if at in entry.acked_batch_indexes:

@@ -245,7 +245,9 @@ class Client(ClosedAfterWith):
         """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
-    def read_range(self, topic: str, first_index: int, end_index: int) -> Iterator[list[StoredEntry]]:
+    def read_range(
+        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None
+    ) -> Iterator[list[StoredEntry]]:
         """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
@@ -254,7 +256,7 @@ class Client(ClosedAfterWith):
 
         As asyncio's `Client.read_range`. Close the iterator to end early.
         """
-        entries = self.inner().read_range(topic, first_index, end_index)
+        entries = self.inner().read_range(topic, first_index, end_index, crypto_key_reader=crypto_key_reader)
 
         async def following() -> list[StoredEntry] | None:
             return await anext(entries, None)

@@ -104,7 +104,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------ where a reader begins
     def encrypt_like(self, metadata: MessageMetadata) -> Encrypt | None:
         """Encrypts a copy of a message for the readers of the message; None: it was not encrypted. CryptoError."""
-        return self._decryptor.encrypt_like(metadata) if metadata.encryption_keys else None
+        return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
 
     def sought(self, to: MessageId | int) -> None:
         """The cursor was moved there; None is a place that only the broker knows."""
@@ -228,7 +228,7 @@ def messages_of(
     if acked:
         received.charged -= len(acked)
     body: bytes | None = None
-    if header.metadata.encryption_keys:
+    if header.metadata.encryption_param:
         try:
             body = entry = (decryptor or _NO_KEYS)(header.metadata, bytes(entry[header.payload_offset :]))
         except CryptoError as error:

@@ -2,6 +2,8 @@
 
     payload = decryptor(metadata, ciphertext)        CryptoError says why it cannot
 
+An entry is encrypted when its metadata has an IV (`encryption_param`), which every client of Pulsar writes.
+
 A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
 unwraps. Data keys and private keys are kept for KEPT_S; what failed is tried again after FAILED_S.
 
@@ -15,7 +17,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ...proto.entry import Encrypt
+from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import shown
 from ..common.errors import CryptoError
@@ -79,9 +81,22 @@ class Decryptor:
             raise CryptoError(f"its encryption_param has {len(iv)} bytes, not {IV_BYTES}")
         if len(ciphertext) < TAG_BYTES:
             raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
-        if len(keys) > KEYS_MAX:
+        if not 0 < len(keys) <= KEYS_MAX:
             raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
         return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
+
+    def entry_in_clear(self, entry: bytes) -> bytes:
+        """A stored entry as if it had not been encrypted; itself, when it was not. CorruptEntry, CryptoError."""
+        header = parse_header(entry)
+        metadata = header.metadata
+        if not metadata.encryption_param:
+            return entry
+        payload = self(metadata, entry[header.payload_offset :])
+        metadata.ClearField("encryption_keys")
+        metadata.ClearField("encryption_param")
+        metadata.ClearField("encryption_algo")
+        start = len(entry) - len(split_broker_part(entry)[2])
+        return entry[:start] + client_part(metadata, payload)
 
     def encrypt_like(self, metadata: MessageMetadata) -> Encrypt:
         """Encrypts what is copied from a message of ours for the same readers: with its data key, and an IV of its own.

@@ -140,7 +140,7 @@ class Message:
     def encryption_context(self) -> EncryptionContext | None:
         """How its entry was encrypted; None: it was not."""
         metadata = self.entry.header.metadata
-        return EncryptionContext(metadata, failed=False) if metadata.encryption_keys else None
+        return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
     def index(self) -> int:
         """The message's dense number in its partition: its offset; -1: not known."""

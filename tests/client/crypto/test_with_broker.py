@@ -29,6 +29,7 @@ from magnetar.client.model.settings import (
 from magnetar.proto.entry import broker_part, encode_batch, encode_entry, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import TopicName
+from magnetar.spark_connector.rows import Entry
 from tests.broker.subscription.core.test_dead_letter import SOURCE
 from tests.client.crypto.keys import Keys, files
 from tests.support.cluster import Cluster, cluster
@@ -199,3 +200,18 @@ def test_a_real_server_stores_and_shows_ciphertext_alone(started: Processes, tmp
     stored = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert stored
     assert not any(secret in each for each in stored)
+
+
+async def test_a_range_is_decrypted_by_its_keys_and_stays_ciphertext_without_them(bench: Bench) -> None:
+    producer = await bench.producer("t", batching_enabled=True, compression_type=CompressionType.LZ4)
+    await producer.send_many([b"%d" % at for at in range(20)])
+    found = []
+    async for entries in bench.client.read_range("t", 0, 20, crypto_key_reader=Keys("a")):
+        found += [(message.index, message.payload) for entry in entries for message in entry.messages()]
+    assert found == [(at, b"%d" % at) for at in range(20)]
+    for keys in (None, Keys()):
+        async for entries in bench.client.read_range("t", 0, 20, crypto_key_reader=keys):
+            with pytest.raises(CryptoError, match="is encrypted"):
+                entries[0].messages()
+            with pytest.raises(CryptoError, match="is encrypted"):
+                Entry(entries[0])
