@@ -35,18 +35,18 @@ _ALIASES = {
     "includeheaders": "includeproperties",
 }
 _COMMON = {"service.url", "topic"}
-_SOURCE_KEYS, _SINK_KEYS = {"crypto.private.key.file"}, {"crypto.public.key.file", "encryption.keys"}
 _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
     "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
+    "crypto.private.key.file",
 }  # fmt: skip
 _STREAM = {
     "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
     "subscriptionprefix", "durablecursor",
 }  # fmt: skip
 _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_SINK = {"deliveryguarantee"}
+_SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file"}
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
 _NOT_YET = {"token": "authentication", "tls.": "TLS", "sinkid": "an exactly-once sink"}
@@ -119,7 +119,7 @@ def _canonical(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unknown(found: Mapping[str, str], allowed: set[str], kind: str) -> None:
-    everything = _COMMON | _SOURCE | _SOURCE_KEYS | _STREAM | _BATCH | _SINK | _SINK_KEYS
+    everything = _COMMON | _SOURCE | _STREAM | _BATCH | _SINK
     for name in found:
         if name in allowed or name in _SPARKS_OWN or name.startswith(("magnetar.client.", "magnetar.producer.")):
             continue
@@ -265,7 +265,7 @@ def _service_url(found: Mapping[str, str]) -> str:
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     found = _canonical(options)
-    allowed = _COMMON | _SOURCE | _SOURCE_KEYS | (_STREAM if streaming else _BATCH)
+    allowed = _COMMON | _SOURCE | (_STREAM if streaming else _BATCH)
     _refuse_unknown(found, allowed, "stream" if streaming else "batch read")
     topics = tuple(_topic(part.strip(), "topic") for part in found.get("topic", "").split(",") if part.strip())
     pattern = found.get("topicspattern")
@@ -326,7 +326,7 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     found = _canonical(options)
-    _refuse_unknown(found, _COMMON | _SINK | _SINK_KEYS, "sink")
+    _refuse_unknown(found, _COMMON | _SINK, "sink")
     guarantee = found.get("deliveryguarantee", "at-least-once").lower()
     if guarantee not in ("at-least-once", "idempotent", "exactly-once"):
         raise InvalidConfiguration(f"option 'deliveryGuarantee' cannot be {guarantee!r}")
