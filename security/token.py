@@ -16,8 +16,10 @@ from typing import Any
 from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
 from ..runtime.access import Principal, PrincipalKind
 from ..runtime.clock import Clock
+from .remembered import Remembered, digest_of
 from .secrets import Secret, read_secret
 from .settings import TokenSection
+from .watched import Watched
 
 TOKEN_CHARACTERS_MAX = 16 << 10
 ROLE_CHARACTERS_MAX = 256
@@ -27,6 +29,31 @@ SECRET_BYTES_MIN = 32
 _HMAC = ("HS256", "HS384", "HS512")
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+
+
+class TokenProvider:
+    """Verifies tokens with the key in use. A new key forgets what the one before verified."""
+
+    def __init__(self, settings: TokenSection, clock: Clock) -> None:
+        """InvalidConfiguration: as TokenVerifier."""
+        source = settings.secret_key or settings.public_key
+        self._verifier = Watched(source, lambda: TokenVerifier(settings, clock), clock)
+        self._version = 0
+        self._clock = clock
+        self._known = Remembered()
+
+    def principal(self, token: str) -> Principal:
+        """Unauthenticated."""
+        verifier = self._verifier.current()
+        if self._version != self._verifier.version:
+            self._version = self._verifier.version
+            self._known.clear()
+        digest = digest_of(token)
+        found = self._known.find(digest, self._clock.wall_ms())
+        if found is None:
+            found = verifier.verify(token)
+            self._known.add(digest, found, found.expires_ms)
+        return found
 
 
 class TokenVerifier:
@@ -67,11 +94,11 @@ class TokenVerifier:
         now_ms, skew_ms = self._clock.wall_ms(), 1000 * self._settings.clock_skew_s
         ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
         if begins_ms is not None and now_ms + skew_ms < begins_ms:
-            raise Unauthenticated(f"the token is valid from {_at(begins_ms)} on; it is {_at(now_ms)} at this server")
+            raise Unauthenticated(f"the token is valid from {at(begins_ms)} on; it is {at(now_ms)} at this server")
         if ends_ms is None:
             return 0
         if ends_ms + skew_ms <= now_ms:
-            raise Unauthenticated(f"the token has expired at {_at(ends_ms)}; it is {_at(now_ms)} at this server")
+            raise Unauthenticated(f"the token has expired at {at(ends_ms)}; it is {at(now_ms)} at this server")
         return ends_ms + skew_ms
 
     def _check_audience(self, claims: Mapping[str, Any]) -> None:
@@ -133,7 +160,7 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
     return int(found * 1000)
 
 
-def _at(ms: int) -> str:
+def at(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -181,4 +208,3 @@ def _jwt() -> Any:
     except ImportError as error:
         raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
     return jwt
-

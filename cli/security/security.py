@@ -111,7 +111,8 @@ def validate(source: str, settings: str) -> None:
     from ...security.token import TokenVerifier
 
     loaded = SecuritySettings.load(settings)
-    assert loaded.token is not None, "settings without it are refused"
+    if loaded.token is None:
+        raise click.UsageError(f"{settings} has no section [token]")
     found = TokenVerifier(loaded.token, SystemClock()).verify(_read(source))
     until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
     click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
