@@ -1,6 +1,7 @@
 """The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
 
     Bearer TOKEN          → security/token.py
+    Basic BASE64          → security/basic.py
     a client certificate  → security/certificate.py, with a section [certificate]
     nothing               → the anonymous role, where the configuration names one
 
@@ -28,7 +29,10 @@ from ..runtime.access import (
 )
 from ..runtime.clock import Clock
 from ..runtime.network import Channel, Endpoint, Network, Serving
+from ..runtime.threads import SystemWorkers
+from ..runtime.workers import Workers
 from ..runtime.world import World
+from .basic import BasicProvider
 from .certificate import CertificateProvider
 from .secrets import read_private, read_secret
 from .settings import SecuritySettings
@@ -40,34 +44,39 @@ OF_EVERY_ROLE = {"/magnetar.wire.Admin/CreateSubscription"}
 
 
 class Authenticator:
-    """InvalidConfiguration: a key cannot be read, or does not fit."""
+    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords."""
 
-    def __init__(self, settings: SecuritySettings, clock: Clock) -> None:
+    def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
         self._tokens = TokenProvider(settings.token, clock) if settings.token else None
+        self._basic = BasicProvider(settings.basic, clock, workers or SystemWorkers()) if settings.basic else None
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated."""
+        """Unauthenticated. Unavailable: too many passwords wait for their turn."""
         shown = None
         if self._certificates is not None and caller.certificate:
             shown = self._certificates.principal(caller.certificate)
         if caller.authorization:
-            named = self._of_header(caller)
+            named = await self._of_header(caller)
             return named if shown is None else _until_the_first_expires(named, shown)
         if shown is not None:
             return shown
         if role := self._settings.authentication.anonymous_role:
             return Principal(role, PrincipalKind.ANONYMOUS)
-        wanted = "a token" if self._tokens else "a certificate"
-        raise Unauthenticated(f"this server asks who calls: bring {wanted}")
+        raise Unauthenticated(f"this server asks who calls: bring {self._wanted()}")
 
-    def _of_header(self, caller: Caller) -> Principal:
+    async def _of_header(self, caller: Caller) -> Principal:
         scheme, _, value = caller.authorization[:AUTHORIZATION_MAX].partition(" ")
         if scheme.lower() == "bearer" and self._tokens is not None:
             return self._tokens.principal(value.strip())
-        takes = "`Bearer TOKEN`" if self._tokens else "absent: the certificate says who calls"
-        raise Unauthenticated(f"the header `authorization` is to be {takes}")
+        if scheme.lower() == "basic" and self._basic is not None:
+            return await self._basic.authenticate(value.strip(), caller)
+        raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
+
+    def _wanted(self) -> str:
+        ways = {"a token": self._tokens, "a user and password": self._basic, "a client certificate": self._certificates}
+        return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:
         """Administration is of super users, all else of every role."""
@@ -88,12 +97,12 @@ def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
 class SecuredNetwork:
     """A process' network whose gRPC listener asks who calls, and whose calls to other brokers bring its own token."""
 
-    def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock) -> None:
+    def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
         """InvalidConfiguration: a key, a token or a certificate cannot be used."""
         if settings.tls is not None:
             read_private(settings.tls.key)
         self._inner = inner
-        self._listener = ListenerAccess(Authenticator(settings, clock), settings.tls_files)
+        self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
         self._caller = _own_access(settings)
         self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
         self.serve_peers, self.peer = inner.serve_peers, inner.peer
@@ -129,4 +138,6 @@ def read_token(source: str) -> str:
 
 def secured(world: World, path: str) -> World:
     """The world of a broker, by the settings in the file. InvalidConfiguration."""
-    return replace(world, network=SecuredNetwork(world.network, SecuritySettings.load(path), world.clock))
+    return replace(
+        world, network=SecuredNetwork(world.network, SecuritySettings.load(path), world.clock, world.workers)
+    )

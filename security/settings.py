@@ -18,6 +18,9 @@
     audience = ""                   # empty: not checked
     clock_skew_s = 0
 
+    [basic]                         # users and passwords, over TLS or on this machine
+    file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
+
     [authentication]
     anonymous_role = ""             # of callers without credentials; empty: they are refused
 
@@ -28,8 +31,9 @@
     token = "broker.token"          # of one of the super users
     ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
 
-Each of [token] and [certificate] is a way to say who one is, and at least one is there. What a caller brings decides
-which one looks at it. With `ca` of [tls] brokers show each other their certificate of [tls]. An unknown name, and a value of a wrong type, is InvalidConfiguration.
+Each of [token], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller brings
+decides which of them looks at it. With `ca` of [tls] brokers show each other their certificate of [tls]. An unknown
+name, and a value of a wrong type, is InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -77,6 +81,11 @@ class TokenSection:
 
 
 @dataclass(frozen=True, slots=True)
+class BasicSection:
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AuthenticationSection:
     anonymous_role: str = ""
 
@@ -93,11 +102,11 @@ class BrokerSection:
 
 
 _SECTIONS: dict[str, type[Any]] = {
-    "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "authentication": AuthenticationSection,
-    "authorization": AuthorizationSection, "broker": BrokerSection,
+    "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
+    "authentication": AuthenticationSection, "authorization": AuthorizationSection, "broker": BrokerSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
-          ("broker", "token"), ("broker", "ca")}  # fmt: skip
+          ("basic", "file"), ("broker", "token"), ("broker", "ca")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,7 @@ class SecuritySettings:
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None
     token: TokenSection | None = None
+    basic: BasicSection | None = None
     authentication: AuthenticationSection = AuthenticationSection()
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
@@ -162,8 +172,10 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
     tls, token = settings.tls, settings.token
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
-    if token is None and settings.certificate is None:
-        yield "nothing says who may call: it needs a section [token] or [certificate]"
+    if token is None and settings.basic is None and settings.certificate is None:
+        yield "nothing says who may call: it needs a section [token], [basic] or [certificate]"
+    if settings.basic is not None and not settings.basic.file:
+        yield "[basic] needs file"
     if settings.certificate is not None and not (tls and tls.ca):
         yield "[certificate] needs `ca` of [tls], whose certificates callers have"
     if token is not None:

@@ -97,7 +97,7 @@ async def test_without_the_section_a_certificate_names_no_one(folder: Path, make
     with pytest.raises(Unauthenticated, match="bring a token"):
         await guard.authenticate(Caller("p", certificate=make_certificate([["admin"]])))
     only = BOTH.replace('[token]\nsecret_key = "secret.key"\n', "")
-    with pytest.raises(Unauthenticated, match="certificate says who calls"):
+    with pytest.raises(Unauthenticated, match="bring a client certificate"):
         await authenticator(folder, only).authenticate(replace(bearer("ada"), certificate=make_certificate([["a"]])))
 
 
