@@ -1,6 +1,6 @@
 """The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
 
-    Bearer TOKEN          → security/token.py
+    Bearer TOKEN          → security/oidc.py where its `iss` is one of the issuers, else security/token.py
     Basic BASE64          → security/basic.py
     a client certificate  → security/certificate.py, with a section [certificate]
     nothing               → the anonymous role, where the configuration names one
@@ -34,6 +34,7 @@ from ..runtime.workers import Workers
 from ..runtime.world import World
 from .basic import BasicProvider
 from .certificate import CertificateProvider
+from .oidc import OidcProvider
 from .secrets import read_private, read_secret
 from .settings import SecuritySettings
 from .token import TokenProvider
@@ -44,16 +45,18 @@ OF_EVERY_ROLE = {"/magnetar.wire.Admin/CreateSubscription"}
 
 
 class Authenticator:
-    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords."""
+    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords and ask issuers."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
         self._tokens = TokenProvider(settings.token, clock) if settings.token else None
-        self._basic = BasicProvider(settings.basic, clock, workers or SystemWorkers()) if settings.basic else None
+        workers = workers or SystemWorkers()
+        self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
+        self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated. Unavailable: too many passwords wait for their turn."""
+        """Unauthenticated. Unavailable: too many passwords wait, or an issuer does not answer."""
         shown = None
         if self._certificates is not None and caller.certificate:
             shown = self._certificates.principal(caller.certificate)
@@ -68,14 +71,22 @@ class Authenticator:
 
     async def _of_header(self, caller: Caller) -> Principal:
         scheme, _, value = caller.authorization[:AUTHORIZATION_MAX].partition(" ")
-        if scheme.lower() == "bearer" and self._tokens is not None:
-            return self._tokens.principal(value.strip())
+        if scheme.lower() == "bearer":
+            token = value.strip()
+            if self._oidc is not None and (self._tokens is None or self._oidc.issued(token)):
+                return await self._oidc.principal(token)
+            if self._tokens is not None:
+                return self._tokens.principal(token)
         if scheme.lower() == "basic" and self._basic is not None:
             return await self._basic.authenticate(value.strip(), caller)
         raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
 
     def _wanted(self) -> str:
-        ways = {"a token": self._tokens, "a user and password": self._basic, "a client certificate": self._certificates}
+        ways = {
+            "a token": self._tokens or self._oidc,
+            "a user and password": self._basic,
+            "a client certificate": self._certificates,
+        }
         return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:

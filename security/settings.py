@@ -21,6 +21,14 @@
     [basic]                         # users and passwords, over TLS or on this machine
     file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
 
+    [oidc]                          # tokens of OpenID Connect
+    issuers = ["https://issuer.example"]
+    audiences = ["magnetar"]        # any of them
+    role_claim = "sub"
+    clock_skew_s = 0
+    require_https = true            # false: for tests
+    ca = ""                         # who signs the issuers' certificates; empty: the system's authorities
+
     [authentication]
     anonymous_role = ""             # of callers without credentials; empty: they are refused
 
@@ -31,9 +39,10 @@
     token = "broker.token"          # of one of the super users
     ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
 
-Each of [token], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller brings
-decides which of them looks at it. With `ca` of [tls] brokers show each other their certificate of [tls]. An unknown
-name, and a value of a wrong type, is InvalidConfiguration.
+Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller
+brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
+brokers show each other their certificate of [tls]. An unknown name, and a value of a wrong type, is
+InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -49,6 +58,7 @@ from ..runtime.access import TlsFiles
 
 SETTINGS_BYTES_MAX = 1 << 20
 CLOCK_SKEW_S_MAX = 3600
+ISSUERS_MAX = 5
 
 ALGORITHMS = (
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
@@ -86,6 +96,16 @@ class BasicSection:
 
 
 @dataclass(frozen=True, slots=True)
+class OidcSection:
+    issuers: tuple[str, ...] = ()
+    audiences: tuple[str, ...] = ()
+    role_claim: str = "sub"
+    clock_skew_s: int = 0
+    require_https: bool = True
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AuthenticationSection:
     anonymous_role: str = ""
 
@@ -103,10 +123,11 @@ class BrokerSection:
 
 _SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
-    "authentication": AuthenticationSection, "authorization": AuthorizationSection, "broker": BrokerSection,
+    "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
+    "broker": BrokerSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
-          ("basic", "file"), ("broker", "token"), ("broker", "ca")}  # fmt: skip
+          ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,7 @@ class SecuritySettings:
     certificate: CertificateSection | None = None
     token: TokenSection | None = None
     basic: BasicSection | None = None
+    oidc: OidcSection | None = None
     authentication: AuthenticationSection = AuthenticationSection()
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
@@ -172,14 +194,19 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
     tls, token = settings.tls, settings.token
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
-    if token is None and settings.basic is None and settings.certificate is None:
-        yield "nothing says who may call: it needs a section [token], [basic] or [certificate]"
+    if not (token or settings.oidc or settings.basic or settings.certificate):
+        yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
     if settings.basic is not None and not settings.basic.file:
         yield "[basic] needs file"
     if settings.certificate is not None and not (tls and tls.ca):
         yield "[certificate] needs `ca` of [tls], whose certificates callers have"
     if token is not None:
         yield from _token_faults(token)
+    if (oidc := settings.oidc) is not None:
+        if not (1 <= len(oidc.issuers) <= ISSUERS_MAX and oidc.audiences and oidc.role_claim):
+            yield f"[oidc] needs 1 to {ISSUERS_MAX} issuers, audiences, and a role_claim"
+        if not 0 <= oidc.clock_skew_s <= CLOCK_SKEW_S_MAX:
+            yield f"clock_skew_s of [oidc] is 0 to {CLOCK_SKEW_S_MAX}"
     if settings.authentication.anonymous_role in settings.authorization.super_users:
         yield "the anonymous role is no super user"
     if not settings.broker.token and settings.certificate is None:
