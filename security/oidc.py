@@ -15,10 +15,10 @@ import asyncio
 import logging
 
 from ..proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
-from ..runtime.access import Principal
+from ..runtime.access import Principal, TlsFiles
 from ..runtime.clock import Clock
+from ..runtime.http.client import TIMEOUT_S, JsonClient
 from ..runtime.workers import Worker, Workers
-from .https import TIMEOUT_S, Https
 from .jwks import TEXT_MAX, IssuerKey, parse_keys
 from .remembered import Remembered, digest_of
 from .settings import OidcSection
@@ -36,13 +36,13 @@ _LOG = logging.getLogger("magnetar.security")
 class OidcProvider:
     """InvalidConfiguration: an issuer's address is not https, or `ca` cannot be read. No issuer is asked yet."""
 
-    def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, https: Https | None = None) -> None:
-        https = https or Https(clock, settings.ca, settings.require_https)
+    def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
+        client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
         for issuer in settings.issuers:
-            if not https.is_allowed(issuer):
+            if not client.is_allowed(issuer):
                 raise InvalidConfiguration(f"the issuer {issuer} of [oidc] does not begin with https://")
         self._clock = clock
-        self._issuers = {issuer: _Issuer(issuer, https, clock, workers) for issuer in settings.issuers}
+        self._issuers = {issuer: _Issuer(issuer, client, clock, workers) for issuer in settings.issuers}
         required = ("iss", "sub", "aud", "iat", "exp", settings.role_claim)
         self._rules = ClaimRules(settings.role_claim, "aud", settings.audiences, settings.clock_skew_s, required)
         self._known = Remembered()
@@ -85,10 +85,10 @@ class OidcProvider:
 class _Issuer:
     """The keys of one issuer. `version` grows when they change."""
 
-    def __init__(self, name: str, https: Https, clock: Clock, workers: Workers) -> None:
+    def __init__(self, name: str, client: JsonClient, clock: Clock, workers: Workers) -> None:
         self.version = 0
         self._name = name
-        self._https = https
+        self._client = client
         self._clock = clock
         self._workers = workers
         self._worker: Worker | None = None
@@ -149,13 +149,13 @@ class _Issuer:
 
     def _ask(self) -> dict[str, object]:
         """In the worker."""
-        found = self._https.get_json(self._name.removesuffix("/") + DISCOVERY)
+        found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")
         address = found.get("jwks_uri")
-        if not isinstance(address, str) or not self._https.is_allowed(address):
+        if not isinstance(address, str) or not self._client.is_allowed(address):
             raise Unavailable("its discovery document has no `jwks_uri` with https://")
-        return self._https.get_json(address)
+        return self._client.ask(address)
 
     def _fetched(self, fetching: asyncio.Future[dict[str, object]]) -> None:
         self._fetching = None

@@ -26,7 +26,7 @@
     audiences = ["magnetar"]        # any of them
     role_claim = "sub"
     clock_skew_s = 0
-    require_https = true            # false: for tests
+    require_https = true            # false: also http:// to this machine, for tests
     ca = ""                         # who signs the issuers' certificates; empty: the system's authorities
 
     [authentication]

@@ -19,8 +19,8 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
 from magnetar.runtime.access import Caller, PrincipalKind
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.http.client import JsonClient
 from magnetar.runtime.threads import SystemWorkers
-from magnetar.security.https import Https
 from magnetar.security.jwks import KEYS_MAX, parse_keys
 from magnetar.security.oidc import DISCOVERY, DROP_S, REFRESH_S, RETRY_S, UNKNOWN_KID_S, OidcProvider
 from magnetar.security.settings import OidcSection
@@ -243,11 +243,14 @@ def test_the_section_is_checked(tmp_path: Path, text: str) -> None:
     "url", ["http://x", "file:///etc/passwd", "ftp://x", "x", "https://", "https://u@x", "https://[", 7]
 )
 def test_only_https_is_asked(url: Any) -> None:
-    https = Https(SystemClock())
+    https = JsonClient(SystemClock())
     assert not https.is_allowed(url)
     with pytest.raises(InvalidConfiguration, match="https"):
         OidcProvider(OidcSection((url,), ("a",)), Clock(), SystemWorkers(), https)
     assert https.is_allowed("https://issuer.example/x")
+    in_clear = JsonClient(SystemClock(), require_https=False)
+    asked = ["http://localhost:80", "http://[::1]/", "http://issuer.example", "http://127.0.0.1.example"]
+    assert [in_clear.is_allowed(each) for each in asked] == [True, True, False, False]
 
 
 # ---------------------------------------------------------------------------------- key sets
