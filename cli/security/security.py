@@ -77,9 +77,10 @@ def create(folder: str, role: str, days: float | None) -> None:
 
     Example: magnetar security token create --folder ./security --role orders --days 30 > orders.token
     """
+    from ...proto.names import check_role
     from ...runtime.clock import SystemClock
     from ...security.secrets import Secret, read_private
-    from ...security.token import check_role, create_token
+    from ...security.token import create_token
 
     check_role(role)
     key = Secret(read_private(str(Path(folder) / "token-key.pem")))
@@ -111,7 +112,8 @@ def validate(source: str, settings: str) -> None:
     from ...security.token import TokenVerifier
 
     loaded = SecuritySettings.load(settings)
-    assert loaded.token is not None, "settings without it are refused"
+    if loaded.token is None:
+        raise click.UsageError(f"{settings} has no section [token]")
     found = TokenVerifier(loaded.token, SystemClock()).verify(_read(source))
     until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
     click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")

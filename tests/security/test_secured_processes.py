@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 import magnetar
 from magnetar.cli.common.processes import Process, Processes
+from magnetar.runtime.clock import SystemClock
+from magnetar.security.secrets import Secret
+from magnetar.security.token import create_token
 from tests.support.processes import Result, run_cli
 
 pytestmark = pytest.mark.processes
@@ -103,11 +107,32 @@ def test_tokens_are_shown_validated_and_refused_after_their_end(secured: Secured
     assert '"sub": "ada"' in run_cli("security", "token", "show", lasting).out
     assert "role ada, valid for ever" in run_cli("security", "token", "validate", lasting, *settings).out
     assert run_cli("security", "token", "validate", "-", *settings, stdin="a.b.c").code == 1
-    import time
-
     time.sleep(9)
     done = secured.cli("produce", "t", "-m", "x", token=short)
     assert (done.code, "expired" in done.err) == (1, True), done.err
+
+
+def test_a_producer_and_a_consumer_go_on_while_their_tokens_of_two_seconds_expire(secured: Secured) -> None:
+    key = Secret((secured.folder / "token-key.pem").read_bytes())
+    made: list[str] = []
+
+    def fresh() -> str:
+        made.append(create_token(key, "ES256", "orders", SystemClock().wall_ms(), 2))
+        return made[-1]
+
+    trust = str(secured.folder / "ca.pem")
+    with magnetar.Client(
+        secured.url, magnetar.AuthenticationToken(fresh), tls_trust_certs_file_path=trust
+    ) as client:  # fmt: skip
+        producer, consumer, seen = client.create_producer("t"), client.subscribe("t", "s"), set[bytes]()
+        for number in range(70):
+            producer.send(b"%d" % number)
+            time.sleep(0.1)
+        while len(seen) < 70:  # what is not acknowledged comes again after each reconnection
+            message = consumer.receive(20_000)
+            seen.add(message.data())
+            consumer.acknowledge(message)
+    assert len(set(made)) >= 4
 
 
 def test_no_secret_is_readable_for_others_or_in_a_log(secured: Secured) -> None:
@@ -117,7 +142,7 @@ def test_no_secret_is_readable_for_others_or_in_a_log(secured: Secured) -> None:
     assert run_cli("security", "init", str(secured.folder)).code == 1
     said = secured.cli("topics", "list", token=str(secured.folder / "admin.token"))
     token = (secured.folder / "admin.token").read_text().strip()
-    logs = [path.read_text() for path in secured.started.directory.rglob("*.stderr")]
+    logs = [path.read_text() for path in secured.started.directory.rglob("*.std*")]
     assert logs
     assert not any(token[-40:] in text for text in (*logs, said.out, said.err))
     (secured.folder / "token-key.pem").chmod(0o644)

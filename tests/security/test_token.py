@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
+from magnetar.proto.names import check_role
 from magnetar.runtime.access import PrincipalKind
 from magnetar.security.secrets import Secret
 from magnetar.security.settings import TokenSection
-from magnetar.security.token import TokenVerifier, check_role, create_token, unverified
+from magnetar.security.token import TokenVerifier, create_token, unverified
 
 NOW_S = 1_800_000_000
 SECRET = b"k" * 32
