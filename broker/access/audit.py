@@ -34,7 +34,7 @@ class AuditLog:
         self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
 
     def act(self, principal: Principal, peer: str, act: str, on: str, result: str, **more: object) -> None:
-        """An administrative act, once it has its result. Callers that nobody asked who they are do not act here."""
+        """An administrative act, once it has its result. A LOCAL caller has no name to write down."""
         if principal.kind is not PrincipalKind.LOCAL:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 

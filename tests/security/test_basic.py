@@ -20,7 +20,7 @@ from magnetar.runtime.threads import SystemWorkers
 from magnetar.security import basic, htpasswd
 from magnetar.security.basic import BasicProvider
 from magnetar.security.settings import BasicSection
-from magnetar.security.token import is_role
+from magnetar.proto.names import is_role
 from tests.security.test_settings import authenticator, private
 from tests.security.test_token import Clock
 

@@ -45,6 +45,12 @@ class Secured:
         who = ("--token", token) if token else ()
         return run_cli(*arguments, "--url", self.url, "--tls-ca", str(self.folder / "ca.pem"), *who)
 
+    def grant(self, role: str) -> None:
+        """Produce and consume in public/default."""
+        verb = ("namespaces", "grant-permission", "public/default", "--role", role, "--actions", "produce,consume")
+        done = self.cli(*verb, token=str(self.folder / "admin.token"))
+        assert done.code == 0, done.err
+
     def client(self, token: str) -> magnetar.Client:
         return magnetar.Client(
             self.url, magnetar.AuthenticationToken(Path(token).read_text()),
@@ -62,8 +68,7 @@ def test_a_role_sends_and_receives_a_super_user_administers_and_others_do_nothin
     orders, admin = secured.token("orders"), str(secured.folder / "admin.token")
     ungranted = secured.cli("produce", "orders", "-m", "hello", token=orders)
     assert (ungranted.code, "client:orders may not look up" in ungranted.err) == (1, True), ungranted.err
-    grant = ("namespaces", "grant-permission", "public/default", "--role", "orders", "--actions", "produce,consume")
-    assert secured.cli(*grant, token=admin).code == 0
+    secured.grant("orders")
     assert secured.cli("produce", "orders", "-m", "hello", token=orders).code == 0
     assert "hello" in secured.cli("consume", "orders", "-s", "b", "-n", "1", token=orders).out
     denied = secured.cli("tenants", "create", "acme", token=orders)
@@ -85,9 +90,7 @@ def test_a_role_sends_and_receives_a_super_user_administers_and_others_do_nothin
 
 def test_programs_bring_tokens_and_dead_letters_go_through_the_brokers_own(secured: Secured) -> None:
     """The internal producer of dead letters connects to the broker as any client does, with the broker's token."""
-    admin = str(secured.folder / "admin.token")
-    grant = ("namespaces", "grant-permission", "public/default", "--role", "orders", "--actions", "produce,consume")
-    assert secured.cli(*grant, token=admin).code == 0
+    secured.grant("orders")
     with secured.client(secured.token("orders")) as client:
         policy = magnetar.ConsumerDeadLetterPolicy(max_redeliver_count=1, initial_subscription_name="first")
         consumer = client.subscribe(
@@ -113,6 +116,7 @@ def test_tokens_are_shown_validated_and_refused_after_their_end(secured: Secured
 
 
 def test_a_producer_and_a_consumer_go_on_while_their_tokens_of_two_seconds_expire(secured: Secured) -> None:
+    secured.grant("orders")
     key = Secret((secured.folder / "token-key.pem").read_bytes())
     made: list[str] = []
 
