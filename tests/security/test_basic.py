@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
+from magnetar.proto.names import is_role
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.threads import SystemWorkers
 from magnetar.security import basic, htpasswd
 from magnetar.security.basic import BasicProvider
 from magnetar.security.settings import BasicSection
-from magnetar.proto.names import is_role
 from tests.security.test_settings import authenticator, private
 from tests.security.test_token import Clock
 
