@@ -137,7 +137,7 @@ class SecuredNetwork:
         own = None if settings.tls is None else TlsFiles(ca=settings.broker.ca)
         self._caller = CallerAccess(own, lambda: f"Bearer {read_token(settings.broker.token)}")
         self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
-        self.serve_peers, self.peer = inner.serve_peers, inner.peer
+        self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
