@@ -19,9 +19,9 @@ wait for the next attempt.
 Requests leave only after ZeroMQ's handshake; a port where the handshake fails HANDSHAKES_MAX times does not speak
 ZeroMQ: WrongProtocol, and nothing was sent.
 
-**Keys.** With a key of its own the connection is encrypted and both ends prove their keys (CURVE). A server that refuses
-our key, or that speaks in clear where we have a key (or the other way), is Unauthorized at once; a server with another
-key than the expected one breaks the handshake, which is ConnectionLost after HANDSHAKES_MAX times.
+**Keys.** With a key of its own the connection is encrypted, and both ends prove their keys (CURVE). A server that
+refuses our key is Unauthorized at once; so is one that speaks in clear where we have a key, or the other way. A server
+with another key than the expected one breaks the handshake: ConnectionLost after HANDSHAKES_MAX times.
 
 **Bounds.** A message part: MESSAGE_BYTES_MAX. The queue: QUEUE_BYTES_MAX; above it the future fails with BackPressure
 (definite: nothing was sent), and a server drops the answers of a connection that does not take them.
@@ -322,7 +322,8 @@ class _Link:
             self._peer.refused("does not know this process' key: it is no member of that cluster, or is no more")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.close()
-            asks = "asks for keys: give --security" if self._peer.access.own is None else "speaks in clear, without keys"
+            clear = self._peer.access.own is None
+            asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
             self._peer.refused(f"{asks}, as the other processes of its cluster")
         else:
             self.close()
