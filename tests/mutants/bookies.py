@@ -18,7 +18,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
-from magnetar.runtime.sim import peers as sim_peers
+from magnetar.runtime.sim import peer_server as sim_peers
 from tests.mutants.ledgers import Stack, put
 
 
