@@ -158,4 +158,7 @@ def read_token(source: str) -> str:
 
 def secured(world: World, path: str) -> World:
     """The world of a broker, by the settings in the file. InvalidConfiguration."""
-    return replace(world, network=SecuredNetwork(world.network, SecuritySettings.load(path), world.clock))
+    settings = SecuritySettings.load(path)
+    if settings.token is None:
+        raise InvalidConfiguration(f"{path}: nothing says who may call a broker: it needs a section [token]")
+    return replace(world, network=SecuredNetwork(world.network, settings, world.clock))

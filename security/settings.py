@@ -24,6 +24,14 @@
     token = "broker.token"          # of one of the super users
     ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
 
+    [members]                       # certificates of the cluster's processes, for the metadata service
+    folder = "members"              # has ROLE.pem and ROLE-key.pem of the processes of this machine
+    ca = "ca.pem"                   # who signs the members' certificates
+    cluster = "orders-1"            # the name of the cluster in them
+
+With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
+only `magnetar metadata` and `magnetar bookie` read needs no other section.
+
 An unknown name, and a value of a wrong type, is InvalidConfiguration.
 """
 
@@ -79,12 +87,20 @@ class BrokerSection:
     ca: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MembersSection:
+    folder: str = ""
+    ca: str = ""
+    cluster: str = ""
+
+
 _SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "token": TokenSection, "authentication": AuthenticationSection,
     "authorization": AuthorizationSection, "broker": BrokerSection,
+    "members": MembersSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
-          ("broker", "token"), ("broker", "ca")}  # fmt: skip
+          ("broker", "token"), ("broker", "ca"), ("members", "folder"), ("members", "ca")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,7 @@ class SecuritySettings:
     authentication: AuthenticationSection = AuthenticationSection()
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
+    members: MembersSection | None = None
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -139,9 +156,13 @@ def _value(folder: Path, of: tuple[str, str], given: Any) -> Any:
 
 
 def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
-    tls, token = settings.tls, settings.token
+    tls, token, members = settings.tls, settings.token, settings.members
+    if members is not None and not (members.folder and members.ca and members.cluster):
+        raise InvalidConfiguration(f"{path}: [members] needs folder, ca and cluster")
     if tls is not None and not (tls.certificate and tls.key):
         raise InvalidConfiguration(f"{path}: [tls] needs certificate and key")
+    if token is None and members is not None and tls is None:
+        return settings  # of a bookie or the metadata service
     if token is None:
         raise InvalidConfiguration(f"{path}: nothing says who may call: it needs a section [token]")
     if bool(token.secret_key) == bool(token.public_key):

@@ -75,8 +75,8 @@ def whoever_is_at_the_address(stack: Stack) -> None:
 def _put_anybody(stack: Stack, owner: Any) -> None:
     honest = owner.__init__
 
-    def init(self: Any, first: Any, second: Any, third: Any, name: bytes, service: Any) -> None:
-        honest(self, first, second, third, _Anybody(name), service)
+    def init(self: Any, first: Any, second: Any, third: Any, name: bytes, *more: Any) -> None:
+        honest(self, first, second, third, _Anybody(name), *more)
 
     put(stack, owner, "__init__", init)
 
