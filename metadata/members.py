@@ -76,6 +76,11 @@ class Members:
             network = MemberNetwork(network, OPEN, NOTHING)
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
+    async def record(self, path: str, cls: type[records.R]) -> records.R | None:
+        """A record, by the session that has our key."""
+        found = await get_record(self._living(), path, cls)
+        return None if found is None else found[0]
+
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
         """Unavailable: the metadata do not answer, and the key is not among those that are known."""

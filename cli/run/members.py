@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def as_member(world: World, settings: str | None, role: str) -> World:
     """The world of a process that brings a member's certificate to the metadata service, or serves the metadata; with
     settings without [members] the world as it is. InvalidConfiguration."""
-    members = _members(settings)
+    members = section_of(settings)
     if members is None:
         return world
     from ...security.members import member_network
@@ -30,7 +30,7 @@ async def join(
     parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
     """The world of a process whose key is known to the other members; `session` opens one with the metadata."""
-    section = _members(settings)
+    section = section_of(settings)
     if section is None:
         return world
     from ...metadata.members import Members
@@ -41,7 +41,7 @@ async def join(
     return members.world(world)
 
 
-def _members(settings: str | None) -> MembersSection | None:
+def section_of(settings: str | None) -> MembersSection | None:
     if settings is None:
         return None
     from ...security.settings import SecuritySettings
@@ -51,6 +51,6 @@ def _members(settings: str | None) -> MembersSection | None:
 
 def asks_members(settings: str | None) -> bool:
     """Whether the listener of the metadata, or of a bookie, takes members alone. InvalidConfiguration."""
-    if settings is not None and _members(settings) is None:
+    if settings is not None and section_of(settings) is None:
         raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
     return settings is not None

@@ -46,12 +46,14 @@ from ...proto.errors import (
     WrongIdentity,
     WrongProtocol,
 )
-from ..access import CLEAR, PeerCalling
+from ..access import CLEAR, KeyPair, PeerCalling
 from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
 from ..network import Endpoint, Reply
+from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
+from .greeting import mechanism_of
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -82,6 +84,7 @@ class ZmqPeer:
         self._handshakes_failed = 0
         self._dropped = 0
         self._closed = False
+        self._asking = Tasks()
         self._next_id = 1
         self._outbox = Outbox()
         self._flushing = False
@@ -134,6 +137,7 @@ class ZmqPeer:
             self._link.close()
             self._link = None
         self._alarm.cancel()
+        await self._asking.close()
 
     # ---------------------------------------------------------------------------------- sending
     def _flush_turn(self) -> None:
@@ -213,12 +217,24 @@ class ZmqPeer:
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
             self._handshakes_failed = 0
-            if self.access.own is not None and not certain:
-                self.disconnected("it breaks the handshake. Its key is another one, or it cannot ask who we are")
-                return
-            self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+            self._asking.spawn(self._ask_why(), "peer-greeting")
         else:
             self._loop.call_later(_AGAIN_S * self._handshakes_failed, self.flush)
+
+    async def _ask_why(self) -> None:
+        """Fails all requests with the reason why no connection is made."""
+        match await mechanism_of(self._endpoint), self.access.own:
+            case ("CURVE", None) | ("NULL", KeyPair()):
+                self.mismatched()
+            case ("CURVE", KeyPair()):
+                self.disconnected("it breaks the handshake. Its key is another one, or it cannot ask who we are")
+            case _:
+                self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+
+    def mismatched(self) -> None:
+        clear = self.access.own is None
+        asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
+        self.refused(f"{asks}, as the other processes of its cluster")
 
     def refused(self, why: str) -> None:
         """By the other end, or by us, before anything was sent."""
@@ -322,9 +338,7 @@ class _Link:
             self._peer.refused("does not know this process' key: it is no member of that cluster, or is no more")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.close()
-            clear = self._peer.access.own is None
-            asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
-            self._peer.refused(f"{asks}, as the other processes of its cluster")
+            self._peer.mismatched()
         else:
             self.close()
             self._peer.handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)

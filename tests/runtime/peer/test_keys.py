@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -94,6 +95,21 @@ async def test_a_client_without_keys_is_told_that_the_server_wants_them(keyed: K
     error = await outcome(keyed.peer(await keyed.serve(), None).request(b"", timeout_s=60))
     assert isinstance(error, Unauthorized), error
     assert "--security" in error.message
+
+
+async def test_it_is_told_so_also_when_the_server_closes_each_connection_first(keyed: Keyed) -> None:
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came = await reader.read(12)
+        if len(came) == 11:  # a question for the greeting; ZeroMQ sends its signature, then the rest
+            writer.write(came[:10] + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        writer.close()
+
+    server = await asyncio.start_server(hasty, "127.0.0.1", 0)
+    where = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    for own, wanted in ((None, Unauthorized), (new_keys(), ConnectionLost)):
+        error = await outcome(keyed.peer(where, own).request(b"", timeout_s=60))
+        assert isinstance(error, wanted), error
+    server.close()
 
 
 async def test_a_client_with_keys_does_not_speak_to_a_server_without(keyed: Keyed) -> None:
