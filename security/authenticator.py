@@ -114,7 +114,7 @@ class SecuredNetwork:
         self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
         self._caller = _own_access(settings)
         self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
-        self.serve_peers, self.peer = inner.serve_peers, inner.peer
+        self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -147,6 +147,9 @@ def read_token(source: str) -> str:
 
 def secured(world: World, path: str) -> World:
     """The world of a broker, by the settings in the file. InvalidConfiguration."""
-    return replace(
-        world, network=SecuredNetwork(world.network, SecuritySettings.load(path), world.clock, world.workers)
-    )
+    settings = SecuritySettings.load(path)
+    if not settings.has_callers:
+        raise InvalidConfiguration(
+            f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
+        )
+    return replace(world, network=SecuredNetwork(world.network, settings, world.clock, world.workers))

@@ -39,10 +39,18 @@
     token = "broker.token"          # of one of the super users
     ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
 
+    [members]                       # certificates of the cluster's processes, for the metadata service
+    folder = "members"              # has ROLE.pem and ROLE-key.pem of the processes of this machine
+    ca = "ca.pem"                   # who signs the members' certificates
+    cluster = "orders-1"            # the name of the cluster in them
+
 Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller
 brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
-brokers show each other their certificate of [tls]. An unknown name, and a value of a wrong type, is
-InvalidConfiguration.
+brokers show each other their certificate of [tls].
+
+With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
+only `magnetar metadata` and `magnetar bookie` read needs no other section. An unknown name, and a value of a wrong
+type, is InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -121,13 +129,21 @@ class BrokerSection:
     ca: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MembersSection:
+    folder: str = ""
+    ca: str = ""
+    cluster: str = ""
+
+
 _SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
-    "broker": BrokerSection,
+    "broker": BrokerSection, "members": MembersSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
-          ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca")}  # fmt: skip
+          ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
+          ("members", "folder"), ("members", "ca")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +156,12 @@ class SecuritySettings:
     authentication: AuthenticationSection = AuthenticationSection()
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
+    members: MembersSection | None = None
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether it says how callers show who they are."""
+        return bool(self.token or self.oidc or self.basic or self.certificate)
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -191,10 +213,14 @@ def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
 
 
 def _faults(settings: SecuritySettings) -> Iterator[str]:
-    tls, token = settings.tls, settings.token
+    tls, token, members = settings.tls, settings.token, settings.members
+    if members is not None and not (members.folder and members.ca and members.cluster):
+        yield "[members] needs folder, ca and cluster"
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
-    if not (token or settings.oidc or settings.basic or settings.certificate):
+    if members is not None and tls is None and not settings.has_callers:
+        return  # of a bookie or the metadata service
+    if not settings.has_callers:
         yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
     if settings.basic is not None and not settings.basic.file:
         yield "[basic] needs file"

@@ -41,6 +41,7 @@ class Session:
         # raises before any request
         caller_access(parse_service_url(url), self._authentication, {"tls_trust_certs_file_path": trust})
         self._admin: Admin | None = None
+        self.operator: Any = None  # who asks the bookies (cli/storage/operator.py)
 
     @property
     def admin(self) -> Admin:

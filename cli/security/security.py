@@ -16,6 +16,7 @@ security = LazyGroup(
     {
         "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
         "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
+        "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
         "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
     },
     help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
@@ -39,14 +40,15 @@ FOLDER = click.option(
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
-def init(folder: str, hosts: tuple[str, ...]) -> None:
-    """Make an authority, a broker's certificate, a key for tokens, and tokens of an operator and of the brokers.
+@click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
+def init(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+    """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
     """
     from ...security.authority import initialize
 
-    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now())
+    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
     click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
@@ -66,6 +68,25 @@ def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
 
     for name in issue(Path(folder), list(hosts), _now(), days):
         click.echo(str(Path(folder) / name))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", type=click.Choice(["metadata", "broker", "bookie", "operator"]), required=True)
+@click.option("--name", required=True, help="Of the process or the person, in logs; such as a host's name.")
+@click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew or make the certificate of a process of the cluster, or of an operator: members/ROLE.pem and its key.
+
+    Example: magnetar security member --folder ./security --role bookie --name bookie-3
+    """
+    from ...security.authority import issue_member
+
+    if (role == "metadata") != bool(hosts):
+        raise click.UsageError("--host is of --role metadata, which needs one: the others only call")
+    for written in issue_member(Path(folder), role, name, list(hosts), _now(), days):
+        click.echo(str(Path(folder) / written))
 
 
 @click.command()
