@@ -28,9 +28,7 @@ from tests.client.simulated import simulate
 URL = "magnetar://localhost:7650"
 REFUSED: dict[str, dict[str, Any]] = {
     "Client": {
-        "use_tls": True, "tls_trust_certs_file_path": "x", "tls_allow_insecure_connection": True,
-        "tls_validate_hostname": True, "tls_private_key_file_path": "x", "tls_certificate_file_path": "x",
-        "log_conf_file_path": "x", "logger": logging.getLogger(), "listener_name": "x",
+        "tls_allow_insecure_connection": True, "log_conf_file_path": "x", "logger": logging.getLogger(), "listener_name": "x",
     },
     "create_producer": {"encryption_key": "x", "crypto_key_reader": object()},
     "subscribe": {
