@@ -185,7 +185,9 @@ def test_certificates_and_passwords_say_who_calls_and_brokers_know_each_other_by
     admin, orders = authority.issue("admin", hosts=()), authority.issue("x", hosts=("magnetar://prod/role/orders",))
     private(authority.folder / "users.htpasswd", b"ada:" + bcrypt.hashpw(b"s3cret", bcrypt.gensalt(4)) + b"\n")
     settings = private(authority.folder / "security.toml", BY_CERTIFICATE.encode())
-    broker = started.start("broker", "standalone", "--port", "0", "--data", "d", "--security", str(settings))
+    broker = started.start(
+        "broker", "standalone", "--port", "0", "--data", "d", "--security", str(settings), "--log-level", "debug"
+    )
     url = broker.wait_ready()
 
     def cli(*arguments: str, by: TlsFiles) -> Result:
