@@ -183,7 +183,7 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
     if not beyond:
         return ""
     at = ", ".join(f"--{name} {where}" for name, where in beyond)
-    reach = f"{at}: every program that reaches it may read, write and delete everything, because nothing asks who calls"
+    reach = f"{at}: every caller may read, write and delete everything there, because nothing asks who calls"
     if not insecure:
         raise click.UsageError(f"{reach}. Listen on 127.0.0.1; or accept that for a closed network with --insecure")
     return f"INSECURE: {reach}"

@@ -128,14 +128,15 @@ def validate(source: str, settings: str) -> None:
 
     Example: magnetar security token validate orders.token --security ./security/security.toml
     """
-    from ...runtime.clock import SystemClock
-    from ...security.settings import SecuritySettings
-    from ...security.token import TokenVerifier
+    import asyncio
 
-    loaded = SecuritySettings.load(settings)
-    if loaded.token is None:
-        raise click.UsageError(f"{settings} has no section [token]")
-    found = TokenVerifier(loaded.token, SystemClock()).verify(_read(source))
+    from ...runtime.access import Caller
+    from ...runtime.clock import SystemClock
+    from ...security.authenticator import Authenticator
+    from ...security.settings import SecuritySettings
+
+    guard = Authenticator(SecuritySettings.load(settings), SystemClock())
+    found = asyncio.run(guard.authenticate(Caller("", f"Bearer {_read(source)}")))
     until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
     click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
 

@@ -1,4 +1,4 @@
-"""Tokens for client credentials (OAuth 2.0, RFC 6749 §4.4), as Pulsar's AuthenticationOauth2 gets them.
+"""Tokens for client credentials (OAuth 2.0), as Pulsar's AuthenticationOauth2 gets them.
 
     issuer_url + /.well-known/openid-configuration → token_endpoint → access_token, used until shortly before its end
 

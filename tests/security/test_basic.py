@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from magnetar.proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
 from magnetar.proto.names import is_role
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.threads import SystemWorkers
+from magnetar.runtime.threads import SystemWorker, SystemWorkers
 from magnetar.security import basic, htpasswd
 from magnetar.security.basic import BasicProvider
 from magnetar.security.settings import BasicSection
@@ -225,16 +226,23 @@ async def test_two_passwords_are_compared_at_once_a_hundred_wait_and_a_caller_th
         running.discard(threading.get_ident())
         return True
 
+    given: list[Any] = []
+    run = SystemWorker.run
+    monkeypatch.setattr(SystemWorker, "run", lambda self, *call: given.append(call) or run(self, *call))
     monkeypatch.setattr(basic, "_verify", slow)
     ours = provider(path)
+    for _ in range(5):
+        ours._guessing.failed("user guessed", ours._clock.monotonic())
     tasks = [asyncio.ensure_future(login(ours, f"u{number}", "x")) for number in range(102)]
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable, match="wait for their turn"):
         await login(ours, "late", "x")
+    with pytest.raises(Unauthenticated, match="wait 1 s"):
+        await login(ours, "guessed", "x")
     for task in tasks[:2]:
         task.cancel()
     await asyncio.sleep(0.1)
-    assert len(most) == 2
+    assert len(given) == 2
     gate.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(each, Principal) for each in done) == 100

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidConfiguration, Unauthenticated
-from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, PrincipalKind
+from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import serve
@@ -48,6 +49,35 @@ async def test_a_certificate_of_the_listeners_authority_says_who_calls_over_sock
     with pytest.raises(Unauthenticated, match="another cluster"):
         await _role(serving.endpoint, CallerAccess(authority.issue("y", hosts=("magnetar://test/role/orders",))))
     await serving.close()
+
+
+async def test_headers_of_a_caller_name_neither_a_principal_nor_an_address(folder: Path) -> None:
+    guard = _Seen(Authenticator(load(folder, GOOD), SystemClock()))
+    serving = await serve(HERE, [("Broker", Broker())], ListenerAccess(guard), SystemClock())
+    header = bearer("ada").authorization
+    async with grpc.aio.insecure_channel(str(serving.endpoint)) as channel:
+        forged = [("x-magnetar-principal", "admin"), ("x-forwarded-for", "10.9.9.9"), ("forwarded", "for=10.9.9.9")]
+        call = channel.unary_unary(LOOKUP.path, None, wire.LookupReply.FromString)
+        reply = await call(b"", metadata=[*forged, ("authorization", header)])
+        assert reply.owner == "client:ada"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(b"", metadata=forged)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(b"", metadata=[("authorization", header)] * 2)
+    assert all(each.peer.startswith("127.0.0.1:") for each in guard.callers)
+    await serving.close()
+
+
+class _Seen:
+    def __init__(self, inner: Authenticator) -> None:
+        self.inner, self.callers = inner, list[Caller]()
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        self.callers.append(caller)
+        return await self.inner.authenticate(caller)
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        self.inner.authorize(principal, path)
 
 
 async def _role(endpoint: Endpoint, access: CallerAccess) -> str:

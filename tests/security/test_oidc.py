@@ -203,6 +203,18 @@ async def test_an_issuer_that_does_not_answer_well_is_unavailable_and_is_not_ask
     assert (await ours.principal(token(issuer))).name == "ada"
 
 
+async def test_a_redirect_is_not_followed_and_a_document_of_another_issuer_not_believed(issuer: Issuer) -> None:
+    issuer.answers["/keys"] = 302
+    with pytest.raises(Unavailable, match="302"):
+        await provider(issuer, Clock()).principal(token(issuer))
+    assert "/moved" not in issuer.asked
+    del issuer.answers["/keys"]
+    said = {"issuer": issuer.url + "/", "jwks_uri": issuer.url + "/keys"}
+    issuer.answers[DISCOVERY] = json.dumps(said).encode()
+    with pytest.raises(Unavailable, match="another issuer"):
+        await provider(issuer, Clock()).principal(token(issuer))
+
+
 async def test_the_loop_does_not_wait_for_a_slow_issuer(issuer: Issuer) -> None:
     issuer.slow_s = 0.3
     ours = provider(issuer, Clock())

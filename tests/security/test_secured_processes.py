@@ -6,13 +6,17 @@ import stat
 import time
 from pathlib import Path
 
+import bcrypt
 import pytest
 
 import magnetar
 from magnetar.cli.common.processes import Process, Processes
+from magnetar.runtime.access import TlsFiles
 from magnetar.runtime.clock import SystemClock
 from magnetar.security.secrets import Secret
 from magnetar.security.token import create_token
+from tests.security.test_settings import private
+from tests.support.certificates import Authority
 from tests.support.processes import Result, run_cli
 
 pytestmark = pytest.mark.processes
@@ -169,3 +173,68 @@ def test_settings_that_cannot_be_used_are_refused_at_the_start(secured: Secured)
     done = run_cli("standalone", "--port", "0", "--data", str(secured.folder / "d"), "--security",
                    str(secured.folder / "security.toml"))  # fmt: skip
     assert (done.code, "broker.pem" in done.err) == (2, True), done.err
+
+
+# ---------------------------------------------------------------------------------- certificates and passwords
+BY_CERTIFICATE = """
+[tls]
+certificate = "broker.pem"
+key = "broker-key.pem"
+ca = "ca.pem"
+[certificate]
+cluster = "prod"
+[basic]
+file = "users.htpasswd"
+[authorization]
+super_users = ["admin", "broker"]
+[broker]
+ca = "ca.pem"
+"""
+
+
+def test_certificates_and_passwords_say_who_calls_and_brokers_know_each_other_by_their_certificate(
+    tmp_path: Path, started: Processes
+) -> None:
+    authority = Authority.make(tmp_path / "security")
+    authority.issue("broker")
+    admin, orders = authority.issue("admin", hosts=()), authority.issue("x", hosts=("magnetar://prod/role/orders",))
+    private(authority.folder / "users.htpasswd", b"ada:" + bcrypt.hashpw(b"s3cret", bcrypt.gensalt(4)) + b"\n")
+    settings = private(authority.folder / "security.toml", BY_CERTIFICATE.encode())
+    broker = started.start(
+        "broker", "standalone", "--port", "0", "--data", "d", "--security", str(settings), "--log-level", "debug"
+    )
+    url = broker.wait_ready()
+
+    def cli(*arguments: str, by: TlsFiles) -> Result:
+        who = ("--tls-cert", by.certificate, "--tls-key", by.key, "--tls-ca", by.ca)
+        return run_cli(*arguments, "--url", url, *who)
+
+    with magnetar.Client(
+        url, magnetar.AuthenticationTLS(orders.certificate, orders.key), tls_trust_certs_file_path=authority.ca
+    ) as client:
+        policy = magnetar.ConsumerDeadLetterPolicy(max_redeliver_count=1, initial_subscription_name="first")
+        shared = magnetar.ConsumerType.Shared
+        consumer = client.subscribe(
+            "t", "s", consumer_type=shared, dead_letter_policy=policy, negative_ack_redelivery_delay_ms=100
+        )  # fmt: skip
+        client.create_producer("t").send(b"bad")
+        for _ in range(2):
+            consumer.negative_acknowledge(consumer.receive(20_000))
+        assert client.subscribe("t-s-DLQ", "first", consumer_type=shared).receive(20_000).data() == b"bad"
+    assert "t" in cli("topics", "list", by=admin).out
+    denied = cli("topics", "list", by=orders)
+    assert (denied.code, "client:orders is no super user" in denied.err) == (1, True), denied.err
+    files = {
+        "tls_trust_certs_file_path": authority.ca, "tls_certificate_file_path": orders.certificate,
+        "tls_private_key_file_path": orders.key,
+    }  # fmt: skip
+    with magnetar.Client(url, magnetar.AuthenticationBasic("ada", "s3cret"), **files) as client:
+        client.create_producer("t").send(b"by password")
+    with (
+        magnetar.Client(url, magnetar.AuthenticationBasic("ada", "wr0ng"), **files) as client,
+        pytest.raises(magnetar.AuthenticationError, match="the user or the password is wrong"),
+    ):
+        client.create_producer("t")
+    logs = "".join(path.read_text() for path in started.directory.rglob("*.std*"))
+    assert "s3cret" not in logs
+    assert "wr0ng" not in logs

@@ -61,7 +61,7 @@ class Issuer:
                 found: Any = {
                     "issuer": self.url, "jwks_uri": self.url + "/keys", "token_endpoint": self.url + "/token"
                 }  # fmt: skip
-            case "/keys":
+            case "/keys" | "/moved":
                 public = [(kid, ECAlgorithm.to_jwk(key.public_key(), as_dict=True)) for kid, key in self.keys.items()]
                 found = {"keys": [{**key, "kid": kid, **self.more} for kid, key in public]}
             case "/token":
@@ -87,7 +87,7 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
             found = issuer.answer(self.path, form)
             self.send_response(found if isinstance(found, int) else 200)
             if isinstance(found, int) and 300 <= found < 400:
-                self.send_header("Location", issuer.url + "/keys")
+                self.send_header("Location", issuer.url + "/moved")
             self.end_headers()
             if isinstance(found, bytes):
                 self.wfile.write(found)

@@ -114,6 +114,7 @@ def test_a_secret_that_the_issuer_refuses_is_an_error_for_good_and_an_issuer_tha
         del issuer.answers["/token"]
         clock.now_ms += int(RETRY_S * 1000)
         assert asked(ours)
+    assert "/moved" not in issuer.asked
 
 
 def _failure(ours: AuthenticationOauth2) -> MagnetarError:
