@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from ..proto.errors import MagnetarError, Unavailable
 from ..runtime.access import NOTHING, OPEN, PeerListening, Principal, PrincipalKind
-from ..runtime.member import MemberNetwork
+from ..runtime.peer.member import MemberNetwork
 from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken
 from ..runtime.world import World

@@ -195,6 +195,16 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
         file.write(data)
 
 
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    try:
+        _write(path, data)
+    except FileExistsError:
+        raise AlreadyExists(f"{path} exists already: name a new file") from None
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}") from error
+
+
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """A reader sees the old file or the new one."""
     temporary = path.with_suffix(".new")

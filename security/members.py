@@ -1,6 +1,6 @@
 """Members of a cluster: processes and operators with a certificate that says `magnetar://CLUSTER/ROLE/NAME`.
 
-    metadata   serves the metadata; it calls nobody
+    metadata   serves the metadata; it makes no calls
     broker, bookie, operator   call it
 
 The URI is the certificate's only one of that scheme, and is read as it is: no default, no part may be missing. The
@@ -20,8 +20,8 @@ from typing import Any
 from ..proto.errors import CredentialsExpired, InvalidConfiguration, Unauthenticated, Unauthorized
 from ..runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from ..runtime.clock import Clock
-from ..runtime.member import MemberNetwork
 from ..runtime.network import Network
+from ..runtime.peer.member import MemberNetwork
 from .settings import MembersSection
 
 SCHEME = "magnetar://"
@@ -109,12 +109,12 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Of the members' folder. InvalidConfiguration: the role's are not there."""
+    """Of the members' folder. InvalidConfiguration: the role's are missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
         raise InvalidConfiguration(
-            f"{found.certificate} is not there: copy it and its key from where 'magnetar security init' made them"
+            f"{found.certificate} is missing: copy it and its key from where 'magnetar security init' made them"
         )
     return found
 

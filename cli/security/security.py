@@ -93,19 +93,26 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 @FOLDER
 @click.option("--role", required=True, help="Who the token's holder is.")
 @click.option("--days", type=click.FloatRange(0.0001, 36500), default=None, help="Of its life (default: no end).")
-def create(folder: str, role: str, days: float | None) -> None:
-    """Make a token for a role, and print it: put it into a file with mode 600.
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
+def create(folder: str, role: str, days: float | None, out: str | None) -> None:
+    """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
 
-    Example: magnetar security token create --folder ./security --role orders --days 30 > orders.token
+    Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
     """
     from ...proto.names import check_role
     from ...runtime.clock import SystemClock
+    from ...security.authority import write_secret
     from ...security.secrets import Secret, read_private
     from ...security.token import create_token
 
     check_role(role)
     key = Secret(read_private(str(Path(folder) / "token-key.pem")))
-    click.echo(create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400))
+    token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
+    if out is None:
+        click.echo(token)
+    else:
+        write_secret(Path(out), token.encode() + b"\n")
+        click.echo(out)
 
 
 @click.command()

@@ -14,8 +14,8 @@ from magnetar.metadata.store import ABSENT
 from magnetar.proto.errors import CredentialsExpired, InvalidConfiguration, MagnetarError, Unauthenticated, Unauthorized
 from magnetar.runtime.access import OPEN, Caller, CallerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.member import MemberNetwork
 from magnetar.runtime.network import Endpoint
+from magnetar.runtime.peer.member import MemberNetwork
 from magnetar.runtime.process import real_world
 from magnetar.runtime.world import World
 from magnetar.security.authority import initialize, issue_member

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .access import CLEAR, NOTHING, OPEN, CallerAccess, ListenerAccess, PeerCalling, PeerListening
-from .network import Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
+from ..access import CLEAR, NOTHING, OPEN, CallerAccess, ListenerAccess, PeerCalling, PeerListening
+from ..network import Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
 
 
 class MemberNetwork:
