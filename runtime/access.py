@@ -89,11 +89,23 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What the callers of a listener may hold of the process."""
+
+    connections: int = 10_000  # in all; further ones are refused
+    streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
+    first_frame_s: float = 10.0  # a stream on which nothing came for so long is cut
+    unread_s: float = 300.0  # … and one whose caller takes nothing of what waits for it
+    authentications: int = 256  # at a time; further callers get BackPressure
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerAccess:
     """What a listener asks of its callers."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True)

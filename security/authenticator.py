@@ -119,7 +119,7 @@ class SecuredNetwork:
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        return await self._inner.serve(endpoint, services, self._listener)
+        return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller)
