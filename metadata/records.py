@@ -378,5 +378,5 @@ def decode(data: bytes, cls: type[R], where: str = "?") -> R:
         raise DamagedRecord(f"{where}: checksum does not match")
     try:
         return msgspec.json.decode(body, type=cls)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedRecord(f"{where}: {error}") from error

@@ -112,7 +112,7 @@ class BookieAdmin:
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise ValueError(f"an admin request is a JSON object with a verb: {error}") from error
         try:
             found = self._verbs.get(verb) if isinstance(verb, str) else None
