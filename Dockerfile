@@ -15,4 +15,5 @@ VOLUME /data
 EXPOSE 7650 6650
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["magnetar"]
-CMD ["standalone", "--host", "0.0.0.0", "--data", "/data"]
+# A container's own network is closed; publish the port on this machine only: docker run -p 127.0.0.1:7650:7650 …
+CMD ["standalone", "--host", "0.0.0.0", "--insecure", "--data", "/data"]

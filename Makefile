@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,demo,bench,dev]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,demo,bench,dev]'
 	$(link-pyspark-package)
 	@touch $@
 
@@ -44,7 +44,7 @@ types: $(STAMP)
 	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/magnetar
 	cd $(VENV)/types && MYPYPATH=. ../bin/python -m mypy --config-file magnetar/pyproject.toml --cache-dir ../.mypy_cache \
 		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.ledger -p magnetar.bookie -p magnetar.broker \
-		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector
+		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector -p magnetar.security
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks all

@@ -20,6 +20,7 @@ from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
 from ..metadata.update import ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
+from ..runtime.access import Limits, ListenerAccess
 from ..runtime.network import Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
@@ -27,6 +28,7 @@ from .common.config import BrokerConfig
 from .node.topic_manager import TopicManager
 from .protocols.grpc.admin import AdminService
 from .protocols.grpc.broker import BrokerService
+from .protocols.grpc.checked import Checked
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -64,8 +66,13 @@ class Broker:
         return broker
 
     async def _start(self) -> None:
-        services = [("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned))]
-        self._serving = await self._world.network.serve(self._config.listen, services)
+        config = self._config
+        services = [
+            (name, Checked(name, service, self.owned.access))
+            for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
+        ]
+        limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
+        self._serving = await self._world.network.serve(config.listen, services, ListenerAccess(limits=limits))
         try:
             await ensure_ids(self._metadata)
             await self.owned.enter(self._metadata, str(self.endpoint))

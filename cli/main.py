@@ -26,6 +26,7 @@ COMMANDS = {
     "bookies": Lazy(".admin.cluster", "bookies", "Bookies of the cluster."),
     "ledgers": Lazy(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
     "repair": Lazy(".storage.repair", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."),
+    "security": Lazy(".security.security", "security", "Keys, certificates and tokens."),
     "demo": Lazy(".demo.demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 

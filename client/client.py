@@ -22,7 +22,7 @@ from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, ch
 from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
 from .common.reports import Reports
-from .connect.authentication import check_authentication
+from .connect.authentication import caller_access
 from .connect.connections import Connections
 from .connect.service_url import parse_service_url
 from .connect.topic_watch import TopicPattern, TopicWatch
@@ -96,9 +96,9 @@ class Client(ClosedAfterAsyncWith):
         memory_limit_bytes: int = 64 << 20,
         world: World | None = None,
     ) -> None:
-        self._endpoints = parse_service_url(service_url)
-        check_authentication(authentication)
+        url = parse_service_url(service_url)
         self.settings = client_settings(locals())
+        self._endpoints, self._access = url.endpoints, caller_access(url, authentication, locals())
         self._service_url = service_url
         self._world = world
         self._connections: Connections | None = None
@@ -113,7 +113,7 @@ class Client(ClosedAfterAsyncWith):
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
-            self._connections = Connections(self._world or client_world(), self._endpoints, self.settings)
+            self._connections = Connections(self._world or client_world(), self._endpoints, self.settings, self._access)
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.leave_with_the_loop()

@@ -15,6 +15,7 @@
     /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
+    /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
     /namespaces/<tenant>/<namespace>            NamespaceRecord
@@ -23,6 +24,7 @@
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
+    /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
 """
 
@@ -46,6 +48,7 @@ REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
 DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
+MEMBERS = "/members"
 OWNERS = "/owners"
 TENANTS = "/tenants"
 NAMESPACES = "/namespaces"
@@ -54,6 +57,7 @@ VOLATILE = "/volatile"
 TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
+GRANTS = "/grants"
 
 
 def segment(name: str) -> str:
@@ -110,6 +114,10 @@ def broker(broker_: str) -> str:
     return f"{BROKERS}/{segment(broker_)}"
 
 
+def member(role: str, key: str) -> str:
+    return f"{MEMBERS}/{role}/{key}"
+
+
 def owner(tenant_: str, namespace_: str, bundle: str) -> str:
     return f"{OWNERS}/{segment(tenant_)}/{segment(namespace_)}/{bundle}"
 
@@ -148,6 +156,10 @@ def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
     return f"{cursors(tenant_, namespace_, topic_)}/{segment(subscription)}"
+
+
+def grants(tenant_: str, namespace_: str) -> str:
+    return f"{GRANTS}/{segment(tenant_)}/{segment(namespace_)}"
 
 
 def namespace_policies(tenant_: str, namespace_: str) -> str:

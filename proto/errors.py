@@ -301,6 +301,27 @@ class WrongIdentity(MagnetarError):
     definite = True
 
 
+class Unauthenticated(MagnetarError):
+    """The caller brought no credentials, or wrong, expired or foreign ones."""
+
+    code = 54
+    definite = True
+
+
+class CredentialsExpired(MagnetarError):
+    """The credentials of the connection have expired: connect again with new ones."""
+
+    code = 55
+    retryable = True
+
+
+class UntrustedServer(MagnetarError):
+    """The server's certificate does not verify: of an unknown authority, of another host, or expired."""
+
+    code = 56
+    definite = True
+
+
 # ---------------------------------------------------------------------------------- metadata
 class BadVersion(MagnetarError):
     """A compare-and-set found another version: definitely not written."""

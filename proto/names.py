@@ -22,6 +22,7 @@ from typing import NamedTuple
 from . import wire_pb2 as wire
 from .errors import InvalidName
 
+ROLE_CHARACTERS_MAX = 256
 NAME_BYTES_MAX = 255
 """Bound of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
 
@@ -80,6 +81,17 @@ def check_subscription_name(text: str) -> str:
 
 def check_producer_name(text: str) -> str:
     return _check_loose("producer", text)
+
+
+def is_role(text: str) -> bool:
+    return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
+
+
+def check_role(text: str) -> str:
+    """InvalidName."""
+    if not is_role(text):
+        raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
+    return text
 
 
 @dataclass(frozen=True, slots=True, order=True)

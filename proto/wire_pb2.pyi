@@ -603,6 +603,70 @@ class ChangePoliciesRequest(_message.Message):
     remove: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., set: _Optional[str] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class PermissionsRequest(_message.Message):
+    __slots__ = ("namespace", "topic")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class PermissionsReply(_message.Message):
+    __slots__ = ("roles", "subscriptions", "prefix_mode")
+    class RolesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Names
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Names, _Mapping]] = ...) -> None: ...
+    class SubscriptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Names
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Names, _Mapping]] = ...) -> None: ...
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_MODE_FIELD_NUMBER: _ClassVar[int]
+    roles: _containers.MessageMap[str, Names]
+    subscriptions: _containers.MessageMap[str, Names]
+    prefix_mode: bool
+    def __init__(self, roles: _Optional[_Mapping[str, Names]] = ..., subscriptions: _Optional[_Mapping[str, Names]] = ..., prefix_mode: _Optional[bool] = ...) -> None: ...
+
+class ChangePermissionsRequest(_message.Message):
+    __slots__ = ("namespace", "topic", "grant", "revoke", "grant_subscription", "revoke_subscription", "prefix_mode")
+    class Grant(_message.Message):
+        __slots__ = ("role", "actions")
+        ROLE_FIELD_NUMBER: _ClassVar[int]
+        ACTIONS_FIELD_NUMBER: _ClassVar[int]
+        role: str
+        actions: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, role: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ...) -> None: ...
+    class OfSubscription(_message.Message):
+        __slots__ = ("subscription", "roles")
+        SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+        ROLES_FIELD_NUMBER: _ClassVar[int]
+        subscription: str
+        roles: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, subscription: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_MODE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    grant: ChangePermissionsRequest.Grant
+    revoke: str
+    grant_subscription: ChangePermissionsRequest.OfSubscription
+    revoke_subscription: ChangePermissionsRequest.OfSubscription
+    prefix_mode: bool
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., grant: _Optional[_Union[ChangePermissionsRequest.Grant, _Mapping]] = ..., revoke: _Optional[str] = ..., grant_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., revoke_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., prefix_mode: _Optional[bool] = ...) -> None: ...
+
 class UnloadNamespaceRequest(_message.Message):
     __slots__ = ("namespace", "bundle", "here")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

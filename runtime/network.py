@@ -20,6 +20,7 @@ reads no more of it. Every request has a deadline. A missing answer is TimedOut 
 
 from __future__ import annotations
 
+import ipaddress
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,18 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from .access import (
+    CLEAR,
+    LOCAL,
+    NOTHING,
+    OPEN,
+    CallerAccess,
+    KeyPair,
+    ListenerAccess,
+    PeerCalling,
+    PeerListening,
+    Principal,
+)
 from .files import Buffer
 
 MESSAGE_BYTES_MAX = 16 << 20
@@ -57,6 +70,14 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
@@ -93,6 +114,7 @@ class CallContext:
     """What a handler knows of its caller."""
 
     peer: str  # address of the caller, for logs and statistics
+    principal: Principal = LOCAL
 
 
 class Stream(Protocol[Out, In]):
@@ -158,6 +180,11 @@ class Serving(Protocol):
 class PeerServing(Serving, Protocol):
     """A listener for peers."""
 
+    @property
+    def key(self) -> str:
+        """The public key that its clients have to know; empty: it speaks in clear."""
+        ...
+
     def slow_down(self, slow: bool) -> None:
         """True: receive slowly until False, so that what the requesters send waits with them.
 
@@ -183,6 +210,11 @@ class Request(Protocol):
         """Whether it was sent from this machine: from a loopback address, or another address of the machine."""
         ...
 
+    @property
+    def principal(self) -> Principal | None:
+        """Who sent it, before it is answered. LOCAL: a server in clear. None: a member no more."""
+        ...
+
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         """May be called later, from the event loop; replies of one turn leave together."""
         ...
@@ -205,8 +237,8 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol or BackPressure
-        (the queue is full; definite)."""
+        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (no
+        member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -250,11 +282,16 @@ ByteService = Callable[[ByteStream], Awaitable[None]]
 class Network(Protocol):
     """The network of a process."""
 
-    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
-        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken."""
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
+        """Serves gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy: the port is taken;
+        InvalidConfiguration: a file of TLS cannot be read or is none."""
         ...
 
-    def connect(self, endpoint: Endpoint) -> Channel: ...
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        """InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this machine in clear."""
+        ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
         """Serves TCP. Port 0: a free one. Busy: the port is taken."""
@@ -264,9 +301,17 @@ class Network(Protocol):
         """Unavailable: no process listens there."""
         ...
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing: ...
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
+        """Without `access` it speaks in clear. Busy: the port is taken."""
+        ...
 
-    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer: ...
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
+
+    def new_keys(self) -> KeyPair:
+        """For the peers of this process."""
+        ...
 
 
 def rpc(service: str, method: str) -> Rpc[Any, Any]:

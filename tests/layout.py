@@ -18,7 +18,9 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "spark_connector", "cli")
+PACKAGES = (
+    "proto", "runtime", "security", "metadata", "ledger", "bookie", "broker", "client", "spark_connector", "cli"
+)  # fmt: skip
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
 

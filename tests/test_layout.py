@@ -21,13 +21,14 @@ from tests import layout
 MAY_IMPORT = {
     "proto": (),
     "runtime": ("proto",),
+    "security": ("proto", "runtime"),
     "metadata": ("proto", "runtime"),
     "ledger": ("metadata", "proto", "runtime"),
     "bookie": ("ledger", "metadata", "proto", "runtime"),
     "broker": ("client.core", "ledger", "metadata", "proto", "runtime"),  # a broker that publishes is a client
     "client": ("proto", "runtime"),
     "spark_connector": ("client", "proto", "runtime.clock"),
-    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime"),
+    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime", "security"),
     "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }
 """Each top-level package may import itself and these. A new one needs a row."""
@@ -38,9 +39,10 @@ DOMAINS = {
     "broker.log": ("common",),
     "broker.subscription": ("common", "log"),
     "broker.topic": ("common", "log", "subscription"),
-    "broker.node": ("cluster", "common", "log", "topic"),
-    "broker.session": ("cluster", "common", "log", "node", "subscription", "topic"),
-    "broker.protocols": ("cluster", "common", "log", "node", "session", "subscription", "topic"),
+    "broker.access": ("common", "topic"),
+    "broker.node": ("access", "cluster", "common", "log", "topic"),
+    "broker.session": ("access", "cluster", "common", "log", "node", "subscription", "topic"),
+    "broker.protocols": ("access", "cluster", "common", "log", "node", "session", "subscription", "topic"),
     "client.common": (),
     "client.core": ("common",),
     "client.model": ("common", "core"),
@@ -59,6 +61,7 @@ DOMAINS = {
     "bookie.inspect": ("format", "node", "store"),
     "cli.common": (),
     "cli.metrics": (),
+    "cli.security": ("common",),
     "cli.messages": ("common",),
     "cli.demo": ("common",),
     "cli.run": ("common", "metrics"),
@@ -310,6 +313,7 @@ BARE_TASKS = {
     "broker/server.py": "the function awaits it in its `finally`",
     "ledger/reader.py": "the function awaits them in its `finally`",
     "ledger/recovery.py": "each result is the next fact of the recovery, which ends them all",
+    "metadata/members.py": "the function awaits them in its `finally`",
     "metadata/remote.py": "the function awaits it in its `finally`",
     "metadata/server.py": "the session's stream ends with the first of them, and ends the others",
     "runtime/grpc/server.py": "the handlers of a server: its end awaits them, and their errors go to the callers",

@@ -78,8 +78,9 @@ class Catalog:
 
     def __init__(
         self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,
-        limits: CatalogLimits = NO_LIMITS
-    ) -> None:
+        limits: CatalogLimits = NO_LIMITS, cluster: str = "",
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
         self._limits = limits
         self._world = world
         self._store = store
@@ -144,7 +145,12 @@ class Catalog:
         return record
 
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        await self.tenant(name.tenant)
+        clusters = (await self.tenant(name.tenant)).allowed_clusters
+        if clusters and self._cluster not in clusters:
+            raise NotAllowed(
+                f"tenant {name.tenant!r} may not use cluster {self._cluster!r}, only {', '.join(clusters)}",
+                tenant=name.tenant,
+            )
         _check(record)
         limit = self._limits.namespaces
         await self._check_room(limit, paths.namespaces(name.tenant), 1, f"tenant {name.tenant}", "namespaces")
@@ -168,6 +174,7 @@ class Catalog:
             [
                 Delete(paths.namespace(name.tenant, name.namespace)),
                 Delete(paths.namespace_policies(name.tenant, name.namespace)),
+                Delete(paths.grants(name.tenant, name.namespace)),
                 *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
             ]
         )

@@ -30,6 +30,8 @@ from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks, together
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
+from ..access.authorizer import Authorizer
+from ..access.grants import Grants
 from ..cluster.catalog import Catalog, CatalogLimits
 from ..cluster.cluster_view import bookies, brokers
 from ..cluster.core.bundles import bundle_name
@@ -63,25 +65,32 @@ _UNSETTLED = "this broker has no metadata session at the moment; ask another one
 class _OwnershipSession:
     """What lasts as long as this broker owns."""
 
-    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
+    __slots__ = ("catalog", "grants", "ledgers", "metadata", "ownership", "policies", "settled")
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
-        policies_changed: Callable[[NamespaceName], None],
+        policies_changed: Callable[[NamespaceName], None], grants_changed: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
         self.policies = PolicyCache(metadata, config, policies_changed)
+        self.grants = Grants(metadata, world.clock, grants_changed)
         self.ownership = Ownership(metadata, me)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
-            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits
-        )
+            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits,
+            cluster=config.cluster,
+        )  # fmt: skip
         quorums = LedgerConfig(
             ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
             min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
+
+    async def close(self) -> None:
+        await self.grants.close()
+        await self.policies.close()
+        await self.ledgers.close()
 
     async def _topics_max(self, namespace: NamespaceName) -> int:
         applied = await self.policies.applied_to_namespace(namespace)
@@ -100,6 +109,11 @@ class TopicManager:
         self.outgoing = InternalProducer(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
         self._session: _OwnershipSession | None = None
+        self.access = Authorizer(
+            world.clock, lambda name: self._open().grants.rights(name),
+            lambda tenant: self._open().grants.administrators(tenant), lambda: self.loaded.values(),
+            wildcards=config.authorization_allow_wildcards_matching,
+        )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
         self._ending = Tasks()
         self._next_id = 0
@@ -110,14 +124,15 @@ class TopicManager:
         """Begins to own topics: the broker is registered and can be found when this returns."""
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint)
-        session = _OwnershipSession(self.world, self.config, metadata, me, self._policies_changed)
+        changed = (self._policies_changed, self.access.changed)
+        session = _OwnershipSession(self.world, self.config, metadata, me, *changed)
         try:
             await session.catalog.ensure_default()
             await session.policies.open()
+            await session.grants.open()
             await session.ownership.register()
         except BaseException:
-            await session.policies.close()
-            await session.ledgers.close()
+            await session.close()
             raise
         self._session = session
 
@@ -158,8 +173,7 @@ class TopicManager:
         for topic in list(self.loaded.values()):
             topic.lose(error)
         await self._ending.drain()
-        await session.policies.close()
-        await session.ledgers.close()
+        await session.close()
 
     async def close(self) -> None:
         """In order: topics unloaded, bundles given back."""
@@ -178,8 +192,7 @@ class TopicManager:
             await session.ownership.release_all()
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
-        await session.policies.close()
-        await session.ledgers.close()
+        await session.close()
 
     def _leave(self, *, keep_bundles: bool = False) -> _OwnershipSession:
         session, self._session = self._open(), None
@@ -194,6 +207,10 @@ class TopicManager:
     @property
     def policies(self) -> PolicyCache:
         return self._open().policies
+
+    @property
+    def grants(self) -> Grants:
+        return self._open().grants
 
     def topic_feed(self) -> TopicWatcher:
         session = self._open()
@@ -330,6 +347,8 @@ class TopicManager:
         name = topic.name
         try:
             ledger_ids = await topic.delete(force=force)
+            if not name.is_partition:
+                await session.grants.forget(name)
             await session.catalog.forget_topic(name)
         finally:
             if topic.ended and self.loaded.get(name.full) is topic:

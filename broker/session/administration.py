@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from ...metadata.records import BrokerRecord
+from ...metadata.records import BrokerRecord, GrantsRecord
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies
@@ -72,11 +72,26 @@ class Administration:
             topics, bundles = topics + found.topics, bundles + found.bundles
         return Unloaded(topics, bundles)
 
+    # ------------------------------------------------------------------ permissions
+    async def permissions(self, namespace: str, topic: str) -> GrantsRecord:
+        """Of a namespace; of a topic its own roles alone."""
+        name, of_topic = await self._place(namespace, topic)
+        record = await self._broker.grants.record(name)
+        return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
+
+    async def change_permissions(
+        self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
+    ) -> None:
+        """`change` gets the record, and the full name of the topic ("": the namespace)."""
+        name, of_topic = await self._place(namespace, topic)
+        full = of_topic.full if of_topic is not None else ""
+        await self._broker.grants.change(name, lambda record: change(record, full))
+
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
         """A namespace or a topic that exists. A partition has the policies of its topic."""
         if bool(namespace) == bool(topic):
-            raise InvalidRequest("policies are those of a namespace or of a topic: name one of the two")
+            raise InvalidRequest("it is about a namespace or a topic: name one of the two")
         if topic:
             name = TopicName.parse(topic).base
             await self._broker.catalog.existing_partitions(name)
@@ -153,6 +168,7 @@ class Administration:
                 await self._delete_one(topic.with_partition(number), force=force)
             except NotFound:
                 continue  # an earlier attempt got so far
+        await self._broker.grants.forget(topic)
         await self._broker.catalog.forget_partitions(topic)
 
     async def _delete_one(self, topic: TopicName, *, force: bool) -> None:

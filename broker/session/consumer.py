@@ -1,6 +1,6 @@
 """A consumer as any protocol opens it: permits and acknowledgements in, entries out through a port.
 
-    session = await ConsumerSession.open(broker, options, port, address)     or a typed error
+    session = await ConsumerSession.open(broker, options, port, caller)      or a typed error
     session.flow(permits)                  the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
     await session.durable()                what was acknowledged up to now survives a crash
@@ -23,12 +23,15 @@ import msgspec
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ...runtime.network import CallContext
+from ..access.core.table import Permission
 from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import TopicManager
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.deliveries import Delivery
 from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
 from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
+from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .producer import check_size
@@ -92,24 +95,29 @@ class ConsumerSession:
 
     @classmethod
     async def open(
-        cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, address: str
+        cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and what loading a
-        topic may raise. Nothing is left of it then, or when it is cancelled. The port is not called before it returns.
+        """Unauthorized, TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and
+        what loading a topic may raise. Nothing is left of it then, or when it is cancelled. The port is not called
+        before it returns.
         """
         options.check()
+        await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         session, id_ = cls(topic, port), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
             options.policy,
         )  # fmt: skip
-        consumer = session._consumer = Consumer(member, session, address=address, instance=options.instance)
+        consumer = session._consumer = Consumer(
+            member, session, address=caller.peer, instance=options.instance, principal=caller.principal
+        )
         now = broker.world.clock.monotonic()
         topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)
         try:
             await session._join(options)
+            await _authorize(broker, options, caller)  # revoked meanwhile, perhaps
         except BaseException:
             await session.leave()
             raise
@@ -258,6 +266,14 @@ class ConsumerSession:
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.detach(self.subscription)
+
+
+async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
+    """Unauthorized. Who names a dead letter topic in the subscription's properties has to be able to publish there."""
+    require, topic = broker.access.require, TopicName.parse(options.topic)
+    await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
+    if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):
+        await require(caller.principal, Permission.PRODUCE, topic=TopicName.parse(letters))
 
 
 async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:

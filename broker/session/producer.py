@@ -1,6 +1,6 @@
 """A producer as any protocol opens it: entries in, answers out through a port, and credit instead of a full stream.
 
-    session = await ProducerSession.open(broker, options, port, address)     or a typed error
+    session = await ProducerSession.open(broker, options, port, caller)      or a typed error
     session.publish(entry)       at once; the port gets the outcome later, in the order of the publishes
     await session.close()        what is in flight is answered first
     session.leave()              at once: the connection is lost
@@ -26,6 +26,8 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ...runtime.network import CallContext
+from ..access.core.table import Permission
 from ..log.topic_log import TopicLogState
 from ..node.topic_manager import TopicManager
 from ..topic.producer import Outcomes, Producer
@@ -79,20 +81,26 @@ class ProducerSession:
 
     @classmethod
     async def open(
-        cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, address: str
+        cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may
-        raise. Nothing is left of it then, and when it is cancelled. The port is not called before this returns."""
+        """Unauthorized, TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading
+        a topic may raise. Nothing is left of it then, and when it is cancelled. The port is not called before this
+        returns."""
         options.check()
-        topic = await broker.topic(TopicName.parse(options.topic))
+        topic_name, principal = TopicName.parse(options.topic), caller.principal
+        await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
+        if first := options.initial_subscription:
+            await broker.access.require(principal, Permission.CONSUME, topic=topic_name, subscription=first)
+        topic = await broker.topic(topic_name)
         if topic.log.state is TopicLogState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
         session = cls(topic, port, broker.config.pending_bytes)
         session.producer = Producer(
-            id_, name, options.access_mode, topic, session, address=address, instance=options.instance,
+            id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
+            principal=principal,
         )  # fmt: skip
         if options.initial_subscription:
             await topic.subscribe(options.initial_subscription, topic.log.shape.start)
@@ -100,6 +108,7 @@ class ProducerSession:
             await topic.producers.join(session.producer)
             if session.producer.over is not None:
                 raise session.producer.over
+            await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)  # revoked meanwhile, perhaps
         except BaseException:
             session.leave()
             raise

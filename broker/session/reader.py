@@ -13,6 +13,8 @@ import msgspec
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
+from ...runtime.network import CallContext
+from ..access.core.table import Permission
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
 from ..node.topic_manager import TopicManager
@@ -32,15 +34,18 @@ class Range(msgspec.Struct, frozen=True):
 class RangeReader:
     """`next_index` is the first index that is not covered by what `entries` has given so far."""
 
-    def __init__(self, broker: TopicManager, wanted: Range) -> None:
+    def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
+        self._caller = caller
         self.next_index = wanted.first
         self._broker = broker
         self._wanted = wanted
 
     async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
-        """TopicNotFound, NotOwner, InvalidRequest, Unavailable, DataLost: after some entries, perhaps."""
+        """Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable, DataLost: after some entries, perhaps."""
         wanted = self._wanted
-        topic = await self._broker.topic(TopicName.parse(wanted.topic), create=False)
+        name = TopicName.parse(wanted.topic)
+        await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)
+        topic = await self._broker.topic(name, create=False)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
         log, chunk_bytes = topic.log, self._broker.config.read_bytes

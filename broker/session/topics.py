@@ -15,7 +15,9 @@ import msgspec
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.model import AckedEntry
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
-from ..cluster.topic_watch import Told
+from ...runtime.access import Principal
+from ..cluster.topic_watch import Added, Told
+from ..cluster.topic_watch import Topics as TopicsNow
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 
@@ -101,6 +103,14 @@ class Topics:
                 subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
         await subscription.durable_now()
 
-    def watch(self, namespace: NamespaceName, after_revision: int) -> AsyncIterator[Told]:
-        """The topics of the namespace, then each change of them, without a gap."""
-        return self._broker.topic_feed().changes(namespace, after_revision)
+    async def watch(
+        self, namespace: NamespaceName, after_revision: int, principal: Principal
+    ) -> AsyncIterator[Told]:
+        """The topics of the namespace that the caller may look up, then each change of them, without a gap. What it
+        is granted later is not told as new: it asks again."""
+        async for told in self._broker.topic_feed().changes(namespace, after_revision):
+            shown = await self._broker.access.shown(principal, namespace)
+            if isinstance(told, TopicsNow):
+                yield told._replace(names=[name for name in told.names if shown(name)])
+            elif not isinstance(told, Added) or shown(told.name):
+                yield told

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...proto.errors import MagnetarError
+from ...runtime.access import LOCAL, Principal
 from .core.deliveries import Delivery
 from .core.policies.policy import Member
 
@@ -41,11 +42,14 @@ class Outlet(Protocol):
 class Consumer:
     """A consumer and its outlet; `member` is its state in the dispatcher."""
 
-    __slots__ = ("address", "instance", "member", "outlet", "waiting")
+    __slots__ = ("address", "instance", "member", "outlet", "principal", "waiting")
 
-    def __init__(self, member: Member, outlet: Outlet, *, address: str, instance: str) -> None:
+    def __init__(
+        self, member: Member, outlet: Outlet, *, address: str, instance: str, principal: Principal = LOCAL
+    ) -> None:
         self.member = member
         self.outlet = outlet
         self.address = address
         self.instance = instance
+        self.principal = principal
         self.waiting: asyncio.Task[None] | None = None  # for its queue to drain

@@ -22,6 +22,7 @@ from ...proto.errors import (
 )
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
+from ...runtime.access import LOCAL, Principal
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.log import Log
@@ -82,13 +83,16 @@ class Producer:
 
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
-        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "registered", "size_max",
+        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal", "registered",
+        "size_max",
     )  # fmt: skip
 
     def __init__(
         self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
+        principal: Principal = LOCAL,
     ) -> None:  # fmt: skip
+        self.principal = principal
         self.id = id_
         self.name = name
         self.mode = mode

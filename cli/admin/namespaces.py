@@ -9,6 +9,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
+from .permissions import OF_NAMESPACES
 from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
 
 namespaces = LazyGroup(
@@ -32,6 +33,7 @@ namespaces = LazyGroup(
         ),
         "get-auto-topic-creation": Lazy(".admin.namespaces", "get_creation", "Show that."),
         "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
+        **OF_NAMESPACES,
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),

@@ -20,8 +20,10 @@ tenants = LazyGroup(
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
 
-ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Refused: not enforced yet.")
-CLUSTERS = click.option("-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Refused: not enforced yet.")
+ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Roles that may do everything in it.")
+CLUSTERS = click.option(
+    "-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Where it may have namespaces (none: everywhere)."
+)
 
 
 def _split(text: str) -> list[str]:
@@ -46,7 +48,9 @@ def list_(session: Session) -> None:
 def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Make a tenant.
 
-    Example: magnetar tenants create acme
+    Examples:
+      magnetar tenants create acme
+      magnetar tenants create acme --admin-roles acme-admin
     """
     roles, clusters = _split(admin_roles), _split(allowed_clusters)
     session.admin.create_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
@@ -71,9 +75,9 @@ def get(session: Session, tenant: str) -> None:
 @CLUSTERS
 @connected
 def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
-    """Change a tenant's settings; what is not given is emptied. Roles and clusters are refused until they are enforced.
+    """Change a tenant's settings; what is not given is emptied.
 
-    Example: magnetar tenants update acme
+    Example: magnetar tenants update acme --admin-roles acme-admin,root
     """
     roles, clusters = _split(admin_roles), _split(allowed_clusters)
     session.admin.update_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)

@@ -6,6 +6,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
+from .permissions import OF_TOPICS
 from .policies import ALIASES, TOPICS, verbs
 
 topics = LazyGroup(
@@ -48,6 +49,7 @@ topics = LazyGroup(
         "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
+        **OF_TOPICS,
     },
     {
         "list-partitioned-topics": "list",

@@ -1,21 +1,26 @@
 """What every administering command has: a server's address, an output, and the admin client.
 
-`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/service_url.py).
+`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/service_url.py). Who calls is said by
+`--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
+not said comes from a profile (cli/common/profile.py).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .output import Output
+from .profile import NAMES, load
 
 if TYPE_CHECKING:
     from ...client.admin import Admin
+    from ...client.blocking.client import Client
+    from ...client.connect.authentication import Authentication
 
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
@@ -23,25 +28,80 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 class Session:
     """A command's server and output; `admin` connects at its first use, `close` ends it."""
 
-    def __init__(self, url: str, out: Output, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, out: Output, timeout_s: float, token: str = "", trust: str = "", certificate: str = "",
+        key: str = "",
+    ) -> None:  # fmt: skip
+        from ...client.connect.authentication import caller_access
         from ...client.connect.service_url import parse_service_url
 
-        parse_service_url(url)  # raises before any request
         self.url, self.out, self.timeout_s = url, out, timeout_s
+        self._trust = trust
+        self._authentication = _authentication(token, certificate, key)
+        # raises before any request
+        caller_access(parse_service_url(url), self._authentication, {"tls_trust_certs_file_path": trust})
         self._admin: Admin | None = None
+        self.operator: Any = None  # who asks the bookies (cli/storage/operator.py)
 
     @property
     def admin(self) -> Admin:
         if self._admin is None:
             from ...client.admin import Admin
 
-            self._admin = Admin(self.url, timeout_s=self.timeout_s)
+            self._admin = Admin(
+                self.url, timeout_s=self.timeout_s, authentication=self._authentication,
+                tls_trust_certs_file_path=self._trust,
+            )  # fmt: skip
         return self._admin
+
+    def client(self) -> Client:
+        """A client for messages; it is the caller's to close."""
+        from ...client.blocking.client import Client
+
+        return Client(
+            self.url, self._authentication, operation_timeout_seconds=max(1, int(self.timeout_s)),
+            tls_trust_certs_file_path=self._trust or None,
+        )  # fmt: skip
 
     def close(self) -> None:
         if self._admin is not None:
             self._admin.close()
 
+
+def _authentication(token: str, certificate: str, key: str) -> Authentication | None:
+    """UsageError: the values contradict each other. A token is read again for each connection."""
+    from ...client.connect.authentication import AuthenticationTLS, AuthenticationToken
+
+    if token and (certificate or key):
+        raise click.UsageError("--token and --tls-cert are two ways to say who you are: give one")
+    if bool(certificate) != bool(key):
+        raise click.UsageError("--tls-cert and --tls-key belong together: give both")
+    if token:
+        return AuthenticationToken(lambda: read_token(token))
+    if not certificate:
+        return None
+    from ...security.secrets import read_private
+
+    read_private(key)  # others may not read it
+    return AuthenticationTLS(certificate, key)
+
+
+def read_token(source: str) -> str:
+    """`source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
+    InvalidConfiguration."""
+    from ...proto.errors import InvalidConfiguration
+    from ...security.secrets import read_secret
+
+    if source.startswith("data:"):
+        raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
+    try:
+        return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f"--token {source} is no token") from error
+
+
+TOKEN_MAX = 16 << 10
+"""Characters of a token that are read."""
 
 YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -55,15 +115,34 @@ def confirm(what: str, yes: bool) -> None:
     click.confirm(f"{what}?", abort=True, err=True)
 
 
-def connected(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, -o and --timeout to a command and gives it its Session first."""
+def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[str, str]:
+    """Arguments of a Session. Who says by an option who they are is not whom the profile says."""
+    left = dict(profile)
+    if said["token"] or said["tls_cert"] or said["tls_key"]:
+        left = {name: left[name] for name in ("url", "tls_ca") if name in left}
+    found = {name: said[name] or left.get(name, "") for name in NAMES}
+    return {
+        "url": found["url"] or DEFAULT_URL, "token": found["token"], "trust": found["tls_ca"],
+        "certificate": found["tls_cert"], "key": found["tls_key"],
+    }  # fmt: skip
 
-    @click.option("--url", envvar="MAGNETAR_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+
+def connected(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --url, -o, --timeout, --token, --tls-… and --profile to a command and gives it its Session first."""
+
+    @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds.")
+    @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
+    @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
+    @click.option("--tls-cert", envvar="MAGNETAR_TLS_CERT", default="", metavar="FILE", help="Your certificate.")
+    @click.option("--tls-key", envvar="MAGNETAR_TLS_KEY", default="", metavar="FILE", help="Its private key.")
+    @click.option("--profile", envvar="MAGNETAR_PROFILE", default="", metavar="NAME", help="Of client.toml.")
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        session = Session(options.pop("url"), Output(options.pop("output")), options.pop("timeout"))
+        output, timeout_s = Output(options.pop("output")), options.pop("timeout")
+        said = {name: options.pop(name) for name in NAMES}
+        session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load(options.pop("profile"))))
         try:
             function(session, *args, **options)
         finally:

@@ -54,11 +54,10 @@ def consume(
       magnetar consume orders -s billing -n 10
       magnetar consume orders -s audit --follow -o json | jq .payload
     """
-    from ...client.blocking.client import Client
     from ...client.model.settings import ConsumerType, InitialPosition
 
     for_ever = follow or count == 0
-    client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
+    client = session.client()
     try:
         consumer = client.subscribe(
             topic,

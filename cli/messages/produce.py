@@ -127,7 +127,6 @@ class _Sending:
     """Sends without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
 
     def __init__(self, session: Session, topic: str, compression: str) -> None:
-        from ...client.blocking.client import Client
         from ...client.common.errors import Result
         from ...client.model.settings import CompressionType as kinds
 
@@ -135,7 +134,7 @@ class _Sending:
         self._ok = Result.Ok
         self._confirmed = 0
         self._failures: list[Result] = []
-        self._client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
+        self._client = session.client()
         try:
             self._producer = self._client.create_producer(
                 topic,

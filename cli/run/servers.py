@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from .members import as_member, asks_members, join
 
 if TYPE_CHECKING:
     from ...metadata.address import Address
@@ -38,7 +39,8 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, bookies: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --metrics-compat (`bookies`), --log-level and -format."""
+    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (`bookies`), --log-level and
+    -format."""
     compat = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -56,6 +58,12 @@ def server_options(
             default=None,
             metavar="[HOST:]PORT",
             help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
+        ),
+        click.option(
+            "--insecure",
+            envvar="MAGNETAR_INSECURE",
+            is_flag=True,
+            help="Listen beyond this machine although every caller may do everything.",
         ),
         *([compat] if bookies else []),
         click.option(
@@ -133,6 +141,54 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
     return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
 
 
+INSECURE_EVERY_S = 3600.0
+"""How often a server that every caller may use says so in its log."""
+
+
+SECURITY = click.option(
+    "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
+    help="Ask who calls, by these settings (TOML; see 'magnetar security init').",
+)  # fmt: skip
+
+
+def secured(world: World, settings: str | None) -> World:
+    """The world of a broker; with `settings` its listener asks who calls."""
+    if settings is None:
+        return world
+    from ...security.authenticator import secured as by_settings
+
+    return by_settings(world, settings)
+
+
+def asks_and_encrypts(settings: str | None) -> bool:
+    """Whether the listener may be reached from elsewhere. InvalidConfiguration: the settings are wrong."""
+    if settings is None:
+        return False
+    from ...security.settings import SecuritySettings
+
+    return SecuritySettings.load(settings).tls is not None
+
+
+def scheme(settings: str | None) -> str:
+    """Of the URL that clients use."""
+    return "magnetar+ssl" if asks_and_encrypts(settings) else "magnetar"
+
+
+def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
+    """`listeners`: option → where it listens. They do not ask who calls, so they listen for this machine only.
+
+    With `insecure` they listen elsewhere; then this returns the warning for the log, else "". UsageError.
+    """
+    beyond = [(name, where) for name, where in listeners.items() if where is not None and not where.is_loopback]
+    if not beyond:
+        return ""
+    at = ", ".join(f"--{name} {where}" for name, where in beyond)
+    reach = f"{at}: every caller may read, write and delete everything there, because nothing asks who calls"
+    if not insecure:
+        raise click.UsageError(f"{reach}. Listen on 127.0.0.1; or accept that for a closed network with --insecure")
+    return f"INSECURE: {reach}"
+
+
 def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
     """Runs a server to its end; its exit code. Raises errors, which exits.py reports."""
     from ...proto.errors import MagnetarError
@@ -199,13 +255,15 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured
     return {"metrics": server.endpoint}
 
 
-async def serve_for_ever() -> NoReturn:
-    """Waits until the process is asked to end (runtime/process.py cancels it)."""
+async def serve_for_ever(warning: str = "") -> NoReturn:
+    """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour."""
     from ...runtime.process import settle
 
     settle()
     while True:
-        await asyncio.Event().wait()
+        if warning:
+            _LOG.warning("%s", warning)
+        await asyncio.sleep(INSECURE_EVERY_S)
 
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
@@ -258,31 +316,35 @@ class _Metadata(LazyGroup):
 @click.option(
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
+@SECURITY
 @server_options("info", settings=False)
 @click.pass_context
 def metadata(
-    context: click.Context, listen: str, data: str, metrics: str | None, log_level: str, log_format: str
-) -> int:
+    context: click.Context, listen: str, data: str, security: str | None, metrics: str | None, insecure: bool,
+    log_level: str, log_format: str,
+) -> int:  # fmt: skip
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
-    Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
+    Example: magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
     """
     if context.invoked_subcommand is not None:
         return 0
     where, folder = endpoint(listen, "--listen"), Path(data).absolute()
     scraped = metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
         from ...runtime.lifecycle import Parts
         from ..metrics.samples import Measured
 
+        world = as_member(world, security, "metadata")
         async with Parts(world.clock) as parts:
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server))
             ready(f"metadata://{server.endpoint}", data=folder, **facts)
-            await serve_for_ever()
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)
 
@@ -292,6 +354,7 @@ def metadata(
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@SECURITY
 @server_options("info")
 def broker(
     listen: str,
@@ -300,18 +363,21 @@ def broker(
     wait_s: float,
     session_s: float,
     name: str | None,
+    security: str | None,
     config: str | None,
     metrics: str | None,
+    insecure: bool,
     log_level: str,
     log_format: str,
 ) -> int:
     """Run a broker: it owns topics for a while and keeps nothing itself.
 
-    Example: magnetar broker --listen 0.0.0.0:7650 --advertise broker-1:7650 --metadata metadata:7640
+    Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
     """
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=None if asks_and_encrypts(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...broker.common.config import BrokerConfig
@@ -322,9 +388,10 @@ def broker(
 
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
+        world = as_member(world, security, "broker")
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-
+            serving = await join(parts, world, security, "broker", lambda: connect(world, tree, wait_s, session_s))
             later: list[MetadataStore] = []
 
             async def session() -> MetadataStore:
@@ -336,9 +403,10 @@ def broker(
                 for each in later:
                     await each.close()
 
-            running = await parts.start("broker", Broker.start(world, settings, store, session), close)
+            starting = Broker.start(secured(serving, security), settings, store, session)
+            running = await parts.start("broker", starting, close)
             facts = await serve_metrics(parts, scraped, Measured(broker=running))
-            ready(f"magnetar://{running.endpoint}", **facts)
-            await serve_for_ever()
+            ready(f"{scheme(security)}://{running.endpoint}", **facts)
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)

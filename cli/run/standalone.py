@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .servers import metrics_endpoint, ready, serve, serve_for_ever, serve_metrics, server_options
+from .servers import (
+    SECURITY,
+    asks_and_encrypts,
+    check_reach,
+    metrics_endpoint,
+    ready,
+    scheme,
+    secured,
+    serve,
+    serve_for_ever,
+    serve_metrics,
+    server_options,
+)
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
@@ -41,10 +53,11 @@ PORT, PULSAR_PORT = 7650, 6650
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
+@SECURITY
 @server_options("warning", bookies=True)
 def standalone(
-    data: str, host: str, port: int | None, bookies: int | None, config: str | None, metrics: str | None,
-    metrics_compat: str, log_level: str, log_format: str,
+    data: str, host: str, port: int | None, bookies: int | None, security: str | None, config: str | None,
+    metrics: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -56,27 +69,33 @@ def standalone(
       magnetar standalone
       magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
     """
+    from ...runtime.network import Endpoint
+
     folder = Path(data).absolute()
     scraped = metrics_endpoint(metrics)
+    where = Endpoint(host, PORT if port is None else port)
+    warning = check_reach(insecure, host=None if asks_and_encrypts(security) else where, metrics=scraped)
     return serve(
-        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat), log_level, log_format
-    )
+        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat, warning, security),
+        log_level, log_format,
+    )  # fmt: skip
 
 
 async def _main(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None = None, compat: str = "none",
+    metrics: Endpoint | None = None, compat: str = "none", warning: str = "",
+    security: str | None = None,
 ) -> None:  # fmt: skip
     from ...bookie.node.identity import lock_directory
 
     world.files.make_directories(str(folder))
     with contextlib.closing(lock_directory(world.files, str(folder))):
-        await _serve(world, folder, host, port, bookies, config, metrics, compat)
+        await _serve(world, folder, host, port, bookies, config, metrics, compat, warning, security)
 
 
 async def _serve(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None, compat: str,
+    metrics: Endpoint | None, compat: str, warning: str, security: str | None,
 ) -> None:  # fmt: skip
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
@@ -100,13 +119,14 @@ async def _serve(
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
         started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
-        broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
+        asking = secured(world, security)
+        broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat, world.clock))
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
-        if port is None and await _serve_pulsar_port(parts, world, broker, host):
+        if port is None and await _serve_pulsar_port(parts, asking, broker, host):
             facts["also"] = Endpoint(host, PULSAR_PORT)
-        ready(f"magnetar://{broker.endpoint}", **facts)
-        await serve_for_ever()
+        ready(f"{scheme(security)}://{broker.endpoint}", **facts)
+        await serve_for_ever(warning)
 
 
 async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:

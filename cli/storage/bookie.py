@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from ..run.members import as_member, asks_members, join
 from ..run.servers import (
     LISTEN_HELP,
+    SECURITY,
+    check_reach,
     connect,
     disconnect,
     endpoint,
@@ -37,6 +40,7 @@ TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's di
 @metadata_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
 @click.option("--rack", default=None, help="Where it stands (default /default).")
+@SECURITY
 @server_options("info", bookies=True)
 @click.pass_context
 def bookie(
@@ -48,8 +52,10 @@ def bookie(
     session_s: float,
     data: str,
     rack: str | None,
+    security: str | None,
     config: str | None,
     metrics: str | None,
+    insecure: bool,
     metrics_compat: str,
     log_level: str,
     log_format: str,
@@ -58,12 +64,13 @@ def bookie(
 
     With a command after it, it runs that instead.
 
-    Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
+    Example: magnetar bookie --listen 127.0.0.1:7660 --metadata 127.0.0.1:7640 --data /data
     """
     if context.invoked_subcommand is not None:
         return 0
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
+    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...bookie.server import Bookie, BookieConfig
@@ -74,13 +81,15 @@ def bookie(
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
+        world = as_member(world, security, "bookie")
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
+            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
+            starting = Bookie.start(serving, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
             measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
             facts = await serve_metrics(parts, scraped, measured)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
-            await serve_for_ever()
+            await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)

@@ -31,6 +31,7 @@ from .values import LedgerStays as LedgerStays
 from .values import NamespaceInfo as NamespaceInfo
 from .values import OrphanLedger as OrphanLedger
 from .values import Orphans as Orphans
+from .values import Permissions as Permissions
 from .values import ProducerStats as ProducerStats
 from .values import SlotRange as SlotRange
 from .values import StoredMessage as StoredMessage

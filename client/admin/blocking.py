@@ -35,8 +35,14 @@ class Admin(ClosedAfterWith):
     It runs in the client's loop thread of this process; any thread may call it. Close it, or use a `with` statement.
     """
 
-    def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
-        self._inner = AdminClient(service_url, timeout_s=timeout_s)
+    def __init__(
+        self, service_url: str, *, timeout_s: float = 30.0, authentication: object = None,
+        tls_trust_certs_file_path: str = "",
+    ) -> None:  # fmt: skip
+        self._inner = AdminClient(
+            service_url, timeout_s=timeout_s, authentication=authentication,
+            tls_trust_certs_file_path=tls_trust_certs_file_path,
+        )  # fmt: skip
 
     tenants = _blocking(AdminClient.tenants)
     create_tenant = _blocking(AdminClient.create_tenant)
@@ -52,6 +58,16 @@ class Admin(ClosedAfterWith):
     unload_namespace = _blocking(AdminClient.unload_namespace)
     clear_namespace_backlog = _blocking(AdminClient.clear_namespace_backlog)
     unsubscribe_namespace = _blocking(AdminClient.unsubscribe_namespace)
+
+    namespace_permissions = _blocking(AdminClient.namespace_permissions)
+    topic_permissions = _blocking(AdminClient.topic_permissions)
+    grant_namespace_permission = _blocking(AdminClient.grant_namespace_permission)
+    revoke_namespace_permission = _blocking(AdminClient.revoke_namespace_permission)
+    grant_topic_permission = _blocking(AdminClient.grant_topic_permission)
+    revoke_topic_permission = _blocking(AdminClient.revoke_topic_permission)
+    grant_subscription_permission = _blocking(AdminClient.grant_subscription_permission)
+    revoke_subscription_permission = _blocking(AdminClient.revoke_subscription_permission)
+    set_subscription_prefix_mode = _blocking(AdminClient.set_subscription_prefix_mode)
 
     namespace_policies = _blocking(AdminClient.namespace_policies)
     set_namespace_policies = _blocking(AdminClient.set_namespace_policies)

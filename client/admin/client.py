@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...proto.errors import MagnetarError, NotAllowed, NotFound
-from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
+from ...proto.errors import MagnetarError, NotFound
+from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...runtime.world import World
 from ..common.closing import ClosedAfterAsyncWith
@@ -20,6 +20,7 @@ from . import operations as op
 from . import values
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
+from .permissions import PermissionAdmin, full_namespace, full_topic
 
 T = TypeVar("T")
 AT_ONCE = 16
@@ -28,7 +29,7 @@ BROKER_ASK_S = 5.0
 """How long one broker may take to report how many topics it has loaded."""
 
 
-class AdminClient(ClosedAfterAsyncWith):
+class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
@@ -46,10 +47,12 @@ class AdminClient(ClosedAfterAsyncWith):
 
     def __init__(
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
-        transport: Transport | None = None,
+        transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
         self._timeout_s = timeout_s
-        self._transport = transport or GrpcTransport(service_url, timeout_s, world)
+        self._transport = transport or GrpcTransport(
+            service_url, timeout_s, world, authentication, tls_trust_certs_file_path
+        )
 
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         return await self._transport.call(operation, arguments)
@@ -66,7 +69,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def create_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
-        """NotAllowed for roles or clusters: they are refused until they are enforced."""
+        """`admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone. InvalidName."""
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def tenant(self, name: str) -> values.TenantInfo:
@@ -76,7 +79,7 @@ class AdminClient(ClosedAfterAsyncWith):
     async def update_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
-        """Replaces both settings; a parameter that is left out becomes empty. NotAllowed as in create_tenant."""
+        """Replaces both settings; a parameter that is left out becomes empty."""
         await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def delete_tenant(self, name: str) -> None:
@@ -93,13 +96,13 @@ class AdminClient(ClosedAfterAsyncWith):
     ) -> None:
         """The parameters are those of NamespaceInfo."""
         await self._call(
-            op.CREATE_NAMESPACE, namespace=_namespace(name), bundles=bundles, auto_topic_creation=auto_topic_creation,
-            default_partitions=default_partitions,
+            op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
+            auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
         )  # fmt: skip
 
     async def namespace(self, name: str) -> values.NamespaceInfo:
         """Its settings. NamespaceNotFound."""
-        return await self._call(op.GET_NAMESPACE, namespace=_namespace(name))
+        return await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
 
     async def update_namespace(
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
@@ -115,11 +118,11 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
         """Busy: it has topics, which `force` deletes too."""
-        await self._call(op.DELETE_NAMESPACE, namespace=_namespace(name), force=force)
+        await self._call(op.DELETE_NAMESPACE, namespace=full_namespace(name), force=force)
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Every broker gives its bundles up (or that one); the next lookups find new owners."""
-        return await self._call(op.UNLOAD_NAMESPACE, namespace=_namespace(name), bundle=bundle)
+        return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
     async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
@@ -162,27 +165,27 @@ class AdminClient(ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ policies
     async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
         """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
-        return decode(await self._call(op.GET_POLICIES, namespace=_namespace(name), applied=applied))
+        return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
     async def set_namespace_policies(self, name: str, policies: Policies) -> None:
         """The fields that are not None get these values; the others stay."""
-        await self._call(op.CHANGE_POLICIES, namespace=_namespace(name), set=encode(policies))
+        await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
 
     async def remove_namespace_policies(self, name: str, *fields: str) -> None:
         """These fields are inherited again."""
-        await self._call(op.CHANGE_POLICIES, namespace=_namespace(name), remove=fields)
+        await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
 
     async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
         """As namespace_policies; a topic inherits from its namespace, then from the broker."""
-        return decode(await self._call(op.GET_POLICIES, topic=_full(topic), applied=applied))
+        return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
         """As set_namespace_policies."""
-        await self._call(op.CHANGE_POLICIES, topic=_full(topic), set=encode(policies))
+        await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
 
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """As remove_namespace_policies."""
-        await self._call(op.CHANGE_POLICIES, topic=_full(topic), remove=fields)
+        await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
@@ -190,19 +193,19 @@ class AdminClient(ClosedAfterAsyncWith):
 
         With the non-persistent ones that have partitions or are in use.
         """
-        return await self._all(op.LIST_TOPICS, namespace=_namespace(namespace), partitions=partitions)
+        return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
 
     async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
         """0: not partitioned. AlreadyExists."""
-        await self._call(op.CREATE_TOPIC, topic=_full(topic), partitions=partitions)
+        await self._call(op.CREATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def update_topic(self, topic: str, *, partitions: int) -> None:
         """More partitions, never fewer."""
-        await self._call(op.UPDATE_TOPIC, topic=_full(topic), partitions=partitions)
+        await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides."""
-        await self._call(op.DELETE_TOPIC, topic=_full(topic), force=force)
+        await self._call(op.DELETE_TOPIC, topic=full_topic(topic), force=force)
 
     async def partitions(self, topic: str) -> int:
         """0: not partitioned, or a partition. Raises TopicNotFound; creates nothing."""
@@ -216,73 +219,73 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def owner(self, topic: str) -> str:
         """HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
-        return await self._call(op.LOOKUP, topic=_full(topic))
+        return await self._call(op.LOOKUP, topic=full_topic(topic))
 
     async def offsets(
         self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = ""
     ) -> values.TopicOffsets:
         """Of one partition. `subscription` is created at the earliest message when it does not exist."""
         return await self._call(
-            op.OFFSETS, topic=_full(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription
+            op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription
         )
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Of one partition. `precise`: backlogs count batches message by message, and `oldest_ms` is set."""
-        return await self._call(op.TOPIC_STATS, topic=_full(topic), precise_backlog=precise)
+        return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""
-        return await self._call(op.TOPIC_INTERNAL_STATS, topic=_full(topic))
+        return await self._call(op.TOPIC_INTERNAL_STATS, topic=full_topic(topic))
 
     async def unload_topic(self, topic: str) -> None:
         """Its owner closes it; the next use opens it again."""
-        await self._call(op.UNLOAD_TOPIC, topic=_full(topic))
+        await self._call(op.UNLOAD_TOPIC, topic=full_topic(topic))
 
     async def trim_topic(self, topic: str) -> None:
         """Deletes the ledgers that no subscription and no retention needs, now."""
-        await self._call(op.TRIM_TOPIC, topic=_full(topic))
+        await self._call(op.TRIM_TOPIC, topic=full_topic(topic))
 
     async def truncate_topic(self, topic: str) -> None:
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
-        await self._call(op.TRUNCATE_TOPIC, topic=_full(topic))
+        await self._call(op.TRUNCATE_TOPIC, topic=full_topic(topic))
 
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates it: it can be read and not written. Returns the id of its last message."""
-        return await self._call(op.TERMINATE_TOPIC, topic=_full(topic))
+        return await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
 
     async def compact(self, topic: str) -> None:
         """Starts a compaction. Busy: one is running."""
-        await self._call(op.COMPACT, topic=_full(topic))
+        await self._call(op.COMPACT, topic=full_topic(topic))
 
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
         """The last compaction of one partition, and the compacted ledger that is read now."""
-        return await self._call(op.COMPACTION_STATUS, topic=_full(topic))
+        return await self._call(op.COMPACTION_STATUS, topic=full_topic(topic))
 
     async def last_message_id(self, topic: str) -> MessageId:
         """-1:-1 when there is none."""
-        return await self._call(op.LAST_MESSAGE_ID, topic=_full(topic))
+        return await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
         """The id of the first message that arrived then or later; the position of the next one when there is none."""
-        return await self._call(op.MESSAGE_ID_BY_TIME, topic=_full(topic), publish_time_ms=publish_time_ms)
+        return await self._call(op.MESSAGE_ID_BY_TIME, topic=full_topic(topic), publish_time_ms=publish_time_ms)
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
         """About how many bytes are stored after the message."""
-        return await self._call(op.BACKLOG_SIZE, topic=_full(topic), position=position)
+        return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[values.StoredMessage]:
         """The messages of an entry. NotFound: there is none."""
-        return await self._all(op.GET_MESSAGE, topic=_full(topic), ledger_id=ledger_id, entry_id=entry_id)
+        return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
         """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
-        found = await self._call(op.EXAMINE_MESSAGES, topic=_full(topic), from_latest=from_latest, number=number)
+        found = await self._call(op.EXAMINE_MESSAGES, topic=full_topic(topic), from_latest=from_latest, number=number)
         return found[0]
 
     # ------------------------------------------------------------------------------ subscriptions
     async def subscriptions(self, topic: str) -> list[str]:
         """Names of the durable ones, sorted."""
-        return await self._all(op.LIST_SUBSCRIPTIONS, topic=_full(topic))
+        return await self._all(op.LIST_SUBSCRIPTIONS, topic=full_topic(topic))
 
     async def create_subscription(
         self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
@@ -318,7 +321,7 @@ class AdminClient(ClosedAfterAsyncWith):
         """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
         `name` is empty; how many entries."""
         limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
-        return await self._call(op.EXPIRE_MESSAGES, topic=_full(topic), subscription=name, **limit)
+        return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
 
     async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
         """Counts the backlog of one partition message by message."""
@@ -327,8 +330,9 @@ class AdminClient(ClosedAfterAsyncWith):
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
         """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
         await self._call(
-            op.SKIP_MESSAGES, topic=_full(topic), subscription=name and check_subscription_name(name), messages=messages
-        )
+            op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
+            messages=messages,
+        )  # fmt: skip
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[values.StoredMessage]:
         """At most `messages` next messages of a subscription, without moving it."""
@@ -362,21 +366,9 @@ class AdminClient(ClosedAfterAsyncWith):
         await self._transport.close()
 
 
-def _full(topic: str) -> str:
-    return TopicName.parse(topic).full
-
-
-def _namespace(name: str) -> str:
-    return str(NamespaceName.parse(name))
-
-
 def _subscription(topic: str, name: str) -> dict[str, str]:
-    return {"topic": _full(topic), "subscription": check_subscription_name(name)}
+    return {"topic": full_topic(topic), "subscription": check_subscription_name(name)}
 
 
 def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> dict[str, object]:
-    """NotAllowed: no broker enforces roles or clusters yet."""
-    if admin_roles or allowed_clusters:
-        what = "admin_roles" if admin_roles else "allowed_clusters"
-        raise NotAllowed(f"{what} of a tenant is not enforced yet, and is refused until it is; leave it out")
-    return {"tenant": check_tenant_name(name)}
+    return {"tenant": check_tenant_name(name), "admin_roles": admin_roles, "allowed_clusters": allowed_clusters}

@@ -27,6 +27,7 @@ from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOw
 from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
+from ..connect.authentication import caller_access
 from ..connect.connections import Connections
 from ..connect.first_contact import how_unreached, no_server
 from ..connect.service_url import parse_service_url
@@ -47,8 +48,13 @@ _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscription
 class GrpcTransport:
     """`timeout_s` bounds an operation with all its attempts. `world`: of tests."""
 
-    def __init__(self, service_url: str, timeout_s: float, world: World | None = None) -> None:
-        self._endpoints = parse_service_url(service_url)
+    def __init__(
+        self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
+        trust_certs_file: str = "",
+    ) -> None:  # fmt: skip
+        url = parse_service_url(service_url)
+        self._endpoints = url.endpoints
+        self._access = caller_access(url, authentication, {"tls_trust_certs_file_path": trust_certs_file})
         self._settings = ClientSettings(operation_timeout_s=timeout_s, connection_timeout_s=timeout_s)
         self._world = world
         self._made: Connections | None = None
@@ -57,7 +63,7 @@ class GrpcTransport:
     @property
     def _connections(self) -> Connections:
         if self._made is None:
-            self._made = Connections(self._world or client_world(), self._endpoints, self._settings)
+            self._made = Connections(self._world or client_world(), self._endpoints, self._settings, self._access)
             if self._world is None:
                 self._made.leave_with_the_loop()
         return self._made
@@ -170,6 +176,8 @@ def _value(kind: Any, found: Any) -> Any:
         return tuple(_value(get_args(kind)[0], each) for each in found)
     if get_origin(kind) is dict:
         return dict(found)
+    if get_origin(kind) is Mapping and found.GetEntryClass().DESCRIPTOR.fields_by_name["value"].message_type:
+        return {name: tuple(each.names) for name, each in found.items()}
     if kind is MessageId:
         return MessageId.from_wire(found)
     if kind is Position:

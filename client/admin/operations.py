@@ -64,6 +64,8 @@ GET_NAMESPACE = Operation("GetNamespace", values.NamespaceInfo)
 UPDATE_NAMESPACE = Operation("UpdateNamespace", NONE)
 DELETE_NAMESPACE = Operation("DeleteNamespace", NONE)
 UNLOAD_NAMESPACE = Operation("UnloadNamespace", values.Unloaded)
+GET_PERMISSIONS = Operation("GetPermissions", values.Permissions)
+CHANGE_PERMISSIONS = Operation("ChangePermissions", NONE)
 GET_POLICIES = Operation("GetPolicies", str)
 CHANGE_POLICIES = Operation("ChangePolicies", NONE)
 

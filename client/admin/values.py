@@ -125,11 +125,20 @@ class CompactionState(_Words):
 # ------------------------------------------------------------------------------------ tenants and namespaces
 @dataclass(frozen=True, slots=True)
 class TenantInfo:
-    """A tenant's settings. Both are empty: they are refused until they are enforced."""
+    """A tenant's settings."""
 
     name: str
-    admin_roles: tuple[str, ...] = ()
-    allowed_clusters: tuple[str, ...] = ()
+    admin_roles: tuple[str, ...] = ()  # may do everything in the tenant
+    allowed_clusters: tuple[str, ...] = ()  # where it may have namespaces; none: everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What was granted at a namespace, or at a topic (which has `roles` alone)."""
+
+    roles: Mapping[str, tuple[str, ...]]  # role → actions, such as "produce", "consume"
+    subscriptions: Mapping[str, tuple[str, ...]]  # name → the only roles that may use it
+    prefix_mode: bool  # names of subscriptions begin with their role
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,59 +1,186 @@
-"""Authentication: the classes that Pulsar's programs name. Brokers do not ask who calls yet.
+"""Who the client is: the classes that Pulsar's programs name, and what its connections bring to a broker.
 
-So a program that brings credentials is told at once, when its client is made, that they would not be checked: silence
-would look like protection.
+A credential is asked for at each connection and call, so a function that reads it from a file renews it. It is never
+part of a `repr`, an error or a log line. Brokers' certificates are always verified, their host names too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ...proto.errors import InvalidConfiguration as WireInvalidConfiguration
+from ...proto.errors import MagnetarError
+from ...runtime.access import CallerAccess, TlsFiles
+from ...runtime.clock import Clock, SystemClock
+from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
+from .service_url import ServiceUrl
 
 
 class Authentication:
-    """Base of all."""
+    """Base of all. A program's own derives from it: it overrides `authorization`, and names its `auth_method_name`.
+
+        class Ticket(magnetar.Authentication):
+            auth_method_name = "token"
+
+            def authorization(self) -> str:
+                return f"Bearer {ticket_of_today()}"
+    """
+
+    auth_method_name = ""
+    """Pulsar's name of the way: token, basic, tls."""
+    certificate_path = ""
+    private_key_path = ""
+
+    def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
+        if dynamicLibPath is not None or authParamsString is not None:
+            raise OperationNotSupported("a library of Pulsar's C++ client is not loaded: derive from Authentication")
+
+    def authorization(self) -> str:
+        """The value of the header `authorization`, such as "Bearer …"; empty: none. It must not wait."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
 
 class AuthenticationTLS(Authentication):
-    """A certificate of the client."""
+    """A certificate of the client, and its private key: paths of PEM files, read at each connection."""
+
+    auth_method_name = "tls"
+
     def __init__(self, certificate_path: str, private_key_path: str) -> None:
-        self.certificate_path, self.private_key_path = certificate_path, private_key_path
+        self.certificate_path = _text("certificate_path", certificate_path)
+        self.private_key_path = _text("private_key_path", private_key_path)
 
 
 class AuthenticationToken(Authentication):
-    """A token, or a function that gives it."""
+    """A token (JWT), or a function that gives it, which is called for each connection and call and must not wait."""
+
+    auth_method_name = "token"
+
     def __init__(self, token: str | Callable[[], str]) -> None:
         if not (isinstance(token, str) or callable(token)):
             raise InvalidConfiguration("a token is text, or a function that gives it")
-        self.token = token
+        self._token = token
 
-
-class AuthenticationAthenz(Authentication):
-    """Athenz."""
-    def __init__(self, auth_params_string: str) -> None:
-        self.auth_params_string = auth_params_string
-
-
-class AuthenticationOauth2(Authentication):
-    """OAuth 2.0."""
-    def __init__(self, auth_params_string: str) -> None:
-        self.auth_params_string = auth_params_string
+    def authorization(self) -> str:
+        token: object = self._token if isinstance(self._token, str) else self._token()
+        if not isinstance(token, str) or not token.strip():
+            raise WireInvalidConfiguration("the token is no text, or empty")
+        return f"Bearer {token.strip()}"
 
 
 class AuthenticationBasic(Authentication):
-    """A user name and a password."""
+    """A user name and a password; `auth_params_string` is a JSON object with both."""
+
+    auth_method_name = "basic"
+
     def __init__(
         self, username: str | None = None, password: str | None = None, method: str = "basic",
         auth_params_string: str | None = None,
     ) -> None:  # fmt: skip
-        self.username, self.password, self.method = username, password, method
-        self.auth_params_string = auth_params_string
+        if method != "basic":
+            raise OperationNotSupported("AuthenticationBasic: the only method is 'basic'")
+        if auth_params_string is not None:
+            found = _json(auth_params_string)
+            username, password = found.get("username"), found.get("password")
+        if not isinstance(username, str) or not isinstance(password, str) or not username or ":" in username:
+            raise InvalidConfiguration("AuthenticationBasic takes a username without a colon, and a password, as text")
+        self._header = "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
+
+    def authorization(self) -> str:
+        return self._header
 
 
-def check_authentication(authentication: object) -> None:
-    if authentication is None:
-        return
-    if not isinstance(authentication, Authentication):
-        raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not {authentication!r}")
-    raise OperationNotSupported(f"{type(authentication).__name__}: brokers do not check who calls yet; leave it out")
+class AuthenticationAthenz(Authentication):
+    """Athenz: not supported."""
+
+    def __init__(self, auth_params_string: str) -> None:
+        raise OperationNotSupported("AuthenticationAthenz is not supported: use a token or a certificate")
+
+
+class AuthenticationOauth2(Authentication):
+    """A token that an issuer gives for client credentials (OAuth 2.0), fetched again before it expires.
+
+    `auth_params_string`: a JSON object with `issuer_url`; `private_key` (a file, `file:…` or
+    `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or both of these themselves;
+    `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
+    tls_client_auth). InvalidConfiguration: it does not fit. See client/connect/oauth2.py.
+    """
+
+    auth_method_name = "token"
+
+    def __init__(self, auth_params_string: str, *, clock: Clock | None = None) -> None:
+        from .oauth2 import TokenSource  # HTTP, which other clients do not need
+
+        found = _json(auth_params_string, "issuer_url and private_key")
+        try:
+            self._tokens = TokenSource(found, clock or SystemClock())
+        except WireInvalidConfiguration as error:
+            raise InvalidConfiguration(error.message) from None
+
+    def authorization(self) -> str:
+        return f"Bearer {self._tokens.token()}"
+
+
+def caller_access(
+    url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
+) -> CallerAccess:
+    """What the connections of a client bring. `options`: its parameters `use_tls` and `tls_…`."""
+    if authentication is not None and not isinstance(authentication, Authentication):
+        raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not {shown(authentication)}")
+    given = options or {}
+    if given.get("tls_allow_insecure_connection"):
+        raise OperationNotSupported("tls_allow_insecure_connection: a broker's certificate is always verified")
+    ca = given.get("tls_trust_certs_file_path") or ""
+    certificate, key = given.get("tls_certificate_file_path") or "", given.get("tls_private_key_file_path") or ""
+    if isinstance(authentication, Authentication) and authentication.certificate_path:
+        certificate, key = authentication.certificate_path, authentication.private_key_path
+    encrypted = url.encrypted or bool(given.get("use_tls"))
+    if not encrypted and (ca or certificate or key):
+        raise InvalidConfiguration("certificates are of TLS: begin the service URL with magnetar+ssl://")
+    if not encrypted and authentication is not None and not all(each.is_loopback for each in url.endpoints):
+        raise InvalidConfiguration("credentials are not sent in clear: begin the service URL with magnetar+ssl://")
+    return CallerAccess(
+        TlsFiles(certificate, key, ca) if encrypted else None,
+        _header_of(authentication) if isinstance(authentication, Authentication) else None,
+    )
+
+
+def _header_of(authentication: Authentication) -> Callable[[], str]:
+    """Its `authorization`, whose faults are errors without the credential."""
+    name = authentication.auth_method_name or type(authentication).__name__
+
+    def header() -> str:
+        try:
+            found: object = authentication.authorization()
+        except MagnetarError:
+            raise
+        except Exception as error:
+            failed = f"the authentication {name!r} failed: {type(error).__name__}"
+            raise WireInvalidConfiguration(failed) from error
+        if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
+            raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
+        return found
+
+    return header
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shown(value)}")
+    return value
+
+
+def _json(text: object, members: str = "username and password") -> dict[str, Any]:
+    try:
+        found = json.loads(text) if isinstance(text, str) and len(text) <= 65536 else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidConfiguration(f"auth_params_string is a JSON object with {members}")
+    return found

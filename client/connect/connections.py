@@ -23,6 +23,7 @@ from ...proto.errors import (
     TimedOut,
 )
 from ...proto.names import TopicName
+from ...runtime.access import NOTHING, CallerAccess
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
 from ..common.fork import connected
@@ -40,9 +41,12 @@ TOLD_MAX = 1000
 
 
 class Connections:
-    def __init__(self, world: World, endpoints: Sequence[Endpoint], settings: ClientSettings) -> None:
+    def __init__(
+        self, world: World, endpoints: Sequence[Endpoint], settings: ClientSettings, access: CallerAccess = NOTHING
+    ) -> None:
         assert endpoints, "a service URL names at least one broker"
         self.world = world
+        self._access = access
         self.settings = settings
         self.memory = ReceiveMemory(settings.memory_limit_bytes)
         self._endpoints = list(endpoints)
@@ -61,7 +65,7 @@ class Connections:
         channel = self._channels.get(endpoint)
         if channel is None:
             connected(self)
-            channel = self._channels[endpoint] = self.world.network.connect(endpoint)
+            channel = self._channels[endpoint] = self.world.network.connect(endpoint, self._access)
         return channel
 
     async def broker_stream(self, topic: TopicName) -> BrokerStream:

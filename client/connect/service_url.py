@@ -1,32 +1,38 @@
 """Service URLs: `magnetar://host[:port][,host[:port]…]`; `pulsar://` means the same with Pulsar's port.
 
-Any of the brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
+With `+ssl` after the scheme the connections are encrypted and the brokers' certificates are verified. Any of the
+brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...runtime.network import Endpoint
 from ..common.errors import InvalidUrl
 
-DEFAULT_PORTS = {"magnetar": 7650, "pulsar": 6650}
+DEFAULT_PORTS = {"magnetar": 7650, "magnetar+ssl": 7650, "pulsar": 6650, "pulsar+ssl": 6651}
 
 
-def parse_service_url(text: str) -> tuple[Endpoint, ...]:
-    """At least one endpoint, in the order given, each once."""
+class ServiceUrl(NamedTuple):
+    endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
+    encrypted: bool  # TLS
+
+
+def parse_service_url(text: str) -> ServiceUrl:
     if not isinstance(text, str):
         raise InvalidUrl(f"a service URL is text such as magnetar://localhost:7650, not {text!r}")
     scheme, separator, rest = text.strip().partition("://")
     scheme = scheme.lower()
     if not separator:
         raise InvalidUrl(f"{text!r} is not a service URL; write magnetar://{text.strip() or 'localhost:7650'}")
-    if scheme in ("pulsar+ssl", "magnetar+ssl", "https"):
-        raise InvalidUrl(f"{text!r}: TLS is not supported yet; use magnetar://HOST:PORT inside a trusted network")
     if scheme not in DEFAULT_PORTS:
-        raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or pulsar://, not {scheme}://")
+        raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or magnetar+ssl://, not {scheme}://")
     hosts = rest.split("/")[0]
     if rest[len(hosts) :] not in ("", "/"):
         raise InvalidUrl(f"{text!r}: nothing follows HOST:PORT in a service URL")
-    return tuple(dict.fromkeys(_endpoint(text, part, DEFAULT_PORTS[scheme]) for part in hosts.split(",")))
+    found = dict.fromkeys(_endpoint(text, part, DEFAULT_PORTS[scheme]) for part in hosts.split(","))
+    return ServiceUrl(tuple(found), scheme.endswith("+ssl"))
 
 
 def _endpoint(text: str, part: str, default_port: int) -> Endpoint:

@@ -63,10 +63,6 @@ TUNING = {
     "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
 }
 """Parameters that tune what does not exist here: default, and why."""
-_TLS_CLIENT = (
-    "use_tls", "tls_trust_certs_file_path", "tls_allow_insecure_connection", "tls_validate_hostname",
-    "tls_private_key_file_path", "tls_certificate_file_path",
-)  # fmt: skip
 
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
@@ -138,9 +134,6 @@ def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check(checks.CLIENT, options)
-    for name in _TLS_CLIENT:
-        if options.get(name):
-            raise OperationNotSupported(f"{name}: TLS is not supported yet")
     for name, why in _UNSUPPORTED_CLIENT.items():
         if options.get(name) is not None:
             raise OperationNotSupported(f"{name} of a client is not supported: {why}")

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from ...proto.errors import ConnectionLost, MagnetarError, WrongProtocol
+from ..access import NOTHING, CallerAccess
 from ..network import EndOfStream, Endpoint, Rpc
+from .access import ChannelTls, check_clear, metadata_of
 from .envelope import END_OF_ITEMS
 from .errors import from_grpc, grpc_module, is_cancelled
 from .loop import drop_late_events
@@ -35,11 +37,14 @@ Rep = TypeVar("Rep", bound=Message)
 class GrpcChannel:
     """A connection to one server. Belongs to the event loop in which it is first used."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, access: CallerAccess) -> None:
+        check_clear(endpoint, access)
         self._endpoint = endpoint
+        self._access = access
+        self._tls = ChannelTls(access.tls) if access.tls is not None else None
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
-        self._streams: dict[_ClientStream, None] = {}
+        self._streams: dict[_ClientStream, Any] = {}  # each with its connection, which ends with the last of them
         self._closed = False
 
     @property
@@ -49,9 +54,16 @@ class GrpcChannel:
     def _opened(self) -> Any:
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
+        if self._tls is not None and self._tls.changed():
+            self._channel = None  # the next one brings the new certificate; streams keep the one they have
+            self._methods.clear()
         if self._channel is None:
             drop_late_events(asyncio.get_running_loop())
-            self._channel = grpc_module().aio.insecure_channel(str(self._endpoint), options=CHANNEL_OPTIONS)
+            make, target = grpc_module().aio, str(self._endpoint)
+            if self._tls is not None:
+                self._channel = make.secure_channel(target, self._tls.credentials, options=CHANNEL_OPTIONS)
+            else:
+                self._channel = make.insecure_channel(target, options=CHANNEL_OPTIONS)
         return self._channel
 
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
@@ -61,7 +73,7 @@ class GrpcChannel:
             serialize, parse = rpc.request.SerializeToString, rpc.reply.FromString
             method = self._methods[rpc.path] = channel.unary_unary(rpc.path, serialize, parse)
         try:
-            reply: Rep = await method(request, timeout=timeout_s)
+            reply: Rep = await method(request, timeout=timeout_s, metadata=metadata_of(self._access))
         except grpc_module().aio.AioRpcError as error:
             raise from_grpc(error, self._endpoint) from error
         except asyncio.CancelledError:
@@ -75,9 +87,9 @@ class GrpcChannel:
         method = self._methods.get(rpc.path)
         if method is None:
             method = self._methods[rpc.path] = channel.stream_stream(rpc.path)
-        call = method()
+        call = method(metadata=metadata_of(self._access))
         stream = _ClientStream(self._endpoint, rpc, call)
-        self._streams[stream] = None
+        self._streams[stream] = channel
         call.add_done_callback(lambda _: self._streams.pop(stream, None))
         return stream
 
@@ -92,8 +104,8 @@ class GrpcChannel:
             await channel.close(0)
 
 
-def connect(endpoint: Endpoint) -> GrpcChannel:
-    return GrpcChannel(endpoint)
+def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
+    return GrpcChannel(endpoint, access)
 
 
 class _ClientStream(GrpcStream):

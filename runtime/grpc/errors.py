@@ -30,14 +30,17 @@ from google.protobuf.message import DecodeError
 from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     ConnectionLost,
+    CredentialsExpired,
     InternalError,
     InvalidRequest,
     MagnetarError,
     MessageTooLarge,
     NotFound,
     TimedOut,
+    Unauthenticated,
     Unauthorized,
     Unavailable,
+    UntrustedServer,
     WrongProtocol,
     from_wire,
     to_wire,
@@ -115,8 +118,31 @@ def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
         return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
     if _SILENT not in words and any(each in words for each in _NOT_HTTP2):
         return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
+    if (tls := _of_tls(details, words, endpoint)) is not None:
+        return tls
     how, why = _how_it_failed(details, words)
     return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how)
+
+
+_UNTRUSTED = {
+    "certificate has expired": "has expired",
+    "certificate is not yet valid": "is not valid yet, or this machine's clock is wrong",
+    "hostname verification": "is of another host name",
+    "certificate_verify_failed": "is not signed by an authority that this client trusts: give its file (--tls-ca)",
+    "certificate signature failure": "is not signed by an authority that this client trusts: give its file (--tls-ca)",
+}
+"""In gRPC's text, in lower case → what is wrong with the server's certificate. The first that fits."""
+
+
+def _of_tls(details: str, words: str, endpoint: Endpoint) -> MagnetarError | None:
+    for part, why in _UNTRUSTED.items():
+        if part in words:
+            return UntrustedServer(f"the certificate of {endpoint} {why}", endpoint=endpoint)
+    if "wrong_version_number" in words:
+        return WrongProtocol(f"{endpoint} does not speak TLS: its URL begins with magnetar://", endpoint=endpoint)
+    if "tls handshake failed" in words:
+        return UntrustedServer(f"no TLS with {endpoint}: {details.rpartition('SSL_ERROR_SSL: ')[2]}", endpoint=endpoint)
+    return None
 
 
 def _how_it_failed(details: str, words: str) -> tuple[str, str]:
@@ -129,6 +155,8 @@ def _how_it_failed(details: str, words: str) -> tuple[str, str]:
         return "refused", "the host name is not known"
     if any(each in words for each in _NO_ANSWER):
         return "silent", "no answer to connecting"
+    if "socket closed" in words:
+        return "refused", "it closed the connection: perhaps it asks for TLS (magnetar+ssl://) or for a certificate"
     return "refused", details.rpartition(": ")[2]
 
 
@@ -150,6 +178,8 @@ def _status_of(error: MagnetarError) -> Any:
             return code.NOT_FOUND
         case Unauthorized():
             return code.PERMISSION_DENIED
+        case Unauthenticated() | CredentialsExpired():
+            return code.UNAUTHENTICATED
         case Unavailable():
             return code.UNAVAILABLE
         case InternalError():

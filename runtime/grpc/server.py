@@ -10,6 +10,7 @@ arrives.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,22 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import Busy, ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
+from ...proto.errors import (
+    BackPressure,
+    Busy,
+    ConnectionLost,
+    CredentialsExpired,
+    MagnetarError,
+    MessageTooLarge,
+    WrongProtocol,
+)
+from ..access import ListenerAccess, Principal, expires_in_s
+from ..clock import Clock
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
+from .access import caller_of, peer_of, server_credentials
 from .envelope import END_OF_ITEMS, copied_tags
 from .errors import abort, grpc_module, is_cancelled
-from .options import SERVER_OPTIONS
+from .limits import OpenStreams, server_options
 from .stream import GrpcStream
 
 if TYPE_CHECKING:
@@ -66,21 +78,63 @@ class GrpcServing:
             await asyncio.wait(handlers)
 
 
-async def serve(endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> GrpcServing:
-    """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken."""
+async def serve(
+    endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock
+) -> GrpcServing:
+    """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken, InvalidConfiguration for TLS files
+    that cannot be used."""
     handlers: dict[asyncio.Task[Any], None] = {}
-    server = grpc_module().aio.server(options=SERVER_OPTIONS)
+    credentials = server_credentials(access.tls) if access.tls is not None else None
+    server = grpc_module().aio.server(options=server_options(access.limits))
+    asking = _Asking(access, clock)
     for name, handler in services:
-        server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers),))
+        server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers, asking),))
     try:
-        port = server.add_insecure_port(str(endpoint))
+        if credentials is not None:
+            port = server.add_secure_port(str(endpoint), credentials)
+        else:
+            port = server.add_insecure_port(str(endpoint))
     except RuntimeError as error:
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
     await server.start()
     return GrpcServing(server, Endpoint(endpoint.host, port), handlers)
 
 
-def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None]) -> Any:
+class _Asking:
+    """Asks who calls, before a handler starts and before anything of a request is read."""
+
+    def __init__(self, access: ListenerAccess, clock: Clock) -> None:
+        self._guard = access.guard
+        self._clock = clock
+        self._limit = access.limits.authentications
+        self._under_way = 0
+        self.streams = OpenStreams(access.limits)
+
+    async def who(self, context: Any, path: str) -> CallContext:
+        """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
+        if self._guard is None:
+            return CallContext(peer_of(context))
+        if self._under_way >= self._limit:
+            raise BackPressure(f"{self._limit} callers are being authenticated: try again")
+        caller = caller_of(context)
+        self._under_way += 1
+        try:
+            principal = await self._guard.authenticate(caller)
+        finally:
+            self._under_way -= 1
+        self._guard.authorize(principal, path)
+        return CallContext(caller.peer, principal)
+
+    def until_expiry(self, stream: GrpcStream, principal: Principal) -> asyncio.TimerHandle | None:
+        """The stream ends with the credentials of its caller."""
+        if not principal.expires_ms:
+            return None
+        expired = CredentialsExpired("the credentials of this connection have expired: connect again with new ones")
+        loop = asyncio.get_running_loop()
+        return loop.call_later(expires_in_s(principal, self._clock), stream.break_off, expired)
+
+
+def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None], asking: _Asking) -> Any:
     """gRPC's handler of all methods that `handler` has; the others are UNIMPLEMENTED."""
     grpc = grpc_module()
     service = wire.DESCRIPTOR.services_by_name[name]
@@ -91,22 +145,15 @@ def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any
         if function is None:
             continue
         if target.streaming:
-            methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers))
+            methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers, asking))
         else:
-            run = _unary(target, function, handlers)
+            run = _unary(target, function, handlers, asking)
             methods[method.name] = grpc.unary_unary_rpc_method_handler(run, None, target.reply.SerializeToString)
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
-
-
-def _peer_of(context: Any) -> str:
-    """HOST:PORT of the caller (gRPC writes "ipv6:%5B::1%5D:80")."""
-    peer = str(context.peer())
-    kind, _, address = peer.partition(":")
-    return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
 
 
 def _parse(target: Rpc[Any, Any], data: bytes) -> Any:
@@ -120,13 +167,17 @@ def _parse(target: Rpc[Any, Any], data: bytes) -> Any:
 
 def _unary(
     target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]],
-    handlers: dict[asyncio.Task[Any], None],
+    handlers: dict[asyncio.Task[Any], None], asking: _Asking,
 ) -> Callable[[Any, Any], Awaitable[Any]]:  # fmt: skip
     async def run(request: bytes, context: CallContext) -> Any:
         return await function(_parse(target, request), context)
 
     async def handle(request: bytes, context: Any) -> Any:
-        handler = asyncio.get_running_loop().create_task(run(request, CallContext(_peer_of(context))))
+        try:
+            who = await asking.who(context, target.path)
+        except Exception as refusal:
+            return await abort(context, refusal)
+        handler = asyncio.get_running_loop().create_task(run(request, who))
         handlers[handler] = None
         handler.add_done_callback(lambda task: handlers.pop(task, None))
         try:
@@ -146,13 +197,26 @@ def _streaming(
     target: Rpc[Any, Any],
     function: Callable[[GrpcStream, CallContext], Awaitable[None]],
     handlers: dict[asyncio.Task[Any], None],
+    asking: _Asking,
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def run(stream: GrpcStream, context: CallContext) -> None:
         await function(stream, context)
 
     async def handle(_: Any, context: Any) -> None:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(asking.streams.place(peer_of(context)))
+                who = await asking.who(context, target.path)
+            except Exception as refusal:
+                await abort(context, refusal)
+                return
+            await converse(context, who)
+
+    async def converse(context: Any, who: CallContext) -> None:
         stream = _ServerStream(target, context)
-        handler = asyncio.get_running_loop().create_task(run(stream, CallContext(_peer_of(context))))
+        asking.streams.add(stream, who.peer)
+        expiry = asking.until_expiry(stream, who.principal)
+        handler = asyncio.get_running_loop().create_task(run(stream, who))
         handlers[handler] = None
         handler.add_done_callback(lambda task: _ended(handlers, task))
         try:
@@ -165,6 +229,9 @@ def _streaming(
             stream.fail(ConnectionLost("the caller is gone"))
             raise
         finally:
+            asking.streams.remove(stream)
+            if expiry is not None:
+                expiry.cancel()
             if handler.done():
                 await stream.release()
             else:
@@ -206,6 +273,7 @@ class _ServerStream(GrpcStream):
         self._context = context
         self._grpc_aio = grpc_module().aio
         self._ended = False
+        self.has_read = False
         self.cut: asyncio.Future[MagnetarError] = self._loop.create_future()
 
     def _cut_off(self, error: MagnetarError) -> None:
@@ -224,6 +292,7 @@ class _ServerStream(GrpcStream):
             raise self._gone() from None
         except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
             raise self._gone() from error
+        self.has_read = True
         if data is not self._grpc_aio.EOF:
             return bytes(data)
         if not self._ended and self._broken is None:

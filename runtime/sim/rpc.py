@@ -4,19 +4,24 @@ Messages are serialised and parsed again, so processes share no object; errors a
 connection per channel, made at its first use and again after it breaks.
 On the cable:
 
-    ("call", id, path, bytes) → ("reply", id, bytes) | ("failed", id, error)      ("cancel", id): the caller cancelled
-    ("open", id, path), ("items", id, bytes)*, ("half", id) → ("items", id, bytes)*, ("end", id, error or b"")
+    ("call", id, path, authorization, bytes) → ("reply", id, bytes) | ("failed", id, error)
+    ("cancel", id): the caller cancelled
+    ("open", id, path, authorization), ("items", id, bytes)*, ("half", id)
+        → ("items", id, bytes)*, ("end", id, error or b"")
     ("credit", id, n): n bytes of items were taken; a sender stops when WINDOW_BYTES are not taken
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
+from ..access import Caller, Guard, Principal, expires_in_s
+from ..clock import Clock
 from ..network import (
     MESSAGE_BYTES_MAX,
     CallContext,
@@ -42,8 +47,11 @@ def _error_from(data: bytes) -> errors.MagnetarError:
 class SimChannel:
     """A `runtime.network.Channel` over simulated cables."""
 
-    def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint) -> None:
+    def __init__(
+        self, wires: Wires, owner: Owner, endpoint: Endpoint, authorization: Callable[[], str] | None = None
+    ) -> None:
         self._wires = wires
+        self._authorization = authorization or str
         self._owner = owner
         self._endpoint = endpoint
         self._end: End | None = None
@@ -71,7 +79,7 @@ class SimChannel:
             async with asyncio.timeout(timeout_s):
                 end = await self._connected()
                 self._calls[id_] = answer
-                end.send(("call", id_, rpc.path, data), f"call {id_} {rpc.path} {len(data)} B")
+                end.send(("call", id_, rpc.path, self._authorization(), data), f"call {id_} {rpc.path} {len(data)} B")
                 return rpc.reply.FromString(await answer)
         except TimeoutError:
             self._give_up(id_)
@@ -113,7 +121,7 @@ class SimChannel:
         if stream.broken:
             return
         self._streams[id_] = stream
-        end.send(("open", id_, rpc.path), f"open {id_} {rpc.path}")
+        end.send(("open", id_, rpc.path, self._authorization()), f"open {id_} {rpc.path}")
         stream.attach(end, id_, lambda: self._streams.pop(id_, None))
 
     async def _connected(self) -> End:
@@ -176,9 +184,12 @@ class SimServing:
     """A listener of gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, services: Sequence[tuple[str, object]]
-    ) -> None:
+        self, wires: Wires, owner: Owner, endpoint: Endpoint, services: Sequence[tuple[str, object]],
+        guard: Guard | None, clock: Clock,
+    ) -> None:  # fmt: skip
         self.owner = owner
+        self.guard = guard
+        self.clock = clock
         self.methods = _methods(services)
         self.tasks: dict[asyncio.Task[None], None] = {}
         self._wires = wires
@@ -231,9 +242,9 @@ class _Connection:
             return
         kind, id_ = message[0], message[1]
         if kind == "call":
-            self._start(self._call(id_, message[2], message[3]))
+            self._start(self._call(id_, *message[2:]))
         elif kind == "open":
-            self._open(id_, message[2])
+            self._open(id_, *message[2:])
         elif kind == "cancel":
             if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/server.py
                 self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
@@ -245,7 +256,7 @@ class _Connection:
         self._server.tasks[task] = None
         task.add_done_callback(lambda done: self._server.tasks.pop(done, None))
 
-    def _open(self, id_: int, path: str) -> None:
+    def _open(self, id_: int, path: str, authorization: str) -> None:
         if path not in self._server.methods:
             self._send(("end", id_, _error_bytes(_not_offered(path))), f"end {id_}")
             return
@@ -253,14 +264,24 @@ class _Connection:
         stream = SimStream(target.request, path, self._server.owner, is_client=False)
         self._streams[id_] = stream
         stream.attach(self._end, id_, lambda: self._streams.pop(id_, None))
-        self._start(self._stream(id_, stream, function))
+        self._start(self._stream(id_, stream, function, authorization))
 
-    async def _call(self, id_: int, path: str, data: bytes) -> None:
+    async def _context(self, authorization: str, path: str) -> CallContext:
+        guard = self._server.guard
+        if guard is None:
+            return CallContext(self._end.peer)
+        caller = Caller(self._end.peer, authorization, is_encrypted=True)
+        principal = await guard.authenticate(caller)
+        guard.authorize(principal, path)
+        return CallContext(self._end.peer, principal)
+
+    async def _call(self, id_: int, path: str, authorization: str, data: bytes) -> None:
         try:
             if path not in self._server.methods:
                 raise _not_offered(path)
             target, function = self._server.methods[path]
-            reply = await function(target.request.FromString(data), CallContext(self._end.peer))
+            context = await self._context(authorization, path)
+            reply = await function(target.request.FromString(data), context)
             answer = ("reply", id_, reply.SerializeToString(deterministic=True))
         except asyncio.CancelledError:  # gRPC answers CANCELLED
             data = _error_bytes(errors.ConnectionLost("the handler was cancelled"))
@@ -270,11 +291,15 @@ class _Connection:
             answer = ("failed", id_, _error_bytes(error))
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
-    async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any]) -> None:
+    async def _stream(
+        self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str
+    ) -> None:
         """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
         failure = b""
         try:
-            await function(stream, CallContext(self._end.peer))
+            context = await self._context(authorization, stream.path)
+            with self._until_expiry(id_, stream, context.principal):
+                await function(stream, context)
         except EndOfStream:
             pass
         except asyncio.CancelledError:
@@ -292,6 +317,24 @@ class _Connection:
                     await stream.changed()
             self._send(("end", id_, failure), f"end {id_} {len(failure)} B")
             stream.broke(errors.ConnectionLost("the stream's handler has returned"))
+
+    @contextmanager
+    def _until_expiry(self, id_: int, stream: SimStream, principal: Principal) -> Iterator[None]:
+        if not principal.expires_ms:
+            yield
+            return
+
+        def end() -> None:
+            if not stream.broken:
+                expired = errors.CredentialsExpired("the credentials of this connection have expired")
+                self._send(("end", id_, _error_bytes(expired)), f"end {id_} expired")
+                stream.broke(expired)
+
+        timer = asyncio.get_running_loop().call_later(expires_in_s(principal, self._server.clock), end)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _send(self, message: Any, what: str) -> None:
         self._end.send(message, what)

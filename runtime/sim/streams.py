@@ -41,7 +41,7 @@ class SimStream:
 
     def __init__(self, envelope: type[Message], path: str, owner: Owner, *, is_client: bool) -> None:
         self._envelope = envelope
-        self._path = path
+        self.path = path
         self._owner = owner
         self._is_client = is_client
         self._end: End | None = None
@@ -116,7 +116,7 @@ class SimStream:
 
     def cancel(self) -> None:
         if not self.broken:
-            error = errors.ConnectionLost(f"{self._path}: the stream was cancelled")
+            error = errors.ConnectionLost(f"{self.path}: the stream was cancelled")
             if self._end is not None and self._is_client:
                 self._end.send(("cancel", self._id), f"cancel {self._id}")
             elif self._end is not None:
@@ -200,7 +200,7 @@ class SimStream:
                 self.broke(errors.from_wire(wire.Error.FromString(message[2])))
             case "end":
                 self._in_over = True
-                self.broke(errors.ConnectionLost(f"{self._path}: the other end closed the stream"), in_order=True)
+                self.broke(errors.ConnectionLost(f"{self.path}: the other end closed the stream"), in_order=True)
             case _:
                 raise AssertionError(f"a stream message {message[0]}")
         self._wake()

@@ -103,12 +103,13 @@ class SimProcess:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         name = f"{node.name}/{self.life}"
         files = SimFiles(node.disk, on_death=simulation._on_death(node.name), is_alive=self.is_alive)
+        clock = SimClock(simulation.loop, node)
         self.world = World(
-            clock=SimClock(simulation.loop, node),
+            clock=clock,
             rng=simulation.stream(f"process {name}"),
             files=files,
             workers=SimWorkers(simulation.stream(f"workers {name}"), node.disk_delays, self.is_alive),
-            network=SimNetwork(simulation.wires, self, self.is_alive),
+            network=SimNetwork(simulation.wires, self, clock, self.is_alive, simulation.stream(f"keys {name}")),
         )
 
     def is_alive(self) -> bool:

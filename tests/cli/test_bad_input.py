@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Cluster, Processes
+from magnetar.cli.run.servers import check_reach
+from magnetar.runtime.network import Endpoint
 from tests.support.processes import Result, run_cli
 
 pytestmark = pytest.mark.processes
@@ -31,6 +33,24 @@ def _expect_line(done: Result, code: int, *words: str) -> None:
 def test_a_wrong_topic_name_is_refused_before_anything_is_sent(topic: str) -> None:
     _expect_line(run_cli("topics", "create", topic, "--url", "magnetar://127.0.0.1:1"), 2)
     _expect_line(run_cli("topics", "stats", topic, "--url", "magnetar://127.0.0.1:1"), 2)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "broker.example", "192.0.2.1"])
+@pytest.mark.parametrize("server", ["metadata", "bookie", "broker", "standalone"])
+def test_a_server_that_does_not_ask_who_calls_listens_on_this_machine_only(server: str, host: str) -> None:
+    where = ("--host", host.strip("[]")) if server == "standalone" else ("--listen", f"{host}:0")
+    _expect_line(run_cli(server, *where), 2, host, "--insecure", "127.0.0.1")
+
+
+def test_metrics_count_as_a_listener_too() -> None:
+    _expect_line(run_cli("standalone", "--metrics", "0.0.0.0:0"), 2, "--metrics", "--insecure")
+
+
+def test_an_operator_may_take_the_risk_and_is_warned() -> None:
+    everywhere, here = Endpoint("0.0.0.0", 7650), Endpoint("127.0.0.1", 7650)
+    assert "may read, write and delete" in check_reach(True, listen=everywhere, metrics=None)
+    assert check_reach(False, listen=here, metrics=Endpoint("::1", 9)) == ""
+    assert check_reach(True, listen=here) == ""
 
 
 def test_an_unknown_tenant_namespace_topic_or_subscription_is_code_4(cli: Cli) -> None:

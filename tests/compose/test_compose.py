@@ -38,7 +38,8 @@ def test_published_ports_are_those_that_brokers_listen_on_and_advertise(compose:
     for name in ("broker-1", "broker-2"):
         service = compose.services[name]
         (published,) = service["ports"]
-        outside, inside = published.split(":")
+        machine, outside, inside = published.split(":")
+        assert machine == "127.0.0.1", "nothing asks who calls"
         assert f"--listen 0.0.0.0:{inside}" in service["command"]
         assert f"--advertise {name}:{outside}" in service["command"]
 

@@ -30,7 +30,7 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError
 from magnetar.proto.model import AckedEntry, InitialPosition
 from magnetar.proto.names import MessageId, Position
-from magnetar.runtime.network import STREAM_QUEUE_BYTES, ByteStream
+from magnetar.runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 
 LINE_BYTES_MAX = 64 << 10
 
@@ -106,7 +106,8 @@ class _Connection:
     async def _produce(self, id_: str, topic: str, name: str) -> None:
         port = _ProducerLines(self, id_)
         try:
-            session = await ProducerSession.open(self._broker, ProducerOptions(topic, name), port, self._stream.peer)
+            caller = CallContext(self._stream.peer)
+            session = await ProducerSession.open(self._broker, ProducerOptions(topic, name), port, caller)
         except MagnetarError as error:
             self.closed(id_, error)
             return
@@ -119,7 +120,7 @@ class _Connection:
         )
         try:
             port = _ConsumerLines(self, id_)
-            session = await ConsumerSession.open(self._broker, options, port, self._stream.peer)
+            session = await ConsumerSession.open(self._broker, options, port, CallContext(self._stream.peer))
         except MagnetarError as error:
             self.closed(id_, error)
             return

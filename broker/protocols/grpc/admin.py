@@ -9,20 +9,25 @@ topic, or a namespace by force, asks the owners of the others itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
 from ....metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ....proto import wire_pb2 as wire
-from ....proto.errors import NotAllowed
-from ....proto.names import MessageId, NamespaceName, TopicName
+from ....proto.errors import NotFound
+from ....proto.names import MessageId, NamespaceName, TopicName, check_role
 from ....proto.policies import decode, encode
+from ....runtime.access import Principal
 from ....runtime.network import CallContext, Endpoint, rpc
 from ....runtime.world import World
+from ...access.core.table import Permission
 from ...node.topic_manager import TopicManager
 from ...session import statistics
 from ...session.administration import Administration, Unloaded
+from ...subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from . import translate
 from .examine import ExamineService, delivery
 from .stats import fields
 
@@ -67,7 +72,8 @@ class AdminService(ExamineService):
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> wire.Names:
-        return wire.Names(names=await self._broker.catalog.tenants())
+        administers = partial(self._broker.access.administers, context.principal)
+        return wire.Names(names=[name for name in await self._broker.catalog.tenants() if await administers(name)])
 
     async def create_tenant(self, request: wire.TenantSpec, context: CallContext) -> wire.Empty:
         await self._broker.catalog.create_tenant(request.name, _tenant(request))
@@ -126,16 +132,48 @@ class AdminService(ExamineService):
 
     async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> wire.Empty:
         given = decode(request.set)
+        await self._check_letters(given.dead_letter_topic or "", context)
         await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
         return wire.Empty()
+
+    # ------------------------------------------------------------------ permissions
+    async def get_permissions(self, request: wire.PermissionsRequest, context: CallContext) -> wire.PermissionsReply:
+        found = await self._administration.permissions(request.namespace, request.topic)
+        return wire.PermissionsReply(
+            roles={role: wire.Names(names=actions) for role, actions in found.roles.items()},
+            subscriptions={name: wire.Names(names=roles) for name, roles in found.subscriptions.items()},
+            prefix_mode=found.prefix_mode,
+        )
+
+    async def change_permissions(self, request: wire.ChangePermissionsRequest, context: CallContext) -> wire.Empty:
+        change = translate.permission_change(request)
+        await self._administration.change_permissions(request.namespace, request.topic, change)
+        return wire.Empty()
+
+    async def _check_letters(self, topic: str, context: CallContext) -> None:
+        """Unauthorized: who names a dead letter topic has to be able to publish there, because the broker will."""
+        if topic:
+            name = TopicName.parse(topic)
+            await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> wire.Names:
         """What is stored, and the non-persistent topics that brokers have in memory."""
         name = NamespaceName.parse(request.namespace)
+        shown = await self._broker.access.shown(context.principal, name)
         if request.in_memory_here:
-            return wire.Names(names=sorted(await self._administration.topics_in_memory(name)))
-        return wire.Names(names=await self._administration.topics(name, partitions=request.partitions))
+            return wire.Names(names=filter(shown, sorted(await self._administration.topics_in_memory(name))))
+        found = await self._topics_of(name, context.principal, partitions=request.partitions)
+        return wire.Names(names=filter(shown, found))
+
+    async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
+        """A namespace that is missing has no topics for a caller who could not see any."""
+        try:
+            return await self._administration.topics(name, partitions=partitions)
+        except NotFound:
+            if await self._broker.access.administers(principal, name.tenant):
+                raise
+            return []
 
     async def create_topic(self, request: wire.TopicSpec, context: CallContext) -> wire.Empty:
         await self._broker.catalog.create_topic(TopicName.parse(request.name), request.partitions)
@@ -189,6 +227,7 @@ class AdminService(ExamineService):
 
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
         start = MessageId.from_wire(request.position) if request.HasField("position") else None
+        await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
         await (await self._backlogs(request.topic)).create(request.name, start, dict(request.properties))
         return wire.Empty()
 
@@ -199,6 +238,7 @@ class AdminService(ExamineService):
         return wire.SubscriptionSpec(topic=request.topic, name=request.name, properties=found)
 
     async def set_subscription_properties(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
+        await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
         await (await self._backlogs(request.topic)).set_properties(request.name, dict(request.properties))
         return wire.Empty()
 
@@ -250,11 +290,9 @@ class AdminService(ExamineService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """NotAllowed: who believes that roles or clusters are kept to would leave a tenant open to everybody."""
-    for name, given in (("admin_roles", request.admin_roles), ("allowed_clusters", request.allowed_clusters)):
-        if given:
-            raise NotAllowed(f"{name} of a tenant is not enforced yet, and is refused until it is; leave it out")
-    return TenantRecord()
+    """InvalidName: a role that no caller can have."""
+    roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
+    return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 
 
 def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:

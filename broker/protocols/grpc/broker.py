@@ -30,10 +30,10 @@ class BrokerService:
         await connection.serve(self._broker, stream, context)
 
     async def read(self, stream: read.Reads, context: CallContext) -> None:
-        await read.serve(self._broker, stream)
+        await read.serve(self._broker, stream, context)
 
     async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
-        await watch.serve(self._topics, stream)
+        await watch.serve(self._topics, stream, context)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         name = TopicName.parse(request.topic)

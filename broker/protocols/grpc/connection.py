@@ -46,7 +46,7 @@ Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
-    connection, clock = Connection(broker, stream, context.peer), broker.world.clock
+    connection, clock = Connection(broker, stream, context), broker.world.clock
     try:
         while True:
             frames, turns = await stream.receive(), Turns(clock)
@@ -64,9 +64,9 @@ async def serve(broker: TopicManager, stream: Connects, context: CallContext) ->
 class Connection:
     """The handlers of one stream."""
 
-    def __init__(self, broker: TopicManager, stream: Connects, peer: str) -> None:
+    def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
         self.broker = broker
-        self.peer = peer
+        self.caller = caller
         self._stream = stream
         self._handlers: dict[int, Handler] = {}
         self._highest = 0

@@ -22,6 +22,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ....proto.varint import varint
+from ....runtime.network import CallContext
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
@@ -45,7 +46,7 @@ class Connection(Protocol):
     """What a handler needs of its stream."""
 
     broker: TopicManager
-    peer: str
+    caller: CallContext
 
     def send(self, frame: wire.ServerFrame | bytes) -> None: ...
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -259,7 +260,7 @@ class ProducerHandler(Handler):
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         options = translate.producer_options(frame.open_producer)
-        self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.peer)
+        self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.producer_opened(self.number, self._session)
 
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
@@ -315,7 +316,7 @@ class ConsumerHandler(Handler):
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
         options = translate.subscribe_options(frame.subscribe)
-        self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.peer)
+        self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.subscribed(self.number, self._session)
 
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:

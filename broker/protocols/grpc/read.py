@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, to_wire
-from ....runtime.network import EndOfStream, Stream
+from ....runtime.network import CallContext, EndOfStream, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.reader import Range, RangeReader
@@ -16,7 +16,7 @@ from .delivery import read_item
 Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
-async def serve(broker: TopicManager, stream: Reads) -> None:
+async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
     while True:
         try:
             items = await stream.receive()
@@ -24,14 +24,16 @@ async def serve(broker: TopicManager, stream: Reads) -> None:
             return
         turns = Turns(broker.world.clock)
         for request in items:
-            await _answer(broker, stream, request, turns)
+            await _answer(broker, stream, request, caller, turns)
             if turns.over:
                 await turns.next()
 
 
-async def _answer(broker: TopicManager, stream: Reads, request: wire.ReadRequest, turns: Turns) -> None:
+async def _answer(
+    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: Turns
+) -> None:
     wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max)
-    reader, error = RangeReader(broker, wanted), None
+    reader, error = RangeReader(broker, wanted, caller), None
     try:
         async with aclosing(reader.entries(turns)) as entries:
             async for entry in entries:

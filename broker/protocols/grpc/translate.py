@@ -8,10 +8,14 @@ Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from msgspec.structs import replace
+
+from ....metadata.records import GrantsRecord
 from ....proto import wire_pb2 as wire
+from ....proto.errors import InvalidRequest
 from ....proto.model import (
     AccessMode,
     AckedEntry,
@@ -22,6 +26,7 @@ from ....proto.model import (
     enum_of,
 )
 from ....proto.names import MessageId, Position
+from ...access import permissions
 from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
@@ -143,3 +148,23 @@ def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
         ),
     )  # fmt: skip
     return wire.ServerFrame(id=id_, last=answer)
+
+
+def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
+    """From the record and the full name of the topic ("": the namespace). InvalidRequest."""
+    kind, given = request.WhichOneof("change"), request
+    if kind == "grant":
+        return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)
+    if kind == "revoke":
+        return lambda record, topic: permissions.revoke(record, topic, given.revoke)
+    if given.topic:
+        raise InvalidRequest("the lists of subscriptions are those of a namespace: name that")
+    if kind == "grant_subscription":
+        of = given.grant_subscription
+        return lambda record, _: permissions.grant_subscription(record, of.subscription, of.roles)
+    if kind == "revoke_subscription":
+        left = given.revoke_subscription
+        return lambda record, _: permissions.revoke_subscription(record, left.subscription, left.roles)
+    if kind == "prefix_mode":
+        return lambda record, _: replace(record, prefix_mode=given.prefix_mode)
+    raise InvalidRequest("a change of permissions that this broker does not know")

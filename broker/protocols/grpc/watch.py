@@ -8,7 +8,7 @@ import asyncio
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest, MagnetarError
 from ....proto.names import NamespaceName
-from ....runtime.network import EndOfStream, Stream
+from ....runtime.network import CallContext, EndOfStream, Stream
 from ...cluster.topic_watch import Added, Told
 from ...cluster.topic_watch import Topics as TopicsNow
 from ...session.topics import Topics
@@ -16,11 +16,11 @@ from ...session.topics import Topics
 Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
-async def serve(topics: Topics, stream: Watches) -> None:
+async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
-    tasks = (asyncio.create_task(_tell(topics, stream, asked)), asyncio.create_task(_gone(stream)))
+    tasks = (asyncio.create_task(_tell(topics, stream, asked, caller)), asyncio.create_task(_gone(stream)))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -31,8 +31,9 @@ async def serve(topics: Topics, stream: Watches) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _tell(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest) -> None:
-    async for told in topics.watch(NamespaceName.parse(asked.namespace), asked.after_revision):
+async def _tell(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext) -> None:
+    name = NamespaceName.parse(asked.namespace)
+    async for told in topics.watch(name, asked.after_revision, caller.principal):
         await stream.send(_reply(told))
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.errors import InvalidConfiguration, InvalidUrl, OperationNotSupported
-from magnetar.client.connect.authentication import AuthenticationToken
+from magnetar.client.common.errors import InvalidConfiguration, InvalidUrl
 from magnetar.client.connect.service_url import parse_service_url
 from magnetar.runtime.network import Endpoint
 
@@ -19,15 +18,17 @@ from magnetar.runtime.network import Endpoint
         ("magnetar://[::1]:5", [("::1", 5)]),
         ("magnetar://[::1]", [("::1", 7650)]),
         ("magnetar://a:1,a:1", [("a", 1)]),
+        ("magnetar+ssl://a,b:2", [("a", 7650), ("b", 2)]),
+        ("pulsar+ssl://a", [("a", 6651)]),
     ],
 )
 def test_urls_name_brokers(text: str, endpoints: list[tuple[str, int]]) -> None:
-    assert parse_service_url(text) == tuple(Endpoint(*each) for each in endpoints)
+    assert parse_service_url(text) == (tuple(Endpoint(*each) for each in endpoints), "+ssl" in text)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "localhost", "localhost:7650", "http://a:1", "pulsar+ssl://a:1", "magnetar://", "magnetar://a:b", "magnetar://a:70000",
+    ["", "localhost", "localhost:7650", "http://a:1", "https://a:1", "magnetar://", "magnetar://a:b", "magnetar://a:70000",
      "magnetar://a:0", "magnetar://a:1/b", "magnetar://u@a:1", "magnetar://a b:1", "magnetar://,", "topic://a"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
@@ -36,10 +37,6 @@ def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
 
 
 def test_what_a_client_cannot_do_is_said_when_it_is_made() -> None:
-    with pytest.raises(OperationNotSupported, match="leave it out"):
-        Client("magnetar://a", AuthenticationToken("secret"))
-    with pytest.raises(OperationNotSupported, match="TLS"):
-        Client("magnetar://a", tls_trust_certs_file_path="x")
     with pytest.raises(TypeError, match="nonsense"):
         Client("magnetar://a", nonsense=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidConfiguration):

@@ -24,6 +24,8 @@ from magnetar.proto.errors import (
     WrongProtocol,
 )
 from magnetar.proto.varint import varint
+from magnetar.runtime.access import OPEN
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import GrpcChannel, connect
 from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.grpc.server import GrpcServing, serve
@@ -63,7 +65,7 @@ class Bench:
         self.ends: list[GrpcChannel | GrpcServing] = []
 
     async def serve(self, lookup: Lookup | None = None, connect: Connect | None = None) -> GrpcServing:
-        serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))])
+        serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))], OPEN, SystemClock())
         self.ends.append(serving)
         return serving
 
@@ -192,7 +194,7 @@ async def test_nobody_there_is_definite_and_the_channel_works_when_somebody_is(b
     assert raised.value.definite
     with pytest.raises(Unavailable):
         await channel.stream(CONNECT).receive()
-    serving = await serve(endpoint, [("Broker", Handler(lookup))])
+    serving = await serve(endpoint, [("Broker", Handler(lookup))], OPEN, SystemClock())
     bench.ends.append(serving)
     async with asyncio.timeout(SOON_S):
         while True:
@@ -259,7 +261,7 @@ async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
 async def test_a_taken_port_is_busy_and_named(bench: Bench) -> None:
     serving = await bench.serve()
     with pytest.raises(Busy, match=str(serving.endpoint)):
-        await serve(serving.endpoint, [])
+        await serve(serving.endpoint, [], OPEN, SystemClock())
 
 
 async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:

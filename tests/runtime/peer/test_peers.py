@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
+from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server as grpc_server
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
@@ -298,7 +299,7 @@ async def test_a_port_that_does_not_speak_zeromq_fails_the_request(bench: Bench)
 
 
 async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> None:
-    other = await grpc_server.serve(LOCAL, [])
+    other = await grpc_server.serve(LOCAL, [], OPEN, SystemClock())
     error = await outcome(bench.peer(other.endpoint).request(b"", timeout_s=SOON_S))
     assert isinstance(error, WrongProtocol)
     await other.close()
@@ -306,7 +307,7 @@ async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> No
 
 async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(bench: Bench) -> None:
     """ZeroMQ itself never connects again after an error of protocol."""
-    other = await grpc_server.serve(LOCAL, [])
+    other = await grpc_server.serve(LOCAL, [], OPEN, SystemClock())
     peer = bench.peer(other.endpoint)
     assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
     await other.close()

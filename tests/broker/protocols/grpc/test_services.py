@@ -498,15 +498,16 @@ async def test_wrong_names_are_refused_with_what_is_wrong(
 # ------------------------------------------------------------------------------------------------ admin
 async def test_tenants_and_namespaces(deployment: Deployment) -> None:
     assert list((await deployment.admin("ListTenants")).names) == ["public"]
-    for unkept in ({"admin_roles": ["root"]}, {"allowed_clusters": ["here"]}):
-        with pytest.raises(NotAllowed, match="not enforced"):
-            await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", **unkept))
-    await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
+    with pytest.raises(InvalidName, match="role"):
+        await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["ok", "a\nb"]))
+    await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["root", "root"]))
     with pytest.raises(AlreadyExists):
         await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
     assert (await deployment.admin("GetTenant", wire.Name(name="acme"))).name == "acme"
-    with pytest.raises(NotAllowed, match="not enforced"):
-        await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme", admin_roles=["other"]))
+    assert list((await deployment.admin("GetTenant", wire.Name(name="acme"))).admin_roles) == ["root"]
+    await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme", allowed_clusters=["elsewhere"]))
+    with pytest.raises(NotAllowed, match="may not use cluster 'magnetar', only elsewhere"):
+        await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns"))
     await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme"))
     await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=2))
     assert list((await deployment.admin("ListNamespaces", wire.Name(name="acme"))).names) == ["acme/ns"]

@@ -1,0 +1,94 @@
+"""A service as its callers get it: each unary rpc is authorized before its handler runs, and each act is audited.
+
+The rules are broker/access/core/table.py's; an rpc without a rule is a fault of the program, found when the broker
+starts. Streams are asked where they open something (broker/session/), because one stream opens many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ....proto import wire_pb2 as wire
+from ....proto.errors import MagnetarError
+from ....proto.names import NamespaceName, TopicName
+from ....runtime.network import CallContext
+from ...access.authorizer import Authorizer, may_everything
+from ...access.core.table import RULES, On, Permission, Rule
+
+Handler = Callable[[Any, CallContext], Awaitable[Message]]
+
+EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
+"""Without the name of a subscription they change each one."""
+LOOKS = re.compile(r"Broker\.|Admin\.(List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)")
+"""Not audited: they change nothing, and show no message."""
+
+
+class Checked:
+    """Has the methods of `service`, a handler of the rpcs of `name` ("Admin")."""
+
+    def __init__(self, name: str, service: object, access: Authorizer) -> None:
+        for method in wire.DESCRIPTOR.services_by_name[name].methods:
+            path, attribute = f"{name}.{method.name}", re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+            handler = getattr(service, attribute)
+            if method.client_streaming:
+                assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
+                setattr(self, attribute, handler)
+            else:
+                setattr(self, attribute, _checked(path, RULES[path], handler, access))
+
+
+def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Handler:
+    act = not LOOKS.match(path)
+
+    async def call(request: Any, context: CallContext) -> Message:
+        if not may_everything(context.principal):
+            await _authorize(path, rule, request, context, access)
+        if not act:
+            return await handler(request, context)
+        try:
+            reply = await handler(request, context)
+        except BaseException as error:
+            result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
+            access.audit.act(context.principal, context.peer, path, _subject(request), result, fields=_fields(request))
+            raise
+        access.audit.act(context.principal, context.peer, path, _subject(request), "done", fields=_fields(request))
+        return reply
+
+    return call
+
+
+async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
+    """Unauthorized; InvalidName of what the request names."""
+    permission, principal, subscription = rule.permission, context.principal, ""
+    if rule.subscription:
+        subscription = getattr(request, rule.subscription)
+        if not subscription and path in EVERY_SUBSCRIPTION:
+            permission = Permission.MANAGE
+    if rule.on is On.PLACE:
+        topic, namespace = request.topic, request.namespace
+    else:
+        topic = getattr(request, rule.field) if rule.on is On.TOPIC else ""
+        namespace = getattr(request, rule.field) if rule.on is On.NAMESPACE else ""
+    if rule.on is On.PLACE and not topic and not namespace:
+        permission = Permission.OPERATE
+    await access.require(
+        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is On.TOPIC else None,
+        namespace=NamespaceName.parse(namespace) if namespace or rule.on is On.NAMESPACE else None,
+        tenant=getattr(request, rule.field) if rule.on is On.TENANT else "", subscription=subscription,
+        peer=context.peer,
+    )  # fmt: skip
+
+
+def _subject(request: Any) -> str:
+    """The name of what the request is about."""
+    named = (getattr(request, field, "") for field in ("topic", "namespace", "name"))
+    return next((each for each in named if each), "the cluster")
+
+
+def _fields(request: Message) -> list[str]:
+    """Which fields the caller gave; never their values."""
+    return [field.name for field, _ in request.ListFields()]

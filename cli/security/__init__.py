@@ -1,0 +1,1 @@
+"""`magnetar security …`: keys, certificates and tokens."""

@@ -1,0 +1,158 @@
+"""`magnetar security …`: makes the files of a secured broker, and tokens."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+
+security = LazyGroup(
+    "security",
+    {
+        "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
+        "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
+        "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
+        "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
+    },
+    help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
+)
+
+token = LazyGroup(
+    "token",
+    {
+        "create": Lazy(".security.security", "create", "Make a token for a role."),
+        "show": Lazy(".security.security", "show", "What a token says; its signature is not verified."),
+        "validate": Lazy(".security.security", "validate", "Whether a broker with these settings takes a token."),
+    },
+    help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
+)
+
+FOLDER = click.option(
+    "--folder", type=click.Path(file_okay=False), default="security", show_default=True, help="Of `security init`."
+)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
+@click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
+def init(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+    """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
+
+    Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
+    """
+    from ...security.authority import initialize
+
+    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
+    for name in made.files:
+        click.echo(f"{made.folder / name}")
+    click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
+    click.echo(f"next: magnetar standalone --security {made.folder / 'security.toml'}", err=True)
+
+
+@click.command()
+@FOLDER
+@click.option("--host", "hosts", multiple=True, required=True, help="As `security init` takes it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew a broker's certificate; a running broker uses it from the next connection on.
+
+    Example: magnetar security certificate --folder ./security --host broker-1.example
+    """
+    from ...security.authority import issue
+
+    for name in issue(Path(folder), list(hosts), _now(), days):
+        click.echo(str(Path(folder) / name))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", type=click.Choice(["metadata", "broker", "bookie", "operator"]), required=True)
+@click.option("--name", required=True, help="Of the process or the person, in logs; such as a host's name.")
+@click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew or make the certificate of a process of the cluster, or of an operator: members/ROLE.pem and its key.
+
+    Example: magnetar security member --folder ./security --role bookie --name bookie-3
+    """
+    from ...security.authority import issue_member
+
+    if (role == "metadata") != bool(hosts):
+        raise click.UsageError("--host is of --role metadata, which needs one: the others only call")
+    for written in issue_member(Path(folder), role, name, list(hosts), _now(), days):
+        click.echo(str(Path(folder) / written))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", required=True, help="Who the token's holder is.")
+@click.option("--days", type=click.FloatRange(0.0001, 36500), default=None, help="Of its life (default: no end).")
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
+def create(folder: str, role: str, days: float | None, out: str | None) -> None:
+    """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
+
+    Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
+    """
+    from ...proto.names import check_role
+    from ...runtime.clock import SystemClock
+    from ...security.authority import write_secret
+    from ...security.secrets import Secret, read_private
+    from ...security.token import create_token
+
+    check_role(role)
+    key = Secret(read_private(str(Path(folder) / "token-key.pem")))
+    token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
+    if out is None:
+        click.echo(token)
+    else:
+        write_secret(Path(out), token.encode() + b"\n")
+        click.echo(out)
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+def show(source: str) -> None:
+    """What a token says; its signature is not verified.
+
+    Example: magnetar security token show orders.token
+    """
+    from ...security.token import unverified
+
+    click.echo(unverified(_read(source)))
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+@click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
+def validate(source: str, settings: str) -> None:
+    """Whether a broker with these settings takes a token, and for which role.
+
+    Example: magnetar security token validate orders.token --security ./security/security.toml
+    """
+    import asyncio
+
+    from ...runtime.access import Caller
+    from ...runtime.clock import SystemClock
+    from ...security.authenticator import Authenticator
+    from ...security.settings import SecuritySettings
+
+    guard = Authenticator(SecuritySettings.load(settings), SystemClock())
+    found = asyncio.run(guard.authenticate(Caller("", f"Bearer {_read(source)}")))
+    until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
+    click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
+
+
+def _read(source: str) -> str:
+    from ..common.session import TOKEN_MAX, read_token
+
+    return sys.stdin.read(TOKEN_MAX).strip() if source == "-" else read_token(source)
+
+
+def _now() -> Any:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,164 @@
+"""Who calls: what a listener knows of a caller, and what it asks before it hands a call to a service.
+
+A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
+its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
+`Principal` that it gives is part of the call's context (`runtime/network.py`). Without a guard every caller is LOCAL,
+which may do everything: such a listener takes callers of its own machine only (docs/security.md).
+
+Source of the rules: Pulsar's authentication providers; security of this design: docs/security.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from .clock import Clock
+
+
+class PrincipalKind(Enum):
+    LOCAL = "local"  # nothing was asked: a listener without security
+    ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
+    CLIENT = "client"  # a role that a credential names
+    MEMBER = "member"  # a process of this cluster, or an operator, by the certificate of the cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The authenticated caller. `name` is Pulsar's role; for a member `broker/NAME`, `bookie/UUID`, `operator/NAME`."""
+
+    name: str
+    kind: PrincipalKind
+    method: str = ""  # "token", "basic", "tls"; empty: none
+    expires_ms: int = 0  # wall clock, milliseconds since the epoch; 0: never
+    credential_id: str = ""  # the token's `jti` or the certificate's serial number, for revocation and audit
+    is_super: bool = False  # the settings name it as a super user: it may do everything
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
+
+
+def expires_in_s(principal: Principal, clock: Clock) -> float:
+    """How long its credentials hold still. They have an end."""
+    return max(0.0, (principal.expires_ms - clock.wall_ms()) / 1000)
+
+
+LOCAL = Principal("", PrincipalKind.LOCAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What the listener knows before it reads a request; nothing here is verified but `certificate`."""
+
+    peer: str  # HOST:PORT of the other end of the socket, never from a header
+    authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
+    certificate: bytes = b""  # PEM of the client certificate that TLS verified; empty: none
+    is_encrypted: bool = False  # TLS
+
+    def __repr__(self) -> str:
+        return f"Caller({self.peer!r}, encrypted={self.is_encrypted})"
+
+
+AUTHORIZATION_MAX = 16 << 10
+"""Characters; a token with many groups has a few thousand."""
+
+
+class Guard(Protocol):
+    """Authenticates the callers of one listener, and says which rpcs a principal may call at all."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
+        Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        ...
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        """`path`: of the rpc, "/magnetar.wire.Admin/DeleteTopic". Unauthorized: not by this principal."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. They are read again when they change: at a listener for its next handshake, at a client for its next
+    connection; those that are open stay."""
+
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""  # whom to trust: of servers (empty: the system's), at a listener of clients
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the callers of a listener may hold of the process."""
+
+    connections: int = 10_000  # in all; further ones are refused
+    streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
+    first_frame_s: float = 10.0  # a stream on which nothing came for so long is cut
+    unread_s: float = 300.0  # … and one whose caller takes nothing of what waits for it
+    authentications: int = 256  # at a time; further callers get BackPressure
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerAccess:
+    """What a listener asks of its callers."""
+
+    guard: Guard | None = None
+    tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class CallerAccess:
+    """What a client brings. `authorization` gives the header's value for each call and stream; it must not wait."""
+
+    tls: TlsFiles | None = None
+    authorization: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A process' keys among the peers (CURVE). It makes them at its start, and writes the secret one nowhere."""
+
+    public: str  # 64 hexadecimal digits
+    secret: bytes = field(repr=False)  # 32 bytes
+
+
+class PeerGate(Protocol):
+    """Which processes may be clients of a peer server. A key is the public one, 64 hexadecimal digits."""
+
+    async def admit(self, key: str) -> bool:
+        """Asked at each new connection. A MagnetarError: it cannot be decided now, and the client may try again."""
+        ...
+
+    def principal(self, key: str) -> Principal | None:
+        """Asked for each message. None: the process is a member no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerListening:
+    """What a peer server shows and asks: only clients that know its key, and that the gate takes, are served."""
+
+    own: KeyPair
+    gate: PeerGate
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCalling:
+    """What the client end of a peer connection shows, and the public key that the server has to have."""
+
+    server: str = ""  # empty: it registered none
+    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/keyed.py)
+
+
+NO_KEY = "00" * 32
+"""No server has it."""
+
+OPEN = ListenerAccess()
+"""Every caller is LOCAL, in clear."""
+
+NOTHING = CallerAccess()
+
+CLEAR = PeerCalling()
+"""A peer connection without keys."""

@@ -1,0 +1,155 @@
+"""The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
+
+    Bearer TOKEN          → security/oidc.py where its `iss` is one of the issuers, else security/token.py
+    Basic BASE64          → security/basic.py
+    a client certificate  → security/certificate.py, with a section [certificate]
+    nothing               → the anonymous role, where the configuration names one
+
+Wrong credentials are refused: they never become the anonymous role (Pulsar's HTTP does that), and no other credential
+makes up for them. A caller with a header and a certificate is whom the header names, until the first of both expires:
+in Pulsar the client names one method, and with a token the certificate is of the transport alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..proto.errors import InvalidConfiguration, Unauthenticated
+from ..runtime.access import (
+    AUTHORIZATION_MAX,
+    NOTHING,
+    OPEN,
+    Caller,
+    CallerAccess,
+    ListenerAccess,
+    Principal,
+    PrincipalKind,
+    TlsFiles,
+)
+from ..runtime.clock import Clock
+from ..runtime.network import Channel, Endpoint, Network, Serving
+from ..runtime.threads import SystemWorkers
+from ..runtime.workers import Workers
+from ..runtime.world import World
+from .basic import BasicProvider
+from .certificate import CertificateProvider
+from .oidc import OidcProvider
+from .secrets import read_private, read_secret
+from .settings import SecuritySettings
+from .token import TokenProvider
+
+
+class Authenticator:
+    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords and ask issuers."""
+
+    def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
+        self._settings = settings
+        self._tokens = TokenProvider(settings.token, clock) if settings.token else None
+        workers = workers or SystemWorkers()
+        self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
+        self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
+        self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Unauthenticated. Unavailable: too many passwords wait, or an issuer does not answer."""
+        found = await self._identified(caller)
+        return replace(found, is_super=True) if self._is_super(found) else found
+
+    async def _identified(self, caller: Caller) -> Principal:
+        shown = None
+        if self._certificates is not None and caller.certificate:
+            shown = self._certificates.principal(caller.certificate)
+        if caller.authorization:
+            named = await self._of_header(caller)
+            return named if shown is None else _until_the_first_expires(named, shown)
+        if shown is not None:
+            return shown
+        if role := self._settings.authentication.anonymous_role:
+            return Principal(role, PrincipalKind.ANONYMOUS)
+        raise Unauthenticated(f"this server asks who calls: bring {self._wanted()}")
+
+    async def _of_header(self, caller: Caller) -> Principal:
+        scheme, _, value = caller.authorization[:AUTHORIZATION_MAX].partition(" ")
+        if scheme.lower() == "bearer":
+            token = value.strip()
+            if self._oidc is not None and (self._tokens is None or self._oidc.issued(token)):
+                return await self._oidc.principal(token)
+            if self._tokens is not None:
+                return self._tokens.principal(token)
+        if scheme.lower() == "basic" and self._basic is not None:
+            return await self._basic.authenticate(value.strip(), caller)
+        raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
+
+    def _wanted(self) -> str:
+        ways = {
+            "a token": self._tokens or self._oidc,
+            "a user and password": self._basic,
+            "a client certificate": self._certificates,
+        }
+        return " or ".join(name for name, way in ways.items() if way is not None)
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        """Each service of the broker asks itself (broker/access/): it knows what a request is about."""
+
+    def _is_super(self, principal: Principal) -> bool:
+        known = principal.name in self._settings.authorization.super_users
+        return known and principal.kind is PrincipalKind.CLIENT
+
+
+def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
+    if named.expires_ms and named.expires_ms <= shown.expires_ms:
+        return named
+    return replace(named, expires_ms=shown.expires_ms)
+
+
+class SecuredNetwork:
+    """A process' network whose gRPC listener asks who calls, and whose calls to other brokers bring its own token."""
+
+    def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
+        """InvalidConfiguration: a key, a token or a certificate cannot be used."""
+        if settings.tls is not None:
+            read_private(settings.tls.key)
+        self._inner = inner
+        self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
+        self._caller = _own_access(settings)
+        self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
+        self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
+
+    async def serve(
+        self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
+    ) -> Serving:
+        return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
+
+    def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
+        return self._inner.connect(endpoint, self._caller)
+
+
+def _own_access(settings: SecuritySettings) -> CallerAccess:
+    """What this broker brings to another: its token, where it has one, and its certificate, where callers need one."""
+    tls, token = settings.tls, settings.broker.token
+    files = None
+    if tls is not None:
+        files = TlsFiles(tls.certificate, tls.key, settings.broker.ca) if tls.ca else TlsFiles(ca=settings.broker.ca)
+    if not token:
+        return CallerAccess(files)
+    read_token(token)
+    return CallerAccess(files, lambda: f"Bearer {read_token(token)}")
+
+
+def read_token(source: str) -> str:
+    """InvalidConfiguration."""
+    try:
+        return read_secret(source).reveal().decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f"{source} has no token") from error
+
+
+def secured(world: World, path: str) -> World:
+    """The world of a broker, by the settings in the file. InvalidConfiguration."""
+    settings = SecuritySettings.load(path)
+    if not settings.has_callers:
+        raise InvalidConfiguration(
+            f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
+        )
+    return replace(world, network=SecuredNetwork(world.network, settings, world.clock, world.workers))

@@ -1,0 +1,213 @@
+"""The files of a secured cluster: an authority, certificates of the broker and of the members, a key of tokens, tokens.
+
+Keys are EC on P-256; their files have mode 0600. The authority's key issues further certificates and does nothing else:
+it is kept off the servers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..proto.errors import AlreadyExists, InvalidConfiguration
+from .members import METADATA, ROLES, name_of, uri_of
+from .secrets import Secret, read_private
+from .settings import SecuritySettings
+from .token import create_token
+
+AUTHORITY_DAYS = 3650
+CERTIFICATE_DAYS = 90
+TOKEN_LIFETIME_S = 90 * 86_400.0
+OPERATOR = "admin"
+MEMBERS = "members"
+BROKER = "broker"
+
+
+class Made(NamedTuple):
+    folder: Path
+    files: list[str]
+
+
+def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> Made:
+    """Makes all files in an empty or new folder. AlreadyExists; InvalidConfiguration: a host is no name or address.
+
+    `cluster` is the name in the members' certificates; none: a random one.
+    """
+    names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
+    uri_of(cluster, METADATA, name_of(hosts[0]))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
+    authority_key, token_key = _new_key(), _new_key()
+    authority = _certificate("magnetar authority", None, authority_key, None, authority_key, now, AUTHORITY_DAYS)
+    _write(folder / "ca-key.pem", _private_pem(authority_key))
+    _write(folder / "ca.pem", _pem(authority), 0o644)
+    broker_key = _new_key()
+    certificate = _certificate(hosts[0], names, broker_key, authority, authority_key, now, CERTIFICATE_DAYS)
+    _write(folder / "broker-key.pem", _private_pem(broker_key))
+    _write(folder / "broker.pem", _pem(certificate), 0o644)
+    _write(folder / "token-key.pem", _private_pem(token_key))
+    _write(folder / "token-public.pem", _public_pem(token_key), 0o644)
+    now_ms = int(now.timestamp() * 1000)
+    for role in (OPERATOR, BROKER):
+        made = create_token(Secret(_private_pem(token_key)), "ES256", role, now_ms, TOKEN_LIFETIME_S)
+        _write(folder / f"{role}.token", made.encode() + b"\n")
+    _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
+    (folder / MEMBERS).mkdir(mode=0o700)
+    for role in ROLES:
+        issue_member(folder, role, OPERATOR if role == "operator" else name_of(hosts[0]), hosts, now)
+    return Made(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
+
+
+_SETTINGS = f"""# Paths are relative to this file. See docs/security.md.
+[tls]
+certificate = "broker.pem"
+key = "broker-key.pem"
+
+[token]
+public_key = "token-public.pem"
+algorithm = "ES256"
+
+[authorization]
+super_users = ["{OPERATOR}", "{BROKER}"]
+
+[broker]
+token = "{BROKER}.token"
+ca = "ca.pem"
+
+[members]
+folder = "{MEMBERS}"
+ca = "ca.pem"
+cluster = "CLUSTER"
+"""
+
+
+def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
+    """A new `broker.pem` and its key, for the hosts, of the authority in the folder; brokers use them from the next
+    connection on. Returns the names of the files."""
+    return _issue(folder, "broker", hosts[0], [_name(host) for host in hosts], now, days)
+
+
+def issue_member(
+    folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
+) -> list[str]:
+    """A new certificate, and its key, of the member `role`/`name`, in the folder of the members; as `issue`.
+
+    `hosts` are those of the metadata service; the others only call, and have none in their certificates, so that none
+    of them can pose as the metadata service.
+    """
+    from cryptography import x509
+
+    members = SecuritySettings.load(str(folder / "security.toml")).members
+    if members is None:
+        raise InvalidConfiguration(f"{folder}/security.toml has no [members], which names the cluster")
+    names = [_name(host) for host in hosts] if role == METADATA else []
+    names.append(x509.UniformResourceIdentifier(uri_of(members.cluster, role, name)))
+    return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
+
+
+def _issue(
+    folder: Path, stem: str, subject: str, names: list[Any], now: datetime.datetime, days: int
+) -> list[str]:  # fmt: skip
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        key: Any = serialization.load_pem_private_key(read_private(str(folder / "ca-key.pem")), None)
+        authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidConfiguration(f"{folder} has no authority: ca.pem and ca-key.pem of `security init`") from error
+    own = _new_key()
+    _replace(folder / f"{stem}-key.pem", _private_pem(own), 0o600)
+    _replace(folder / f"{stem}.pem", _pem(_certificate(subject, names, own, authority, key, now, days)), 0o644)
+    return [f"{stem}.pem", f"{stem}-key.pem"]
+
+
+def _name(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.removeprefix("*.").split(".")
+    if not host.isascii() or len(host) > 253 or not all(each and each.replace("-", "").isalnum() for each in labels):
+        raise InvalidConfiguration(f"{host!r} is neither a host's name nor an address")
+    return x509.DNSName(host)
+
+
+def _new_key() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _certificate(
+    name: str, hosts: list[Any] | None, key: Any, issuer: Any, issuer_key: Any, now: datetime.datetime, days: int
+) -> Any:
+    """`hosts` None: an authority's own."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    is_authority = hosts is None
+    builder = (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(issuer.subject if issuer is not None else subject)
+        .public_key(key.public_key()).serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)
+    )  # fmt: skip
+    if hosts is not None:
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _pem(certificate: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    found: bytes = certificate.public_bytes(Encoding.PEM)
+    return found
+
+
+def _private_pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    found: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return found
+
+
+def _public_pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    found: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return found
+
+
+def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    try:
+        _write(path, data)
+    except FileExistsError:
+        raise AlreadyExists(f"{path} exists already: name a new file") from None
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """A reader sees the old file or the new one."""
+    temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    _write(temporary, data, mode)
+    os.replace(temporary, path)

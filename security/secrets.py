@@ -1,0 +1,79 @@
+"""Secrets: read from files and the environment, and never shown.
+
+A file with a secret is readable for its owner alone, who is the reader or root: with wider modes it is refused, as ssh
+does. The error has the command that mends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import stat
+
+from ..proto.errors import InvalidConfiguration
+
+SECRET_BYTES_MAX = 64 << 10
+"""Of a file or variable: a key of RSA 16,384 has about 13,000."""
+
+
+class Secret:
+    """Bytes that no repr, error or log line shows."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def reveal(self) -> bytes:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        """Takes the same time wherever they differ."""
+        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled")
+
+
+def read_secret(source: str) -> Secret:
+    """`source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. InvalidConfiguration."""
+    if source.startswith("env:"):
+        name = source.removeprefix("env:")
+        value = os.environ.get(name, "")
+        if not value:
+            raise InvalidConfiguration(f"the environment has no variable {name}")
+        return Secret(value.encode())
+    if source.startswith("data:"):
+        head, separator, body = source.partition(",")
+        if not separator or not head.endswith(";base64"):
+            raise InvalidConfiguration("a secret given inline begins with data:;base64,")
+        try:
+            return Secret(base64.b64decode(body, validate=True))
+        except binascii.Error as error:
+            raise InvalidConfiguration("a secret given inline is not base64") from error
+    return Secret(read_private(source.removeprefix("file:").removeprefix("//")))
+
+
+def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
+    """A file that only its owner reads. InvalidConfiguration says what to type when others may."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise InvalidConfiguration(f"others may read the secret in {path}: chmod 600 {path}")
+            if found.st_uid not in (os.geteuid(), 0):
+                raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
+            data = file.read(bytes_max + 1)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+    if not data or len(data) > bytes_max:
+        raise InvalidConfiguration(f"{path} is empty or has more than {bytes_max} bytes: it is no secret")
+    return data

@@ -1,0 +1,253 @@
+"""Settings of security: one TOML file, which `--security FILE` names.
+
+    [tls]                           # what the listener shows, and whom it takes
+    certificate = "broker.pem"      # paths are relative to this file
+    key = "broker-key.pem"
+    ca = ""                         # set: each caller needs a certificate of this authority
+
+    [certificate]                   # the client certificate says who calls; needs `ca` of [tls]
+    cluster = ""                    # of the URI magnetar://CLUSTER/role/NAME; empty: such certificates are refused
+    common_name = true              # without a URI the common name is the role
+
+    [token]                         # JSON Web Tokens, as Pulsar's token provider takes them
+    secret_key = "token.key"        # HMAC; or
+    public_key = "token-public.pem" # RSA or EC, and its algorithm
+    algorithm = "ES256"
+    role_claim = "sub"
+    audience_claim = "aud"
+    audience = ""                   # empty: not checked
+    clock_skew_s = 0
+
+    [basic]                         # users and passwords, over TLS or on this machine
+    file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
+
+    [oidc]                          # tokens of OpenID Connect
+    issuers = ["https://issuer.example"]
+    audiences = ["magnetar"]        # any of them
+    role_claim = "sub"
+    clock_skew_s = 0
+    require_https = true            # false: also http:// to this machine, for tests
+    ca = ""                         # who signs the issuers' certificates; empty: the system's authorities
+
+    [authentication]
+    anonymous_role = ""             # of callers without credentials; empty: they are refused
+
+    [authorization]
+    super_users = ["admin"]         # roles that may administer
+
+    [broker]                        # what this broker brings when it calls another
+    token = "broker.token"          # of one of the super users
+    ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
+
+    [members]                       # certificates of the cluster's processes, for the metadata service
+    folder = "members"              # has ROLE.pem and ROLE-key.pem of the processes of this machine
+    ca = "ca.pem"                   # who signs the members' certificates
+    cluster = "orders-1"            # the name of the cluster in them
+
+Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller
+brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
+brokers show each other their certificate of [tls].
+
+With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
+only `magnetar metadata` and `magnetar bookie` read needs no other section. An unknown name, and a value of a wrong
+type, is InvalidConfiguration.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..proto.errors import InvalidConfiguration
+from ..runtime.access import TlsFiles
+
+SETTINGS_BYTES_MAX = 1 << 20
+CLOCK_SKEW_S_MAX = 3600
+ISSUERS_MAX = 5
+
+ALGORITHMS = (
+    "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
+)  # fmt: skip
+"""Of tokens. Those that begin with HS are of a secret key, the others of a public one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSection:
+    cluster: str = ""
+    common_name: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSection:
+    secret_key: str = ""
+    public_key: str = ""
+    algorithm: str = ""
+    role_claim: str = "sub"
+    audience_claim: str = "aud"
+    audience: str = ""
+    clock_skew_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BasicSection:
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OidcSection:
+    issuers: tuple[str, ...] = ()
+    audiences: tuple[str, ...] = ()
+    role_claim: str = "sub"
+    clock_skew_s: int = 0
+    require_https: bool = True
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationSection:
+    anonymous_role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationSection:
+    super_users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSection:
+    token: str = ""
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MembersSection:
+    folder: str = ""
+    ca: str = ""
+    cluster: str = ""
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
+    "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
+    "broker": BrokerSection, "members": MembersSection,
+}  # fmt: skip
+_PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
+          ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
+          ("members", "folder"), ("members", "ca")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    tls: TlsSection | None = None
+    certificate: CertificateSection | None = None
+    token: TokenSection | None = None
+    basic: BasicSection | None = None
+    oidc: OidcSection | None = None
+    authentication: AuthenticationSection = AuthenticationSection()
+    authorization: AuthorizationSection = AuthorizationSection()
+    broker: BrokerSection = BrokerSection()
+    members: MembersSection | None = None
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether it says how callers show who they are."""
+        return bool(self.token or self.oidc or self.basic or self.certificate)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        return None if self.tls is None else TlsFiles(self.tls.certificate, self.tls.key, self.tls.ca)
+
+    @classmethod
+    def load(cls, path: str) -> SecuritySettings:
+        """InvalidConfiguration: the file cannot be read, or says something that it may not."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(SETTINGS_BYTES_MAX).decode()
+            found = tomllib.loads(text)
+        except OSError as error:
+            raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidConfiguration(f"{path} is not TOML: {error}") from error
+        folder = Path(path).absolute().parent
+        return _checked(cls(**{name: _section(path, folder, name, value) for name, value in found.items()}), path)
+
+
+def _section(path: str, folder: Path, name: str, value: object) -> Any:
+    kind = _SECTIONS.get(name)
+    if kind is None or not isinstance(value, dict):
+        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(_SECTIONS)}]")
+    known = {each.name: type(each.default) for each in fields(kind)}
+    for key, given in value.items():
+        if key not in known:
+            raise InvalidConfiguration(f"{path}: [{name}] has no {key!r}; it has {', '.join(known)}")
+        wanted = list if known[key] is tuple else known[key]
+        texts = isinstance(given, list) and all(isinstance(each, str) and each for each in given)
+        if type(given) is not wanted or (wanted is list and not texts):
+            shape = "a list of texts" if wanted is list else wanted.__name__
+            raise InvalidConfiguration(f"{path}: {key} of [{name}] is {shape}")
+    return kind(**{key: _value(folder, (name, key), given) for key, given in value.items()})
+
+
+def _value(folder: Path, of: tuple[str, str], given: Any) -> Any:
+    if isinstance(given, list):
+        return tuple(given)
+    if of not in _PATHS or not given or given.startswith(("env:", "data:", "file:")):
+        return given
+    return str(folder / given)
+
+
+def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
+    for wrong in _faults(settings):
+        raise InvalidConfiguration(f"{path}: {wrong}")
+    return settings
+
+
+def _faults(settings: SecuritySettings) -> Iterator[str]:
+    tls, token, members = settings.tls, settings.token, settings.members
+    if members is not None and not (members.folder and members.ca and members.cluster):
+        yield "[members] needs folder, ca and cluster"
+    if tls is not None and not (tls.certificate and tls.key):
+        yield "[tls] needs certificate and key"
+    if members is not None and tls is None and not settings.has_callers:
+        return  # of a bookie or the metadata service
+    if not settings.has_callers:
+        yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
+    if settings.basic is not None and not settings.basic.file:
+        yield "[basic] needs file"
+    if settings.certificate is not None and not (tls and tls.ca):
+        yield "[certificate] needs `ca` of [tls], whose certificates callers have"
+    if token is not None:
+        yield from _token_faults(token)
+    if (oidc := settings.oidc) is not None:
+        if not (1 <= len(oidc.issuers) <= ISSUERS_MAX and oidc.audiences and oidc.role_claim):
+            yield f"[oidc] needs 1 to {ISSUERS_MAX} issuers, audiences, and a role_claim"
+        if not 0 <= oidc.clock_skew_s <= CLOCK_SKEW_S_MAX:
+            yield f"clock_skew_s of [oidc] is 0 to {CLOCK_SKEW_S_MAX}"
+    if settings.authentication.anonymous_role in settings.authorization.super_users:
+        yield "the anonymous role is no super user"
+    if not settings.broker.token and settings.certificate is None:
+        yield "[broker] needs token, which this broker shows to the others"
+
+
+def _token_faults(token: TokenSection) -> Iterator[str]:
+    if bool(token.secret_key) == bool(token.public_key):
+        yield "[token] needs one of secret_key and public_key"
+    if token.algorithm and token.algorithm not in ALGORITHMS:
+        yield f"algorithm of [token] is one of {', '.join(ALGORITHMS)}"
+    if token.algorithm and token.algorithm.startswith("HS") != bool(token.secret_key):
+        other = "public_key" if token.secret_key else "secret_key"
+        yield f"[token] with algorithm {token.algorithm} needs a {other}"
+    if not token.role_claim or not token.audience_claim:
+        yield "role_claim and audience_claim of [token] are names"
+    if not 0 <= token.clock_skew_s <= CLOCK_SKEW_S_MAX:
+        yield f"clock_skew_s of [token] is 0 to {CLOCK_SKEW_S_MAX}"

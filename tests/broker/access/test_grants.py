@@ -1,0 +1,255 @@
+"""Grants that change while clients are connected, at every broker; and what becomes of them when their place goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.access import grants as module
+from magnetar.broker.access.core.rights import Rights
+from magnetar.broker.access.grants import Grants
+from magnetar.broker.topic.registry import ProducerRegistry
+from magnetar.metadata import paths
+from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import Unauthorized, Unavailable
+from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.runtime.process import real_world
+from tests.broker.access.roles import ROOT, Roles, roles
+
+NAMESPACE = "acme/orders"
+TOPIC = f"persistent://{NAMESPACE}/t"
+WITHIN_S = 1.0
+
+
+@pytest.fixture
+async def acme(tmp_path: Path) -> AsyncIterator[Roles]:
+    async with roles(tmp_path) as found:
+        for role in ("etl", "web"):
+            await found.grant(role, "produce", "consume", namespace=NAMESPACE)
+        yield found
+
+
+async def ended(client: Any, kind: str = "receipt") -> float:
+    """How long until the broker closes it as unauthorized."""
+    began = time.monotonic()
+    with pytest.raises(Unauthorized, match=r"it was not granted|takes the roles|named by"):
+        await client.next(kind)
+    return time.monotonic() - began
+
+
+async def test_a_revocation_ends_what_is_open_within_a_second_and_no_other(acme: Roles) -> None:
+    producers = {role: await acme.producer(role, TOPIC) for role in ("etl", "web")}
+    consumers = {role: await acme.consumer(role, TOPIC, role) for role in ("etl", "web")}
+    reader = await acme.consumer("etl", TOPIC, "reader", durable=False)
+    waiting = acme.producer("etl", f"{TOPIC}-x")
+    await producers["etl"].send(b"before")
+    await acme.revoke("etl", namespace=NAMESPACE)
+    for gone in (producers["etl"], consumers["etl"], reader):
+        kind = "receipt" if gone is producers["etl"] else "seek"
+        assert await ended(gone, kind) < WITHIN_S
+    with pytest.raises(Unauthorized):
+        await waiting
+    await producers["web"].send(b"after")
+    assert len(await consumers["web"].receive_payloads(2)) == 2
+    with pytest.raises(Unauthorized):
+        await acme.producer("etl", TOPIC, "again")
+
+
+async def test_less_ends_what_it_does_not_cover_any_more(acme: Roles) -> None:
+    producer, consumer = await acme.producer("etl", TOPIC), await acme.consumer("etl", TOPIC, "own")
+    await acme.grant("etl", "produce", namespace=NAMESPACE)
+    assert await ended(consumer, "seek") < WITHIN_S
+    await producer.send(b"still")
+
+
+async def test_a_subscriptions_list_ends_those_who_are_not_on_it(acme: Roles) -> None:
+    consumer, other = await acme.consumer("etl", TOPIC, "s"), await acme.consumer("etl", TOPIC, "free")
+    await acme.list_for("s", "web")
+    assert await ended(consumer, "seek") < WITHIN_S
+    assert await other.quiet()
+
+
+async def test_an_administrator_who_leaves_is_disconnected(acme: Roles) -> None:
+    producer = await acme.producer("acme-admin", TOPIC)
+    await acme.call(ROOT, "Admin.UpdateTenant", wire.TenantSpec(name="acme", admin_roles=["next"]))
+    assert await ended(producer) < WITHIN_S
+    with pytest.raises(Unauthorized):
+        await acme.call("acme-admin", "Admin.DeleteTopic", wire.DeleteRequest(name=TOPIC))
+    await acme.producer("next", TOPIC)
+
+
+async def test_another_broker_ends_them_as_soon(tmp_path: Path) -> None:
+    async with roles(tmp_path, brokers=2) as acme:
+        await acme.grant("etl", "produce", namespace=NAMESPACE)
+        served: set[str] = set()
+        opened = []
+        for number in range(40):
+            topic, acme.broker = f"{TOPIC}-{number}", acme.running.brokers[number % 2]  # the first one asked takes it
+            owner = (await acme.call(ROOT, "Broker.Lookup", wire.LookupRequest(topic=topic))).owner
+            acme.broker = next(each for each in acme.running.brokers if str(each.endpoint) == owner)
+            opened.append(await acme.producer("etl", topic))
+            served.add(owner)
+            if len(served) == 2:
+                break
+        assert len(served) == 2, "both brokers serve topics of the namespace"
+        acme.broker = acme.running.brokers[0]
+        await acme.revoke("etl", namespace=NAMESPACE)
+        assert max([await ended(each) for each in opened]) < WITHIN_S
+
+
+async def test_a_topic_that_is_made_anew_has_no_grants_of_an_earlier_one(acme: Roles) -> None:
+    for topic, partitions in ((f"{TOPIC}-single", 0), (f"{TOPIC}-parts", 2)):
+        spec = wire.TopicSpec(name=topic, partitions=partitions)
+        await acme.call(ROOT, "Admin.CreateTopic", spec)
+        await acme.grant("guest", "produce", topic=topic)
+        of = f"{topic}-partition-0" if partitions else topic
+        await (await acme.producer("guest", of)).close()
+        await acme.call(ROOT, "Admin.DeleteTopic", wire.DeleteRequest(name=topic, force=True))
+        await acme.call(ROOT, "Admin.CreateTopic", spec)
+        with pytest.raises(Unauthorized):
+            await acme.producer("guest", of)
+    await acme.call(ROOT, "Admin.DeleteNamespace", wire.DeleteRequest(name=NAMESPACE, force=True))
+    await acme.call(ROOT, "Admin.CreateNamespace", wire.NamespaceSpec(name=NAMESPACE))
+    with pytest.raises(Unauthorized):
+        await acme.producer("etl", TOPIC)
+
+
+async def test_a_grant_that_comes_between_the_question_and_the_opening_is_seen(
+    acme: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Revoked after the first question, and before the producer is known to its topic."""
+    manager = acme.broker.owned
+    topic = await manager.topic(TopicName.parse(TOPIC))
+    inner = ProducerRegistry.join
+
+    async def late(registry: ProducerRegistry, producer: Any) -> None:
+        await acme.revoke("etl", namespace=NAMESPACE)
+        await asyncio.sleep(0.2)
+        await inner(registry, producer)
+
+    monkeypatch.setattr(ProducerRegistry, "join", late)
+    with pytest.raises(Unauthorized):
+        await acme.producer("etl", TOPIC)
+    assert len(topic.producers) == 0
+
+
+async def test_permissions_are_shown_as_they_are_set(acme: Roles) -> None:
+    await acme.call(ROOT, "Admin.CreateTopic", wire.TopicSpec(name=TOPIC))
+    await acme.grant("web", "consume", topic=TOPIC)
+    await acme.list_for("s", "web", "etl")
+    prefix = wire.ChangePermissionsRequest(namespace=NAMESPACE, prefix_mode=True)
+    await acme.call("acme-admin", "Admin.ChangePermissions", prefix)
+    asked = wire.PermissionsRequest(namespace=NAMESPACE)
+    found = await acme.call("acme-admin", "Admin.GetPermissions", asked)
+    assert {role: list(each.names) for role, each in found.roles.items()} == {
+        "etl": ["produce", "consume"], "web": ["produce", "consume"],
+    }
+    assert {name: list(each.names) for name, each in found.subscriptions.items()} == {"s": ["web", "etl"]}
+    assert found.prefix_mode
+    of_topic = await acme.call("acme-admin", "Admin.GetPermissions", wire.PermissionsRequest(topic=TOPIC))
+    assert {role: list(each.names) for role, each in of_topic.roles.items()} == {"web": ["consume"]}
+    assert not of_topic.subscriptions
+
+
+# ------------------------------------------------------------------------------------ the cache
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
+
+class CutStore:
+    """A store whose watches break, and stay broken, once `cut` is set."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.cut = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def revision(self) -> int:
+        if self.cut.is_set():
+            raise Unavailable("the metadata does not answer")
+        return int(await self._inner.revision())
+
+    async def watch(self, path: str, revision: int) -> AsyncIterator[Any]:
+        if self.cut.is_set():
+            raise Unavailable("the metadata does not answer")
+        events, cut = self._inner.watch(path, revision), asyncio.ensure_future(self.cut.wait())
+        try:
+            while True:
+                event = asyncio.ensure_future(anext(events))
+                await asyncio.wait((event, cut), return_when=asyncio.FIRST_COMPLETED)
+                if cut.done():
+                    event.cancel()
+                    raise Unavailable("the metadata does not answer")
+                yield event.result()
+        finally:
+            cut.cancel()
+
+
+async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCH_RETRY_S", 0.01)
+    world, clock, name = real_world(1), Clock(), NamespaceName("acme", "orders")
+    sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
+    inner = sqlite.session()
+    store = CutStore(inner)
+    await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",))))
+    await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(roles={"r": ("produce",)})))
+    changed: list[tuple[str, str]] = []
+    grants = Grants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
+    await grants.open()
+    try:
+        assert await grants.rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
+        store.cut.set()
+        await asyncio.sleep(0.1)
+        await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord()))
+        assert (await grants.rights(name)).roles == {"r": ("produce",)}, "the last known ones decide"
+        clock.now += module.STALE_S + 1
+        with pytest.raises(Unavailable, match="grants cannot be read"):
+            await grants.rights(name)
+        changed.clear()
+        store.cut.clear()
+        async with asyncio.timeout(5):
+            while ("", "") not in changed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert (await grants.rights(name)).roles == {}
+        await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",))))
+        async with asyncio.timeout(5):
+            while ("acme", "") not in changed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await grants.rights(name)).admins == {"b"}
+    finally:
+        await grants.close()
+        await inner.close()
+        await sqlite.close()
+
+
+async def test_names_that_strangers_ask_for_take_a_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_MAX", 50)
+    world = real_world(1)
+    sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
+    inner = sqlite.session()
+    grants = Grants(inner, world.clock, lambda *place: None)
+    for number in range(200):
+        assert await grants.rights(NamespaceName("ghost", f"n{number}")) == Rights()
+    assert len(grants._known) == 50
+    await inner.close()
+    await sqlite.close()
