@@ -263,3 +263,14 @@ def test_acts_and_denials_are_in_the_audit_log_whatever_the_log_level(secured: S
     secured.grant("orders")
     assert [line["act"] for line in lines((secured.folder / "audit.log").read_text())] == ["Admin.ChangePermissions"]
     assert stat.S_IMODE((secured.folder / "audit.log").stat().st_mode) == 0o600
+
+
+def test_check_says_what_a_caller_without_credentials_may(secured: Secured) -> None:
+    closed = run_cli("security", "check", secured.url, "--tls-ca", str(secured.folder / "ca.pem"))
+    assert (closed.code, closed.err) == (0, ""), closed.err
+    assert closed.out.count("no: Unauthenticated") == 8
+    open_one = secured.started.start("open", "standalone", "--port", "0", "--data", "open").wait_ready()
+    found = run_cli("security", "check", open_one, "-o", "json")
+    assert found.code == 1
+    assert "may list tenants, look up a topic" in found.err
+    assert "be overheard" in found.err
