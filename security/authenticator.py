@@ -28,6 +28,7 @@ from ..runtime.access import (
     TlsFiles,
 )
 from ..runtime.clock import Clock
+from ..runtime.monitoring.logs import audit_to
 from ..runtime.network import Channel, Endpoint, Network, Serving
 from ..runtime.threads import SystemWorkers
 from ..runtime.workers import Workers
@@ -152,4 +153,7 @@ def secured(world: World, path: str) -> World:
         raise InvalidConfiguration(
             f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
         )
-    return replace(world, network=SecuredNetwork(world.network, settings, world.clock, world.workers))
+    network = SecuredNetwork(world.network, settings, world.clock, world.workers)
+    if settings.audit.file:
+        audit_to(settings.audit.file)
+    return replace(world, network=network)

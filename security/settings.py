@@ -48,6 +48,9 @@ Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, a
 brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
 brokers show each other their certificate of [tls].
 
+    [audit]
+    file = "audit.log"              # where acts and denials are written; without it with the server's log
+
 With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
 only `magnetar metadata` and `magnetar bookie` read needs no other section. An unknown name, and a value of a wrong
 type, is InvalidConfiguration.
@@ -136,14 +139,19 @@ class MembersSection:
     cluster: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AuditSection:
+    file: str = ""
+
+
 _SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
-    "broker": BrokerSection, "members": MembersSection,
+    "broker": BrokerSection, "members": MembersSection, "audit": AuditSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
-          ("members", "folder"), ("members", "ca")}  # fmt: skip
+          ("members", "folder"), ("members", "ca"), ("audit", "file")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,7 @@ class SecuritySettings:
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
     members: MembersSection | None = None
+    audit: AuditSection = AuditSection()
 
     @property
     def has_callers(self) -> bool:

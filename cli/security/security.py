@@ -18,6 +18,7 @@ security = LazyGroup(
         "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
         "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
         "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
+        "check": Lazy(".security.check", "check", "What a server lets a caller do who shows no credentials."),
     },
     help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -238,3 +240,37 @@ def test_certificates_and_passwords_say_who_calls_and_brokers_know_each_other_by
     logs = "".join(path.read_text() for path in started.directory.rglob("*.std*"))
     assert "s3cret" not in logs
     assert "wr0ng" not in logs
+
+
+def test_acts_and_denials_are_in_the_audit_log_whatever_the_log_level(secured: Secured) -> None:
+    """On stderr as lines of JSON, or in a file of its own that others may not read."""
+    secured.grant("orders")
+    stranger = secured.token("stranger")
+    assert secured.cli("topics", "delete", "t", "-y", token=stranger).code == 1
+
+    def lines(text: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    (running,) = secured.started.started
+    found = lines(running.stderr_path.read_text())
+    act = next(line for line in found if line["act"] == "Admin.ChangePermissions")
+    assert (act["principal"], act["on"], act["result"]) == ("client:admin", "public/default", "done")
+    assert act["method"] == "token"
+    assert any(line["principal"] == "client:stranger" and line["result"] == "denied" for line in found)
+    with (secured.folder / "security.toml").open("a") as file:
+        file.write('\n[audit]\nfile = "audit.log"\n')
+    secured.url = secured.start("second").wait_ready()
+    secured.grant("orders")
+    assert [line["act"] for line in lines((secured.folder / "audit.log").read_text())] == ["Admin.ChangePermissions"]
+    assert stat.S_IMODE((secured.folder / "audit.log").stat().st_mode) == 0o600
+
+
+def test_check_says_what_a_caller_without_credentials_may(secured: Secured) -> None:
+    closed = run_cli("security", "check", secured.url, "--tls-ca", str(secured.folder / "ca.pem"))
+    assert (closed.code, closed.err) == (0, ""), closed.err
+    assert closed.out.count("no: Unauthenticated") == 8
+    open_one = secured.started.start("open", "standalone", "--port", "0", "--data", "open").wait_ready()
+    found = run_cli("security", "check", open_one, "-o", "json")
+    assert found.code == 1
+    assert "may list tenants, look up a topic" in found.err
+    assert "be overheard" in found.err
