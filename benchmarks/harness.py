@@ -113,8 +113,8 @@ def _with_descendants(pid: int, apart: Collection[int]) -> list[int]:
 class Server:
     """A `magnetar standalone` process of ours; killed by pid, never by name."""
 
-    def __init__(self, directory: str, bookies: int) -> None:
-        self.directory, self.bookies = directory, bookies
+    def __init__(self, directory: str, bookies: int, *more: str) -> None:
+        self.directory, self.bookies, self.more = directory, bookies, more
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -123,7 +123,7 @@ class Server:
         begin = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "magnetar.cli.main", "standalone",
-             "--data", self.directory, "--port", "0", "--bookies", str(self.bookies)],
+             "--data", self.directory, "--port", "0", "--bookies", str(self.bookies), *self.more],
             stdout=subprocess.PIPE, text=True, cwd="/",
         )  # fmt: skip
         assert self.process.stdout is not None

@@ -301,7 +301,7 @@ class Bookie:
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.upto >= 0,
-            fenced_upto=self._store.descriptors.fenced_upto, process=self._process,
+            fenced_upto=self._store.descriptors.fenced_upto, process=self._process, key=self._serving.key,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ upkeep

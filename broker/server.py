@@ -20,6 +20,7 @@ from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
 from ..metadata.update import ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
+from ..runtime.access import Limits, ListenerAccess
 from ..runtime.network import Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
@@ -65,11 +66,13 @@ class Broker:
         return broker
 
     async def _start(self) -> None:
+        config = self._config
         services = [
             (name, Checked(name, service, self.owned.access))
             for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
         ]
-        self._serving = await self._world.network.serve(self._config.listen, services)
+        limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
+        self._serving = await self._world.network.serve(config.listen, services, ListenerAccess(limits=limits))
         try:
             await ensure_ids(self._metadata)
             await self.owned.enter(self._metadata, str(self.endpoint))

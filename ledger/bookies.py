@@ -1,9 +1,9 @@
 """The bookies as a ledger client sees them: which are registered, how to reach each, which to choose for an ensemble.
 
 One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
-it may still be readable. One peer connection per bookie and endpoint: a bookie that registers elsewhere gets a new
-one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it (BookKeeper protocol
-§1.5, #4812).
+it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers elsewhere, or with
+another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it
+(docs/protocol.md §1.5, #4812).
 
 **Choice**: core/placement.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
@@ -23,6 +23,7 @@ from ..metadata import paths
 from ..metadata.records import BookieRecord, RacksRecord, decode
 from ..metadata.store import MetadataStore, Reset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
+from ..runtime.access import PeerCalling
 from ..runtime.files import Buffer
 from ..runtime.network import Endpoint, Peer, Reply
 from ..runtime.supervisor import Kept, Supervisor
@@ -49,6 +50,7 @@ class Bookies:
         self._config = config
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
+        self._keys: dict[str, str] = {}  # of the bookies that `_peers` expect
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
@@ -308,8 +310,10 @@ class Bookies:
     def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
         peer = self._peers.get(bookie)
-        if peer is None or peer.endpoint != endpoint:
-            self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes)
+        if peer is None or peer.endpoint != endpoint or self._keys.get(bookie) != record.key:
+            access = PeerCalling(record.key)
+            self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
+            self._keys[bookie] = record.key
             self._quarantine.started(bookie, self._world.clock.monotonic())
             self._trouble.forgive(bookie)
             if peer is not None:

@@ -15,6 +15,7 @@
     /repair/workers/<name>                      RepairWorkerRecord (ephemeral): the progress of a worker
     /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies move to others
     /brokers/<name>                             BrokerRecord (ephemeral)
+    /members/<role>/<key>                       MemberRecord (ephemeral): a process of a secured cluster, by its key
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
     /namespaces/<tenant>/<namespace>            NamespaceRecord
@@ -47,6 +48,7 @@ REPAIR_LOCKS = "/repair/locks"
 REPAIR_WORKERS = "/repair/workers"
 DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
+MEMBERS = "/members"
 OWNERS = "/owners"
 TENANTS = "/tenants"
 NAMESPACES = "/namespaces"
@@ -110,6 +112,10 @@ def departing(bookie_: str) -> str:
 
 def broker(broker_: str) -> str:
     return f"{BROKERS}/{segment(broker_)}"
+
+
+def member(role: str, key: str) -> str:
+    return f"{MEMBERS}/{role}/{key}"
 
 
 def owner(tenant_: str, namespace_: str, bundle: str) -> str:

@@ -112,6 +112,7 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it (limbo.py)
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
     process: str = ""  # random, of the process: another value means that another process uses the same uuid
+    key: str = ""  # public, of its peer service (runtime/access.py); empty: it speaks in clear
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):
@@ -318,6 +319,15 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
     forget: bool = False  # its cookie is deleted once it is empty and stopped
 
 
+class MemberRecord(Record, frozen=True, kw_only=True):
+    """A process of a secured cluster, or an operator's command."""
+
+    kind = 63
+    role: str  # "broker", "bookie" or "operator", as in its path
+    name: str  # of its certificate; for logs
+    key: str  # public, 64 hexadecimal digits
+
+
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """A period in which one process has the tree's file open."""
 
@@ -340,7 +350,7 @@ _KINDS: dict[int, type[Record]] = {
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
-        RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord,
+        RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         IncarnationsRecord,
     )
 }  # fmt: skip
@@ -368,5 +378,5 @@ def decode(data: bytes, cls: type[R], where: str = "?") -> R:
         raise DamagedRecord(f"{where}: checksum does not match")
     try:
         return msgspec.json.decode(body, type=cls)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedRecord(f"{where}: {error}") from error

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from ..proto import wire_pb2 as wire
 from ..proto.errors import (
     ConnectionLost,
+    CredentialsExpired,
     InternalError,
     MagnetarError,
     SessionExpired,
@@ -109,7 +110,8 @@ class RemoteStore(SessionStore):
             if self._is_final(failure) or left_s <= 0:
                 self._lose(failure)
                 return
-            if isinstance(failure, TimedOut):  # the connection loses what is sent: not that one again
+            # the connection loses what is sent, or its certificate has expired: not that one again
+            if isinstance(failure, TimedOut | CredentialsExpired):
                 await self._channel.close()
                 self._channel = self._world.network.connect(self._endpoint)
             await asyncio.sleep(max(PAUSE_S_LAST, min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0))))

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ..proto import wire_pb2 as wire
 from ..proto.errors import BackPressure, ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
+from ..runtime.access import Principal, PrincipalKind
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
 from ..runtime.peer.server import is_local
 from ..runtime.world import World
+from .core.rights import may_write
 from .core.rules import check_prefix
 from .messages import operations_of, watch_events
 from .sqlite import SqliteStore
+from .store import Check, Operation
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
@@ -93,7 +96,9 @@ class MetadataService:
         return wire.Names(names=await self._store.children(request.path))
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
-        done = await self._store.commit(operations_of(request), request.session)
+        operations = operations_of(request)
+        _check_rights(context.principal, operations)
+        done = await self._store.commit(operations, request.session)
         return wire.CommitReply(versions=done.versions, revision=done.revision)
 
     async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
@@ -157,6 +162,16 @@ class MetadataService:
         if opened >= SESSIONS_OF_ADDRESS_MAX:
             opened = sum(at == address for at in self._addresses.values())
         return opened + self._opening[address]
+
+
+def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
+    """Unauthorized: a member writes where its role may not. A listener without certificates checks nothing."""
+    if principal.kind is PrincipalKind.LOCAL:
+        return
+    role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
+    for each in operations:
+        if not isinstance(each, Check) and not may_write(role, each.path):
+            raise Unauthorized(f"{principal} may not write {each.path}", path=each.path)
 
 
 class _Attachment:

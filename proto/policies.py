@@ -93,7 +93,7 @@ def decode(text: str) -> Policies:
     """Raises InvalidRequest when the text is no Policies."""
     try:
         return msgspec.json.decode(text or "{}", type=Policies)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"these are no policies: {error}") from error
 
 

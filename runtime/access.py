@@ -11,7 +11,7 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -89,11 +89,23 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What the callers of a listener may hold of the process."""
+
+    connections: int = 10_000  # in all; further ones are refused
+    streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
+    first_frame_s: float = 10.0  # a stream on which nothing came for so long is cut
+    unread_s: float = 300.0  # … and one whose caller takes nothing of what waits for it
+    authentications: int = 256  # at a time; further callers get BackPressure
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerAccess:
     """What a listener asks of its callers."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,49 @@ class CallerAccess:
     authorization: Callable[[], str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A process' keys among the peers (CURVE). It makes them at its start, and writes the secret one nowhere."""
+
+    public: str  # 64 hexadecimal digits
+    secret: bytes = field(repr=False)  # 32 bytes
+
+
+class PeerGate(Protocol):
+    """Which processes may be clients of a peer server. A key is the public one, 64 hexadecimal digits."""
+
+    async def admit(self, key: str) -> bool:
+        """Asked at each new connection. A MagnetarError: it cannot be decided now, and the client may try again."""
+        ...
+
+    def principal(self, key: str) -> Principal | None:
+        """Asked for each message. None: the process is a member no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerListening:
+    """What a peer server shows and asks: only clients that know its key, and that the gate takes, are served."""
+
+    own: KeyPair
+    gate: PeerGate
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCalling:
+    """What the client end of a peer connection shows, and the public key that the server has to have."""
+
+    server: str = ""  # empty: it registered none
+    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/keyed.py)
+
+
+NO_KEY = "00" * 32
+"""No server has it."""
+
 OPEN = ListenerAccess()
 """Every caller is LOCAL, in clear."""
 
 NOTHING = CallerAccess()
+
+CLEAR = PeerCalling()
+"""A peer connection without keys."""

@@ -28,7 +28,18 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from .access import LOCAL, NOTHING, OPEN, CallerAccess, ListenerAccess, Principal
+from .access import (
+    CLEAR,
+    LOCAL,
+    NOTHING,
+    OPEN,
+    CallerAccess,
+    KeyPair,
+    ListenerAccess,
+    PeerCalling,
+    PeerListening,
+    Principal,
+)
 from .files import Buffer
 
 MESSAGE_BYTES_MAX = 16 << 20
@@ -169,6 +180,11 @@ class Serving(Protocol):
 class PeerServing(Serving, Protocol):
     """A listener for peers."""
 
+    @property
+    def key(self) -> str:
+        """The public key that its clients have to know; empty: it speaks in clear."""
+        ...
+
     def slow_down(self, slow: bool) -> None:
         """True: receive slowly until False, so that what the requesters send waits with them.
 
@@ -194,6 +210,11 @@ class Request(Protocol):
         """Whether it was sent from this machine: from a loopback address, or another address of the machine."""
         ...
 
+    @property
+    def principal(self) -> Principal | None:
+        """Who sent it, before it is answered. LOCAL: a server in clear. None: a member no more."""
+        ...
+
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         """May be called later, from the event loop; replies of one turn leave together."""
         ...
@@ -216,8 +237,8 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol or BackPressure
-        (the queue is full; definite)."""
+        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (no
+        member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -280,9 +301,17 @@ class Network(Protocol):
         """Unavailable: no process listens there."""
         ...
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing: ...
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
+        """Without `access` it speaks in clear. Busy: the port is taken."""
+        ...
 
-    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer: ...
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
+
+    def new_keys(self) -> KeyPair:
+        """For the peers of this process."""
+        ...
 
 
 def rpc(service: str, method: str) -> Rpc[Any, Any]:

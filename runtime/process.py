@@ -18,14 +18,14 @@ from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
 from . import byte_streams
-from .access import NOTHING, OPEN, CallerAccess, ListenerAccess
+from .access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
 from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .peer import client as peers
 from .peer import server as peer_server
-from .peer.sockets import Context
+from .peer import sockets
 from .threads import SystemWorkers
 from .world import World
 
@@ -35,7 +35,7 @@ class SystemNetwork:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._context = Context()
+        self._context = sockets.Context()
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -51,11 +51,16 @@ class SystemNetwork:
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
         return await byte_streams.connect(endpoint)
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
-        return await peer_server.serve(self._context, endpoint, identity, service)
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
+        return await peer_server.serve(self._context, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
-        return peers.ZmqPeer(self._context, self._clock, endpoint, identity)
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+        return peers.ZmqPeer(self._context, self._clock, endpoint, identity, access)
+
+    def new_keys(self) -> KeyPair:
+        return sockets.new_keys()
 
 
 def real_world(seed: int | None = None) -> World:

@@ -1,24 +1,21 @@
 """The guard of a listener: who a caller is, by its credentials (`runtime.access.Guard`).
 
-    Bearer TOKEN    → security/token.py
-    nothing         → the anonymous role, where the configuration names one
+    Bearer TOKEN          → security/oidc.py where its `iss` is one of the issuers, else security/token.py
+    Basic BASE64          → security/basic.py
+    a client certificate  → security/certificate.py, with a section [certificate]
+    nothing               → the anonymous role, where the configuration names one
 
-Wrong credentials are refused: they never become the anonymous role (Pulsar's HTTP does that). A verified token is
-remembered until it expires, so that the next call costs a look-up. The key's file is looked at every KEY_CHECK_S; a new
-key is used from then on, and what the old one verified is forgotten. A file that cannot be used keeps the key before in
-use.
+Wrong credentials are refused: they never become the anonymous role (Pulsar's HTTP does that), and no other credential
+makes up for them. A caller with a header and a certificate is whom the header names, until the first of both expires:
+in Pulsar the client names one method, and with a token the certificate is of the transport alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated
+from ..proto.errors import InvalidConfiguration, Unauthenticated
 from ..runtime.access import (
     AUTHORIZATION_MAX,
     NOTHING,
@@ -31,42 +28,67 @@ from ..runtime.access import (
     TlsFiles,
 )
 from ..runtime.clock import Clock
+from ..runtime.monitoring.logs import audit_to
 from ..runtime.network import Channel, Endpoint, Network, Serving
+from ..runtime.threads import SystemWorkers
+from ..runtime.workers import Workers
 from ..runtime.world import World
-from .secrets import read_secret
-from .settings import SecuritySettings, TokenSection
-from .token import TokenVerifier
-
-KEY_CHECK_S = 10.0
-REMEMBERED_MAX = 10_000
-"""Verified tokens: a verification takes 50 to 200 µs, a look-up 2."""
-
-_LOG = logging.getLogger("magnetar.security")
+from .basic import BasicProvider
+from .certificate import CertificateProvider
+from .oidc import OidcProvider
+from .secrets import read_private, read_secret
+from .settings import SecuritySettings
+from .token import TokenProvider
 
 
 class Authenticator:
-    """InvalidConfiguration: a key cannot be read, or does not fit."""
+    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords and ask issuers."""
 
-    def __init__(self, settings: SecuritySettings, clock: Clock) -> None:
-        assert settings.token is not None, "the settings were checked"
+    def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
-        self._clock = clock
-        self._tokens = _Tokens(settings.token, clock)
+        self._tokens = TokenProvider(settings.token, clock) if settings.token else None
+        workers = workers or SystemWorkers()
+        self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
+        self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
+        self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated."""
+        """Unauthenticated. Unavailable: too many passwords wait, or an issuer does not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
     async def _identified(self, caller: Caller) -> Principal:
+        shown = None
+        if self._certificates is not None and caller.certificate:
+            shown = self._certificates.principal(caller.certificate)
+        if caller.authorization:
+            named = await self._of_header(caller)
+            return named if shown is None else _until_the_first_expires(named, shown)
+        if shown is not None:
+            return shown
+        if role := self._settings.authentication.anonymous_role:
+            return Principal(role, PrincipalKind.ANONYMOUS)
+        raise Unauthenticated(f"this server asks who calls: bring {self._wanted()}")
+
+    async def _of_header(self, caller: Caller) -> Principal:
         scheme, _, value = caller.authorization[:AUTHORIZATION_MAX].partition(" ")
-        if not caller.authorization:
-            if role := self._settings.authentication.anonymous_role:
-                return Principal(role, PrincipalKind.ANONYMOUS)
-            raise Unauthenticated("this server asks who calls: bring a token")
-        if scheme.lower() != "bearer":
-            raise Unauthenticated("the header `authorization` is not `Bearer TOKEN`: this server takes tokens")
-        return self._tokens.principal(value.strip())
+        if scheme.lower() == "bearer":
+            token = value.strip()
+            if self._oidc is not None and (self._tokens is None or self._oidc.issued(token)):
+                return await self._oidc.principal(token)
+            if self._tokens is not None:
+                return self._tokens.principal(token)
+        if scheme.lower() == "basic" and self._basic is not None:
+            return await self._basic.authenticate(value.strip(), caller)
+        raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
+
+    def _wanted(self) -> str:
+        ways = {
+            "a token": self._tokens or self._oidc,
+            "a user and password": self._basic,
+            "a client certificate": self._certificates,
+        }
+        return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:
         """Each service of the broker asks itself (broker/access/): it knows what a request is about."""
@@ -76,74 +98,44 @@ class Authenticator:
         return known and principal.kind is PrincipalKind.CLIENT
 
 
-class _Tokens:
-    def __init__(self, settings: TokenSection, clock: Clock) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._verifier = TokenVerifier(settings, clock)
-        self._stamp = self._looked()
-        self._look_at = clock.monotonic() + KEY_CHECK_S
-        self._known: OrderedDict[bytes, Principal] = OrderedDict()
-
-    def principal(self, token: str) -> Principal:
-        self._renew_key()
-        digest = hashlib.sha256(token.encode(errors="replace")).digest()
-        known = self._known.get(digest)
-        if known is not None and (not known.expires_ms or self._clock.wall_ms() < known.expires_ms):
-            self._known.move_to_end(digest)
-            return known
-        found = self._verifier.verify(token)
-        self._known[digest] = found
-        if len(self._known) > REMEMBERED_MAX:
-            self._known.popitem(last=False)
-        return found
-
-    def _renew_key(self) -> None:
-        now = self._clock.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + KEY_CHECK_S
-        stamp = self._looked()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._verifier = TokenVerifier(self._settings, self._clock)
-        except MagnetarError as error:
-            _LOG.error("the new key of tokens is not used, the one before stays: %s", error)
-            return
-        self._known.clear()
-        _LOG.info("tokens are verified with a new key from now on")
-
-    def _looked(self) -> object:
-        source = self._settings.secret_key or self._settings.public_key
-        try:
-            found = os.stat(source.removeprefix("file:").removeprefix("//"))
-        except (OSError, ValueError):
-            return None  # `env:` and `data:` do not change
-        return found.st_ino, found.st_mtime_ns, found.st_size
+def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
+    if named.expires_ms and named.expires_ms <= shown.expires_ms:
+        return named
+    return replace(named, expires_ms=shown.expires_ms)
 
 
 class SecuredNetwork:
     """A process' network whose gRPC listener asks who calls, and whose calls to other brokers bring its own token."""
 
-    def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock) -> None:
+    def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
         """InvalidConfiguration: a key, a token or a certificate cannot be used."""
-        read_token(settings.broker.token)
+        if settings.tls is not None:
+            read_private(settings.tls.key)
         self._inner = inner
-        self._listener = ListenerAccess(Authenticator(settings, clock), settings.tls_files)
-        own = None if settings.tls is None else TlsFiles(ca=settings.broker.ca)
-        self._caller = CallerAccess(own, lambda: f"Bearer {read_token(settings.broker.token)}")
+        self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
+        self._caller = _own_access(settings)
         self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
-        self.serve_peers, self.peer = inner.serve_peers, inner.peer
+        self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        return await self._inner.serve(endpoint, services, self._listener)
+        return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller)
+
+
+def _own_access(settings: SecuritySettings) -> CallerAccess:
+    """What this broker brings to another: its token, where it has one, and its certificate, where callers need one."""
+    tls, token = settings.tls, settings.broker.token
+    files = None
+    if tls is not None:
+        files = TlsFiles(tls.certificate, tls.key, settings.broker.ca) if tls.ca else TlsFiles(ca=settings.broker.ca)
+    if not token:
+        return CallerAccess(files)
+    read_token(token)
+    return CallerAccess(files, lambda: f"Bearer {read_token(token)}")
 
 
 def read_token(source: str) -> str:
@@ -156,4 +148,12 @@ def read_token(source: str) -> str:
 
 def secured(world: World, path: str) -> World:
     """The world of a broker, by the settings in the file. InvalidConfiguration."""
-    return replace(world, network=SecuredNetwork(world.network, SecuritySettings.load(path), world.clock))
+    settings = SecuritySettings.load(path)
+    if not settings.has_callers:
+        raise InvalidConfiguration(
+            f"{path}: nothing says who may call a broker: it needs a section [token], [oidc], [basic] or [certificate]"
+        )
+    network = SecuredNetwork(world.network, settings, world.clock, world.workers)
+    if settings.audit.file:
+        audit_to(settings.audit.file)
+    return replace(world, network=network)

@@ -1,4 +1,4 @@
-"""The files of a secured broker: an authority of the cluster, a certificate per host, a key of tokens, first tokens.
+"""The files of a secured cluster: an authority, certificates of the broker and of the members, a key of tokens, tokens.
 
 Keys are EC on P-256; their files have mode 0600. The authority's key issues further certificates and does nothing else:
 it is kept off the servers.
@@ -9,17 +9,21 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration
+from .members import METADATA, ROLES, name_of, uri_of
 from .secrets import Secret, read_private
+from .settings import SecuritySettings
 from .token import create_token
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
 TOKEN_LIFETIME_S = 90 * 86_400.0
 OPERATOR = "admin"
+MEMBERS = "members"
 BROKER = "broker"
 
 
@@ -28,9 +32,13 @@ class Made(NamedTuple):
     files: list[str]
 
 
-def initialize(folder: Path, hosts: list[str], now: datetime.datetime) -> Made:
-    """Makes all files in an empty or new folder. AlreadyExists; InvalidConfiguration: a host is no name or address."""
-    names = [_name(host) for host in hosts]
+def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: str = "") -> Made:
+    """Makes all files in an empty or new folder. AlreadyExists; InvalidConfiguration: a host is no name or address.
+
+    `cluster` is the name in the members' certificates; none: a random one.
+    """
+    names, cluster = [_name(host) for host in hosts], cluster or f"cluster-{secrets.token_hex(4)}"
+    uri_of(cluster, METADATA, name_of(hosts[0]))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
@@ -48,8 +56,11 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime) -> Made:
     for role in (OPERATOR, BROKER):
         made = create_token(Secret(_private_pem(token_key)), "ES256", role, now_ms, TOKEN_LIFETIME_S)
         _write(folder / f"{role}.token", made.encode() + b"\n")
-    _write(folder / "security.toml", _SETTINGS.encode(), 0o644)
-    return Made(folder, sorted(each.name for each in folder.iterdir()))
+    _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
+    (folder / MEMBERS).mkdir(mode=0o700)
+    for role in ROLES:
+        issue_member(folder, role, OPERATOR if role == "operator" else name_of(hosts[0]), hosts, now)
+    return Made(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
 
 _SETTINGS = f"""# Paths are relative to this file. See docs/security.md.
@@ -67,26 +78,53 @@ super_users = ["{OPERATOR}", "{BROKER}"]
 [broker]
 token = "{BROKER}.token"
 ca = "ca.pem"
+
+[members]
+folder = "{MEMBERS}"
+ca = "ca.pem"
+cluster = "CLUSTER"
 """
 
 
 def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
     """A new `broker.pem` and its key, for the hosts, of the authority in the folder; brokers use them from the next
     connection on. Returns the names of the files."""
+    return _issue(folder, "broker", hosts[0], [_name(host) for host in hosts], now, days)
+
+
+def issue_member(
+    folder: Path, role: str, name: str, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS
+) -> list[str]:
+    """A new certificate, and its key, of the member `role`/`name`, in the folder of the members; as `issue`.
+
+    `hosts` are those of the metadata service; the others only call, and have none in their certificates, so that none
+    of them can pose as the metadata service.
+    """
+    from cryptography import x509
+
+    members = SecuritySettings.load(str(folder / "security.toml")).members
+    if members is None:
+        raise InvalidConfiguration(f"{folder}/security.toml has no [members], which names the cluster")
+    names = [_name(host) for host in hosts] if role == METADATA else []
+    names.append(x509.UniformResourceIdentifier(uri_of(members.cluster, role, name)))
+    return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
+
+
+def _issue(
+    folder: Path, stem: str, subject: str, names: list[Any], now: datetime.datetime, days: int
+) -> list[str]:  # fmt: skip
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    names = [_name(host) for host in hosts]
     try:
         key: Any = serialization.load_pem_private_key(read_private(str(folder / "ca-key.pem")), None)
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{folder} has no authority: ca.pem and ca-key.pem of `security init`") from error
     own = _new_key()
-    certificate = _certificate(hosts[0], names, own, authority, key, now, days)
-    _replace(folder / "broker-key.pem", _private_pem(own), 0o600)
-    _replace(folder / "broker.pem", _pem(certificate), 0o644)
-    return ["broker.pem", "broker-key.pem"]
+    _replace(folder / f"{stem}-key.pem", _private_pem(own), 0o600)
+    _replace(folder / f"{stem}.pem", _pem(_certificate(subject, names, own, authority, key, now, days)), 0o644)
+    return [f"{stem}.pem", f"{stem}-key.pem"]
 
 
 def _name(host: str) -> Any:
@@ -155,6 +193,16 @@ def _public_pem(key: Any) -> bytes:
 def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    try:
+        _write(path, data)
+    except FileExistsError:
+        raise AlreadyExists(f"{path} exists already: name a new file") from None
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

@@ -62,7 +62,7 @@ def read_secret(source: str) -> Secret:
     return Secret(read_private(source.removeprefix("file:").removeprefix("//")))
 
 
-def read_private(path: str) -> bytes:
+def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
     """A file that only its owner reads. InvalidConfiguration says what to type when others may."""
     try:
         with open(path, "rb") as file:
@@ -71,9 +71,9 @@ def read_private(path: str) -> bytes:
                 raise InvalidConfiguration(f"others may read the secret in {path}: chmod 600 {path}")
             if found.st_uid not in (os.geteuid(), 0):
                 raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
-            data = file.read(SECRET_BYTES_MAX + 1)
+            data = file.read(bytes_max + 1)
     except OSError as error:
         raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
-    if not data or len(data) > SECRET_BYTES_MAX:
-        raise InvalidConfiguration(f"{path} is empty or has more than {SECRET_BYTES_MAX} bytes: it is no secret")
+    if not data or len(data) > bytes_max:
+        raise InvalidConfiguration(f"{path} is empty or has more than {bytes_max} bytes: it is no secret")
     return data

@@ -5,6 +5,10 @@
     key = "broker-key.pem"
     ca = ""                         # set: each caller needs a certificate of this authority
 
+    [certificate]                   # the client certificate says who calls; needs `ca` of [tls]
+    cluster = ""                    # of the URI magnetar://CLUSTER/role/NAME; empty: such certificates are refused
+    common_name = true              # without a URI the common name is the role
+
     [token]                         # JSON Web Tokens, as Pulsar's token provider takes them
     secret_key = "token.key"        # HMAC; or
     public_key = "token-public.pem" # RSA or EC, and its algorithm
@@ -13,6 +17,17 @@
     audience_claim = "aud"
     audience = ""                   # empty: not checked
     clock_skew_s = 0
+
+    [basic]                         # users and passwords, over TLS or on this machine
+    file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
+
+    [oidc]                          # tokens of OpenID Connect
+    issuers = ["https://issuer.example"]
+    audiences = ["magnetar"]        # any of them
+    role_claim = "sub"
+    clock_skew_s = 0
+    require_https = true            # false: also http:// to this machine, for tests
+    ca = ""                         # who signs the issuers' certificates; empty: the system's authorities
 
     [authentication]
     anonymous_role = ""             # of callers without credentials; empty: they are refused
@@ -24,12 +39,27 @@
     token = "broker.token"          # of one of the super users
     ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
 
-An unknown name, and a value of a wrong type, is InvalidConfiguration.
+    [members]                       # certificates of the cluster's processes, for the metadata service
+    folder = "members"              # has ROLE.pem and ROLE-key.pem of the processes of this machine
+    ca = "ca.pem"                   # who signs the members' certificates
+    cluster = "orders-1"            # the name of the cluster in them
+
+Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller
+brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
+brokers show each other their certificate of [tls].
+
+    [audit]
+    file = "audit.log"              # where acts and denials are written; without it with the server's log
+
+With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
+only `magnetar metadata` and `magnetar bookie` read needs no other section. An unknown name, and a value of a wrong
+type, is InvalidConfiguration.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +68,8 @@ from ..proto.errors import InvalidConfiguration
 from ..runtime.access import TlsFiles
 
 SETTINGS_BYTES_MAX = 1 << 20
+CLOCK_SKEW_S_MAX = 3600
+ISSUERS_MAX = 5
 
 ALGORITHMS = (
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
@@ -53,6 +85,12 @@ class TlsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateSection:
+    cluster: str = ""
+    common_name: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSection:
     secret_key: str = ""
     public_key: str = ""
@@ -61,6 +99,21 @@ class TokenSection:
     audience_claim: str = "aud"
     audience: str = ""
     clock_skew_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BasicSection:
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OidcSection:
+    issuers: tuple[str, ...] = ()
+    audiences: tuple[str, ...] = ()
+    role_claim: str = "sub"
+    clock_skew_s: int = 0
+    require_https: bool = True
+    ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +132,45 @@ class BrokerSection:
     ca: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MembersSection:
+    folder: str = ""
+    ca: str = ""
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSection:
+    file: str = ""
+
+
 _SECTIONS: dict[str, type[Any]] = {
-    "tls": TlsSection, "token": TokenSection, "authentication": AuthenticationSection,
-    "authorization": AuthorizationSection, "broker": BrokerSection,
+    "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
+    "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
+    "broker": BrokerSection, "members": MembersSection, "audit": AuditSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
-          ("broker", "token"), ("broker", "ca")}  # fmt: skip
+          ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
+          ("members", "folder"), ("members", "ca"), ("audit", "file")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
     tls: TlsSection | None = None
+    certificate: CertificateSection | None = None
     token: TokenSection | None = None
+    basic: BasicSection | None = None
+    oidc: OidcSection | None = None
     authentication: AuthenticationSection = AuthenticationSection()
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
+    members: MembersSection | None = None
+    audit: AuditSection = AuditSection()
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether it says how callers show who they are."""
+        return bool(self.token or self.oidc or self.basic or self.certificate)
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -139,24 +216,47 @@ def _value(folder: Path, of: tuple[str, str], given: Any) -> Any:
 
 
 def _checked(settings: SecuritySettings, path: str) -> SecuritySettings:
-    tls, token = settings.tls, settings.token
+    for wrong in _faults(settings):
+        raise InvalidConfiguration(f"{path}: {wrong}")
+    return settings
+
+
+def _faults(settings: SecuritySettings) -> Iterator[str]:
+    tls, token, members = settings.tls, settings.token, settings.members
+    if members is not None and not (members.folder and members.ca and members.cluster):
+        yield "[members] needs folder, ca and cluster"
     if tls is not None and not (tls.certificate and tls.key):
-        raise InvalidConfiguration(f"{path}: [tls] needs certificate and key")
-    if token is None:
-        raise InvalidConfiguration(f"{path}: nothing says who may call: it needs a section [token]")
+        yield "[tls] needs certificate and key"
+    if members is not None and tls is None and not settings.has_callers:
+        return  # of a bookie or the metadata service
+    if not settings.has_callers:
+        yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
+    if settings.basic is not None and not settings.basic.file:
+        yield "[basic] needs file"
+    if settings.certificate is not None and not (tls and tls.ca):
+        yield "[certificate] needs `ca` of [tls], whose certificates callers have"
+    if token is not None:
+        yield from _token_faults(token)
+    if (oidc := settings.oidc) is not None:
+        if not (1 <= len(oidc.issuers) <= ISSUERS_MAX and oidc.audiences and oidc.role_claim):
+            yield f"[oidc] needs 1 to {ISSUERS_MAX} issuers, audiences, and a role_claim"
+        if not 0 <= oidc.clock_skew_s <= CLOCK_SKEW_S_MAX:
+            yield f"clock_skew_s of [oidc] is 0 to {CLOCK_SKEW_S_MAX}"
+    if settings.authentication.anonymous_role in settings.authorization.super_users:
+        yield "the anonymous role is no super user"
+    if not settings.broker.token and settings.certificate is None:
+        yield "[broker] needs token, which this broker shows to the others"
+
+
+def _token_faults(token: TokenSection) -> Iterator[str]:
     if bool(token.secret_key) == bool(token.public_key):
-        raise InvalidConfiguration(f"{path}: [token] needs one of secret_key and public_key")
+        yield "[token] needs one of secret_key and public_key"
     if token.algorithm and token.algorithm not in ALGORITHMS:
-        raise InvalidConfiguration(f"{path}: algorithm of [token] is one of {', '.join(ALGORITHMS)}")
+        yield f"algorithm of [token] is one of {', '.join(ALGORITHMS)}"
     if token.algorithm and token.algorithm.startswith("HS") != bool(token.secret_key):
         other = "public_key" if token.secret_key else "secret_key"
-        raise InvalidConfiguration(f"{path}: [token] with algorithm {token.algorithm} needs a {other}")
-    if settings.authentication.anonymous_role in settings.authorization.super_users:
-        raise InvalidConfiguration(f"{path}: the anonymous role is no super user")
+        yield f"[token] with algorithm {token.algorithm} needs a {other}"
     if not token.role_claim or not token.audience_claim:
-        raise InvalidConfiguration(f"{path}: role_claim and audience_claim of [token] are names")
-    if not 0 <= token.clock_skew_s <= 3600:
-        raise InvalidConfiguration(f"{path}: clock_skew_s of [token] is 0 to 3600")
-    if not settings.broker.token:
-        raise InvalidConfiguration(f"{path}: [broker] needs token, which this broker shows to the others")
-    return settings
+        yield "role_claim and audience_claim of [token] are names"
+    if not 0 <= token.clock_skew_s <= CLOCK_SKEW_S_MAX:
+        yield f"clock_skew_s of [token] is 0 to {CLOCK_SKEW_S_MAX}"

@@ -10,95 +10,171 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
+from ..proto.names import ROLE_CHARACTERS_MAX, is_role
 from ..runtime.access import Principal, PrincipalKind
 from ..runtime.clock import Clock
+from .remembered import Remembered, digest_of
 from .secrets import Secret, read_secret
 from .settings import TokenSection
+from .watched import Watched
 
 TOKEN_CHARACTERS_MAX = 16 << 10
-ROLE_CHARACTERS_MAX = 256
+NEAR_MS = 120_000
+"""Around a whole hour: clocks and lifetimes are not exact."""
 SECRET_BYTES_MIN = 32
 """Of an HMAC key, as RFC 7518 asks for HS256."""
+RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
 
+_NO_TOKEN = "that is no token: it has three parts of base64, signed JSON"
 _HMAC = ("HS256", "HS384", "HS512")
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+
+
+class TokenProvider:
+    """Verifies tokens with the key in use. A new key forgets what the one before verified."""
+
+    def __init__(self, settings: TokenSection, clock: Clock) -> None:
+        """InvalidConfiguration: as TokenVerifier."""
+        source = settings.secret_key or settings.public_key
+        self._verifier = Watched(source, lambda: TokenVerifier(settings, clock), clock)
+        self._version = 0
+        self._clock = clock
+        self._known = Remembered()
+
+    def principal(self, token: str) -> Principal:
+        """Unauthenticated."""
+        verifier = self._verifier.current()
+        if self._version != self._verifier.version:
+            self._version = self._verifier.version
+            self._known.clear()
+        digest = digest_of(token)
+        found = self._known.find(digest, self._clock.wall_ms())
+        if found is None:
+            found = verifier.verify(token)
+            self._known.add(digest, found, found.expires_ms)
+        return found
 
 
 class TokenVerifier:
     """Verifies tokens with one key. InvalidConfiguration: the key cannot be read, is weak, or does not fit."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
-        self._settings = settings
         self._clock = clock
-        self._jwt = _jwt()
         self._key, possible = _verification_key(settings)
         if settings.algorithm and settings.algorithm not in possible:
             raise InvalidConfiguration(f"the key of [token] verifies {', '.join(possible)}, not {settings.algorithm}")
         self._algorithms = (settings.algorithm,) if settings.algorithm else possible
+        audiences = (settings.audience,) if settings.audience else ()
+        self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
         """Unauthenticated, with a text that quotes nothing of the token but its times."""
-        if len(token) > TOKEN_CHARACTERS_MAX:
-            raise Unauthenticated(f"the token has {len(token)} characters; at most {TOKEN_CHARACTERS_MAX} are read")
-        options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
-        try:
-            claims = self._jwt.decode(token, self._key, algorithms=self._algorithms, options=options)
-        except self._jwt.InvalidSignatureError:
-            raise Unauthenticated("the token is not signed with a key of this server") from None
-        except self._jwt.InvalidAlgorithmError:
-            raise Unauthenticated(f"the token's algorithm is none of {', '.join(self._algorithms)}") from None
-        except (self._jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
-            raise Unauthenticated("that is no token: it has three parts of base64, signed JSON") from None
-        expires_ms = self._check_times(claims)
-        self._check_audience(claims)
-        identity = claims.get("jti", "")
-        return Principal(
-            self._role(claims), PrincipalKind.CLIENT, "token", expires_ms,
-            identity if isinstance(identity, str) and len(identity) <= ROLE_CHARACTERS_MAX else "",
-        )  # fmt: skip
-
-    def _check_times(self, claims: Mapping[str, Any]) -> int:
-        """Milliseconds since the epoch; 0: it does not expire."""
-        now_ms, skew_ms = self._clock.wall_ms(), 1000 * self._settings.clock_skew_s
-        ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
-        if begins_ms is not None and now_ms + skew_ms < begins_ms:
-            raise Unauthenticated(f"the token is valid from {_at(begins_ms)} on; it is {_at(now_ms)} at this server")
-        if ends_ms is None:
-            return 0
-        if ends_ms + skew_ms <= now_ms:
-            raise Unauthenticated(f"the token has expired at {_at(ends_ms)}; it is {_at(now_ms)} at this server")
-        return ends_ms + skew_ms
-
-    def _check_audience(self, claims: Mapping[str, Any]) -> None:
-        wanted = self._settings.audience
-        if not wanted:
-            return
-        found = claims.get(self._settings.audience_claim)
-        if found != wanted and not (isinstance(found, list) and wanted in found):
-            raise Unauthenticated("the token is for another audience")
-
-    def _role(self, claims: Mapping[str, Any]) -> str:
-        found = claims.get(self._settings.role_claim)
-        if isinstance(found, list) and found:
-            found = found[0]
-        if not isinstance(found, str) or not is_role(found):
-            raise Unauthenticated(f"the token's claim {self._settings.role_claim!r} is no role")
-        return found
+        return principal_of(verified_claims(token, self._key, self._algorithms), self._rules, self._clock.wall_ms())
 
 
-def is_role(text: str) -> bool:
-    return 0 < len(text) <= ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
+@dataclass(frozen=True, slots=True)
+class ClaimRules:
+    """What of a token's claims is looked at. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
+
+    role_claim: str = "sub"
+    audience_claim: str = "aud"
+    audiences: tuple[str, ...] = ()
+    clock_skew_s: int = 0
+    required: tuple[str, ...] = ()
 
 
-def check_role(text: str) -> None:
-    """InvalidRequest."""
-    if not is_role(text):
-        raise InvalidRequest(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
+def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
+    """Unauthenticated: it is no token, or the key did not sign it with one of the algorithms."""
+    jwt = _sized(token)
+    options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
+    try:
+        claims: Mapping[str, Any] = jwt.decode(token, key, algorithms=algorithms, options=options)
+    except jwt.InvalidSignatureError:
+        raise Unauthenticated("the token is not signed with a key of this server or its issuer") from None
+    except jwt.InvalidAlgorithmError:
+        raise Unauthenticated(f"the token's algorithm is none of {', '.join(algorithms)}") from None
+    except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
+        raise Unauthenticated(_NO_TOKEN) from None
+    return claims
+
+
+def unverified_parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Header and claims before any check: only to choose whose key verifies them. Unauthenticated: it is no token."""
+    jwt = _sized(token)
+    try:
+        found = jwt.decode_complete(token, options={"verify_signature": False})
+    except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError, OverflowError):
+        raise Unauthenticated(_NO_TOKEN) from None
+    return found["header"], found["payload"]
+
+
+def _sized(token: str) -> Any:
+    if len(token) > TOKEN_CHARACTERS_MAX:
+        raise Unauthenticated(f"the token has {len(token)} characters; at most {TOKEN_CHARACTERS_MAX} are read")
+    return _jwt()
+
+
+def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
+    """Unauthenticated: a claim is missing or malformed, the token is expired, not valid yet, or for others."""
+    missing = [name for name in rules.required if name not in claims]
+    if missing:
+        raise Unauthenticated(f"the token has no claim {missing[0]!r}")
+    skew_ms = 1000 * rules.clock_skew_s
+    if "iat" in rules.required and (_time_ms(claims, "iat") or 0) > now_ms + skew_ms:
+        raise Unauthenticated(f"the token was made in the future; it is {at(now_ms)} at this server")
+    expires_ms = _check_times(claims, skew_ms, now_ms)
+    _check_audience(claims, rules)
+    identity = claims.get("jti", "")
+    return Principal(
+        _role(claims, rules.role_claim), PrincipalKind.CLIENT, "token", expires_ms,
+        identity if isinstance(identity, str) and len(identity) <= ROLE_CHARACTERS_MAX else "",
+    )  # fmt: skip
+
+
+def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
+    """Milliseconds since the epoch; 0: it does not expire."""
+    ends_ms, begins_ms = _time_ms(claims, "exp"), _time_ms(claims, "nbf")
+    if begins_ms is not None and now_ms + skew_ms < begins_ms:
+        hint = _clocks(begins_ms - now_ms)
+        raise Unauthenticated(f"the token is valid from {at(begins_ms)} on; it is {at(now_ms)} at this server{hint}")
+    if ends_ms is None:
+        return 0
+    if ends_ms + skew_ms <= now_ms:
+        hint = _clocks(now_ms - ends_ms)
+        raise Unauthenticated(f"the token has expired at {at(ends_ms)}; it is {at(now_ms)} at this server{hint}")
+    return ends_ms + skew_ms
+
+
+def _clocks(apart_ms: int) -> str:
+    """A difference near whole hours is often a clock that shows local time as UTC."""
+    hours, rest_ms = divmod(apart_ms + NEAR_MS, 3_600_000)
+    if not 1 <= hours <= 14 or rest_ms > 2 * NEAR_MS:
+        return ""
+    return f". Compare the clocks: {hours} h apart may be a time zone"
+
+
+def _check_audience(claims: Mapping[str, Any], rules: ClaimRules) -> None:
+    if not rules.audiences:
+        return
+    found = claims.get(rules.audience_claim)
+    names = found if isinstance(found, list) else [found]
+    if not any(isinstance(name, str) and name in rules.audiences for name in names):
+        raise Unauthenticated("the token is for another audience")
+
+
+def _role(claims: Mapping[str, Any], claim: str) -> str:
+    found = claims.get(claim)
+    if isinstance(found, list) and found:
+        found = found[0]
+    if not isinstance(found, str) or not is_role(found):
+        raise Unauthenticated(f"the token's claim {claim!r} is no role")
+    return found
 
 
 def unverified(token: str) -> str:
@@ -108,7 +184,7 @@ def unverified(token: str) -> str:
         claims = jwt.decode(token, options={"verify_signature": False})
         return json.dumps({"header": jwt.get_unverified_header(token), "claims": claims}, indent=2)
     except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest("that is no token: it has three parts of base64, signed JSON") from error
+        raise InvalidRequest(_NO_TOKEN) from error
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
@@ -133,7 +209,7 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int | None:
     return int(found * 1000)
 
 
-def _at(ms: int) -> str:
+def at(ms: int) -> str:
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -150,7 +226,6 @@ def _verification_key(settings: TokenSection) -> tuple[Any, tuple[str, ...]]:
             raise InvalidConfiguration("the secret key of [token] is a PEM file: a public key belongs to public_key")
         return secret, _HMAC
     from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     data = _public_bytes(settings.public_key)
     load = serialization.load_pem_public_key if b"-----BEGIN" in data else serialization.load_der_public_key
@@ -158,11 +233,22 @@ def _verification_key(settings: TokenSection) -> tuple[Any, tuple[str, ...]]:
         key = load(data)
     except (ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{settings.public_key} is no public key in PEM or DER form") from error
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048:
-        return key, _RSA
+    if not (algorithms := algorithms_of(key)):
+        raise InvalidConfiguration(
+            f"{settings.public_key} is neither RSA of 2048 bits or more nor EC on a curve of JWT"
+        )
+    return key, algorithms
+
+
+def algorithms_of(key: object) -> tuple[str, ...]:
+    """What a public key may verify; empty: it is of another kind, or weak."""
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
+        return _RSA
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _EC:
-        return key, (_EC[key.curve.name],)
-    raise InvalidConfiguration(f"{settings.public_key} is neither RSA of 2048 bits or more nor EC on a curve of JWT")
+        return (_EC[key.curve.name],)
+    return ()
 
 
 def _public_bytes(source: str) -> bytes:
@@ -181,4 +267,3 @@ def _jwt() -> Any:
     except ImportError as error:
         raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
     return jwt
-

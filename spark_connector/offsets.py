@@ -7,9 +7,12 @@ from the start of a batch is new and is read from its earliest index (Kafka's ru
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
+
+from ..proto.errors import InvalidRequest
 
 Partition = tuple[str, int]
 """(full topic name without partition, partition number)"""
@@ -62,11 +65,15 @@ def to_json(index: Index) -> dict[str, dict[str, int]]:
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    return {
-        (topic, int(partition)): value
-        for topic, partitions in offset.items()
-        for partition, value in partitions.items()
-    }
+    """InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
+    try:
+        return {
+            (topic, int(partition)): operator.index(value)
+            for topic, partitions in offset.items()
+            for partition, value in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidRequest("the checkpoint's offset is not {topic: {partition: index}}") from error
 
 
 def limit(

@@ -314,6 +314,7 @@ BARE_TASKS = {
     "broker/server.py": "the function awaits it in its `finally`",
     "ledger/reader.py": "the function awaits them in its `finally`",
     "ledger/recovery.py": "each result is the next fact of the recovery, which ends them all",
+    "metadata/members.py": "the function awaits them in its `finally`",
     "metadata/remote.py": "the function awaits it in its `finally`",
     "metadata/server.py": "the session's stream ends with the first of them, and ends the others",
     "runtime/grpc/server.py": "the handlers of a server: its end awaits them, and their errors go to the callers",

@@ -20,8 +20,9 @@ ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `
 without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
 InvalidRequest; a request that is no JSON is BAD_REQUEST.
 
-Every client that reaches the bookie's port may ask; no verb shows a key or an entry. A verb of `CHANGES` (it starts
-work, gives data up or moves copies) is Unauthorized from another machine, until there are accounts.
+Who may ask: with keys (runtime/access.py `PeerListening`) operators and brokers, from any machine, and no bookie.
+Without keys every client that reaches the bookie's port; then a verb of `CHANGES` (it starts work, gives data up or
+moves copies) is Unauthorized from another machine. No verb shows a key or an entry.
 Guarded by tests/bookie/admin/test_admin.py.
 """
 
@@ -39,6 +40,7 @@ from ...metadata.records import LedgerRecord
 from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized, Unavailable
+from ...runtime.access import LOCAL, Principal, PrincipalKind
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..maintenance.garbage import Collected, Collector, GarbageProgress
@@ -57,7 +59,10 @@ BLOCKED_MAX = 1000
 """Ledgers in limbo that are named in an answer."""
 
 CHANGES = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
-"""Verbs that are Unauthorized from another machine."""
+"""Verbs that are Unauthorized from another machine where no keys say who asks."""
+
+ADMINISTRATORS = ("broker", "operator")
+"""Roles of members that may ask."""
 
 Json = dict[str, object]
 Options = Mapping[str, object]
@@ -102,18 +107,20 @@ class BookieAdmin:
         """Adds the verbs of another part of the bookie."""
         self._verbs |= verbs
 
-    async def answer(self, request: bytes, local: bool = True) -> bytes:
+    async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
         """`local`: the request comes from this machine. ValueError: the request is no JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise ValueError(f"an admin request is a JSON object with a verb: {error}") from error
         try:
             found = self._verbs.get(verb) if isinstance(verb, str) else None
             if found is None:
                 raise InvalidRequest(f"no verb {verb!r}; there are {', '.join(self._verbs)}")
-            if verb in CHANGES and not local:
+            if sender.kind is not PrincipalKind.LOCAL:
+                _check_administers(sender, verb)
+            elif verb in CHANGES and not local:
                 raise Unauthorized(f"{verb} is taken from this bookie's own machine only: run the command there")
             answer = await found(asked)
         except MagnetarError as error:
@@ -230,6 +237,12 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
         "action": plan.action.value,
         "reason": plan.reason.value,
     }
+
+
+def _check_administers(sender: Principal, verb: object) -> None:
+    """Unauthorized."""
+    if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
+        raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 
 
 class _Runs:

@@ -42,5 +42,5 @@ def decode(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
     check_format(NOTE, version, path)
     try:
         return msgspec.json.decode(data[_HEAD.size : end], type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(path, _HEAD.size, str(error)) from error

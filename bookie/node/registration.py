@@ -25,7 +25,8 @@ from ...ledger.format.peer import encode_ping
 from ...metadata import paths, records
 from ...metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
 from ...metadata.update import get_record
-from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unavailable
+from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
+from ...runtime.access import PeerCalling
 from ...runtime.network import Endpoint
 from ...runtime.world import World
 
@@ -63,19 +64,21 @@ class Registration:
         found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
         if found is None:
             return
-        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes)
+        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes, PeerCalling(found[0].key))
         try:
             await peer.request(encode_ping(), timeout_s=ALIVE_S)
+        except Unauthorized as error:  # only a process with the registered key, or in clear as registered, says so
+            _LOG.error("the process that is registered refuses this one: %s", error)
         except MagnetarError as error:
             _LOG.info("the process that was registered before does not answer: %s", error)
-        else:
-            raise Busy(
-                f"bookie {bookie} is served already, at {found[0].endpoint}: by another process, on a copy of this "
-                "directory or the directory itself. Stop that one; of two copies only one may ever start",
-                bookie=str(bookie), endpoint=found[0].endpoint,
-            )  # fmt: skip
+            return
         finally:
             await peer.close()
+        raise Busy(
+            f"bookie {bookie} is served already, at {found[0].endpoint}: by another process, on a copy of this "
+            "directory or the directory itself. Stop that one; of two copies only one may ever start",
+            bookie=str(bookie), endpoint=found[0].endpoint,
+        )  # fmt: skip
 
     async def is_replaced(self) -> bool:
         """Whether another process put its node in place of ours."""

@@ -32,6 +32,7 @@ from functools import partial
 from ...ledger.format.held import ENTRIES_MAX, encode_runs
 from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op, RequestHead, Status, decode_request
 from ...metadata.store import MetadataStore
+from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.monitoring.metrics import SECONDS, Histogram
@@ -45,8 +46,8 @@ from .waiting import Waiting, cost_of
 
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
-OnAdmin = Callable[[bytes, bool], Awaitable[bytes]]
-"""(request, whether it comes from this machine) → the answer."""
+OnAdmin = Callable[[bytes, Principal, bool], Awaitable[bytes]]
+"""(request, who sent it, whether it comes from this machine) → the answer."""
 
 ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
@@ -276,17 +277,20 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ administration
     def _start_admin(self, request: Request, head: RequestHead) -> None:
-        if len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
+        sender = request.principal
+        if sender is None:
+            self._refuse(request, head, Status.UNAUTHORIZED)
+        elif len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif len(self._admins) >= ADMIN_MAX:
             self._refuse(request, head, Status.BUSY)
         else:
-            self._admins.spawn(self._do_admin(request, head), "bookie-admin")
+            self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
-    async def _do_admin(self, request: Request, head: RequestHead) -> None:
+    async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
         """A ValueError of the verb is the caller's fault; any other error is ours, and must not end the service."""
         try:
-            answer = await self.on_admin(bytes(request.frames[0]), request.is_local)
+            answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
         except ValueError as error:
             _LOG.warning("bad admin request: %s", error)
             self._refuse(request, head, Status.BAD_REQUEST)
@@ -338,7 +342,7 @@ def _unknown(request: Request, head: RequestHead, came: float) -> None:
     raise AssertionError(f"ledger {head.ledger} is not known, and this service asks no metadata")
 
 
-async def _no_verbs(request: bytes, local: bool) -> bytes:
+async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
     """Answers ADMIN in a service without verbs."""
     raise ValueError("this bookie takes no admin requests")
 

@@ -4,9 +4,9 @@
      "from": "10.0.0.7:51234", "act": "Admin.DeleteTopic", "on": "persistent://acme/orders/a", "result": "done"}
 
 `result` is "done", "denied" or the name of the error; `why` says more. It has names and no payloads, and of what is
-changed the names of the fields and not their values. Lines go to the logger `magnetar.audit`, which a server with
-security writes to its log, or to a file of its own (`--audit-log FILE`). Denials of one caller are written at most
-DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line.
+changed the names of the fields and not their values. Lines go to the logger `magnetar.audit`: to the server's stderr,
+whatever its log level, or to the file that the section [audit] of the settings names. Denials of one caller are written
+at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AuditLog:
         self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
 
     def act(self, principal: Principal, peer: str, act: str, on: str, result: str, **more: object) -> None:
-        """An administrative act, once it has its result. Callers that nobody asked who they are do not act here."""
+        """An administrative act, once it has its result. A LOCAL caller has no name to write down."""
         if principal.kind is not PrincipalKind.LOCAL:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 

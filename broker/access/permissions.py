@@ -1,6 +1,6 @@
 """How grants change, with pulsar-admin's meaning: each function gives the record after the change, or InvalidRequest.
 
-A grant replaces the actions that the role had there. What is revoked, and is not there, is no error.
+A grant replaces the actions that the role had there. To revoke what was not granted is no error.
 """
 
 from __future__ import annotations

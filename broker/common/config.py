@@ -16,6 +16,8 @@ from .applied import Applied, Limit
 
 Positive = Annotated[int, Meta(ge=1)]
 
+Seconds = Annotated[float, Meta(gt=0)]
+
 LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
 """What a ledger takes, less what the broker puts in front. The log's entry ids are those of the ledger only as long as
@@ -79,6 +81,10 @@ class BrokerConfig(Applied):
     catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer: its credit; above, the client waits
+    max_connections: Positive = 10_000  # of clients; gRPC refuses further ones
+    max_streams_per_address: Positive = 1_000  # each client has one, and one for each read of a range
+    first_frame_s: Seconds = 10.0  # a stream on which a client sends nothing for so long is cut
+    unread_s: Seconds = 300.0  # … and one of which it takes nothing of what waits for it
     connection_ids: Positive = 50_000  # producers and consumers of one client's connection; 1 KB each, beside their own
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes

@@ -8,6 +8,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
+from ..storage.operator import operating
 
 brokers = LazyGroup(
     "brokers",
@@ -48,7 +49,7 @@ def list_brokers(session: Session) -> None:
 
 @click.command("list")
 @click.option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
-@connected
+@operating
 def list_bookies(session: Session, registered: bool) -> None:
     """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
 

@@ -27,7 +27,7 @@ class Lazy(NamedTuple):
     help: str
 
 
-SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds."}
+SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.", "--profile": "Of client.toml."}
 
 
 def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:

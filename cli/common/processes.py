@@ -187,9 +187,12 @@ class Cluster(Processes):
     """Metadata, bookies and brokers as separate processes: what docker-compose.yml starts, on loopback."""
 
     def __init__(
-        self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None
-    ) -> None:
+        self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
+        security: str = "",
+    ) -> None:  # fmt: skip
+        """`security`: the settings file of all processes (`magnetar security init`); empty: everything in clear."""
         super().__init__(directory)
+        self._environment = {"MAGNETAR_SECURITY": security} if security else {}
         try:
             self._start(bookies, brokers, session_timeout_s)
         except BaseException:
@@ -212,7 +215,11 @@ class Cluster(Processes):
         for broker in self.brokers:
             broker.wait_ready()
 
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+        return super().start(name, *arguments, environment={**self._environment, **(environment or {})})
+
     @property
     def url(self) -> str:
         """A service URL with all brokers."""
-        return "magnetar://" + ",".join(broker.address for broker in self.brokers)
+        scheme = "magnetar+ssl" if self._environment else "magnetar"
+        return f"{scheme}://" + ",".join(broker.address for broker in self.brokers)

@@ -1,20 +1,21 @@
 """What every administering command has: a server's address, an output, and the admin client.
 
 `--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/service_url.py). Who calls is said by
-`--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see.
+`--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
+not said comes from a profile (cli/common/profile.py).
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .output import Output
+from .profile import NAMES, load
 
 if TYPE_CHECKING:
     from ...client.admin import Admin
@@ -40,6 +41,7 @@ class Session:
         # raises before any request
         caller_access(parse_service_url(url), self._authentication, {"tls_trust_certs_file_path": trust})
         self._admin: Admin | None = None
+        self.operator: Any = None  # who asks the bookies (cli/storage/operator.py)
 
     @property
     def admin(self) -> Admin:
@@ -76,24 +78,26 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
         raise click.UsageError("--tls-cert and --tls-key belong together: give both")
     if token:
         return AuthenticationToken(lambda: read_token(token))
-    return AuthenticationTLS(certificate, key) if certificate else None
+    if not certificate:
+        return None
+    from ...security.secrets import read_private
+
+    read_private(key)  # others may not read it
+    return AuthenticationTLS(certificate, key)
 
 
 def read_token(source: str) -> str:
-    """`source`: `env:NAME`, or a file's path, with or without `file:`. InvalidConfiguration."""
+    """`source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
+    InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
+    from ...security.secrets import read_secret
 
-    if source.startswith("env:"):
-        value = os.environ.get(source.removeprefix("env:"))
-        if not value:
-            raise InvalidConfiguration(f"--token {source}: the environment has no such variable")
-        return value
-    path = source.removeprefix("file:")
+    if source.startswith("data:"):
+        raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read(TOKEN_MAX).strip()
-    except (OSError, ValueError) as error:
-        raise InvalidConfiguration(f"--token {path} cannot be read as a token: {type(error).__name__}") from error
+        return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(f"--token {source} is no token") from error
 
 
 TOKEN_MAX = 16 << 10
@@ -111,21 +115,34 @@ def confirm(what: str, yes: bool) -> None:
     click.confirm(f"{what}?", abort=True, err=True)
 
 
-def connected(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, -o, --timeout, --token and --tls-… to a command and gives it its Session first."""
+def _with_profile(said: Mapping[str, str], profile: Mapping[str, str]) -> dict[str, str]:
+    """Arguments of a Session. Who says by an option who they are is not whom the profile says."""
+    left = dict(profile)
+    if said["token"] or said["tls_cert"] or said["tls_key"]:
+        left = {name: left[name] for name in ("url", "tls_ca") if name in left}
+    found = {name: said[name] or left.get(name, "") for name in NAMES}
+    return {
+        "url": found["url"] or DEFAULT_URL, "token": found["token"], "trust": found["tls_ca"],
+        "certificate": found["tls_cert"], "key": found["tls_key"],
+    }  # fmt: skip
 
-    @click.option("--url", envvar="MAGNETAR_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+
+def connected(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --url, -o, --timeout, --token, --tls-… and --profile to a command and gives it its Session first."""
+
+    @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
     @click.option("--tls-cert", envvar="MAGNETAR_TLS_CERT", default="", metavar="FILE", help="Your certificate.")
     @click.option("--tls-key", envvar="MAGNETAR_TLS_KEY", default="", metavar="FILE", help="Its private key.")
+    @click.option("--profile", envvar="MAGNETAR_PROFILE", default="", metavar="NAME", help="Of client.toml.")
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        url, output, timeout_s = options.pop("url"), Output(options.pop("output")), options.pop("timeout")
-        who = [options.pop(name) for name in ("token", "tls_ca", "tls_cert", "tls_key")]
-        session = Session(url, output, timeout_s, *who)
+        output, timeout_s = Output(options.pop("output")), options.pop("timeout")
+        said = {name: options.pop(name) for name in NAMES}
+        session = Session(out=output, timeout_s=timeout_s, **_with_profile(said, load(options.pop("profile"))))
         try:
             function(session, *args, **options)
         finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from .members import as_member, asks_members, join
 
 if TYPE_CHECKING:
     from ...metadata.address import Address
@@ -182,7 +183,7 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
     if not beyond:
         return ""
     at = ", ".join(f"--{name} {where}" for name, where in beyond)
-    reach = f"{at}: every program that reaches it may read, write and delete everything, because nothing asks who calls"
+    reach = f"{at}: every caller may read, write and delete everything there, because nothing asks who calls"
     if not insecure:
         raise click.UsageError(f"{reach}. Listen on 127.0.0.1; or accept that for a closed network with --insecure")
     return f"INSECURE: {reach}"
@@ -315,11 +316,13 @@ class _Metadata(LazyGroup):
 @click.option(
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
+@SECURITY
 @server_options("info", settings=False)
 @click.pass_context
 def metadata(
-    context: click.Context, listen: str, data: str, metrics: str | None, insecure: bool, log_level: str, log_format: str
-) -> int:
+    context: click.Context, listen: str, data: str, security: str | None, metrics: str | None, insecure: bool,
+    log_level: str, log_format: str,
+) -> int:  # fmt: skip
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
     Example: magnetar metadata --listen 127.0.0.1:7640 --data /var/lib/magnetar/metadata
@@ -328,13 +331,14 @@ def metadata(
         return 0
     where, folder = endpoint(listen, "--listen"), Path(data).absolute()
     scraped = metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=where, metrics=scraped)
+    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
         from ...runtime.lifecycle import Parts
         from ..metrics.samples import Measured
 
+        world = as_member(world, security, "metadata")
         async with Parts(world.clock) as parts:
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
             server = await parts.start("metadata", starting, MetadataServer.close)
@@ -384,9 +388,10 @@ def broker(
 
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
+        world = as_member(world, security, "broker")
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-
+            serving = await join(parts, world, security, "broker", lambda: connect(world, tree, wait_s, session_s))
             later: list[MetadataStore] = []
 
             async def session() -> MetadataStore:
@@ -398,7 +403,7 @@ def broker(
                 for each in later:
                     await each.close()
 
-            starting = Broker.start(secured(world, security), settings, store, session)
+            starting = Broker.start(secured(serving, security), settings, store, session)
             running = await parts.start("broker", starting, close)
             facts = await serve_metrics(parts, scraped, Measured(broker=running))
             ready(f"{scheme(security)}://{running.endpoint}", **facts)

@@ -16,7 +16,9 @@ security = LazyGroup(
     {
         "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
         "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
+        "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
         "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
+        "check": Lazy(".security.check", "check", "What a server lets a caller do who shows no credentials."),
     },
     help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
 )
@@ -39,14 +41,15 @@ FOLDER = click.option(
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
-def init(folder: str, hosts: tuple[str, ...]) -> None:
-    """Make an authority, a broker's certificate, a key for tokens, and tokens of an operator and of the brokers.
+@click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
+def init(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+    """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
     """
     from ...security.authority import initialize
 
-    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now())
+    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
     click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
@@ -70,20 +73,47 @@ def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
 
 @click.command()
 @FOLDER
+@click.option("--role", type=click.Choice(["metadata", "broker", "bookie", "operator"]), required=True)
+@click.option("--name", required=True, help="Of the process or the person, in logs; such as a host's name.")
+@click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew or make the certificate of a process of the cluster, or of an operator: members/ROLE.pem and its key.
+
+    Example: magnetar security member --folder ./security --role bookie --name bookie-3
+    """
+    from ...security.authority import issue_member
+
+    if (role == "metadata") != bool(hosts):
+        raise click.UsageError("--host is of --role metadata, which needs one: the others only call")
+    for written in issue_member(Path(folder), role, name, list(hosts), _now(), days):
+        click.echo(str(Path(folder) / written))
+
+
+@click.command()
+@FOLDER
 @click.option("--role", required=True, help="Who the token's holder is.")
 @click.option("--days", type=click.FloatRange(0.0001, 36500), default=None, help="Of its life (default: no end).")
-def create(folder: str, role: str, days: float | None) -> None:
-    """Make a token for a role, and print it: put it into a file with mode 600.
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
+def create(folder: str, role: str, days: float | None, out: str | None) -> None:
+    """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
 
-    Example: magnetar security token create --folder ./security --role orders --days 30 > orders.token
+    Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
     """
+    from ...proto.names import check_role
     from ...runtime.clock import SystemClock
+    from ...security.authority import write_secret
     from ...security.secrets import Secret, read_private
-    from ...security.token import check_role, create_token
+    from ...security.token import create_token
 
     check_role(role)
     key = Secret(read_private(str(Path(folder) / "token-key.pem")))
-    click.echo(create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400))
+    token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
+    if out is None:
+        click.echo(token)
+    else:
+        write_secret(Path(out), token.encode() + b"\n")
+        click.echo(out)
 
 
 @click.command()
@@ -106,13 +136,15 @@ def validate(source: str, settings: str) -> None:
 
     Example: magnetar security token validate orders.token --security ./security/security.toml
     """
-    from ...runtime.clock import SystemClock
-    from ...security.settings import SecuritySettings
-    from ...security.token import TokenVerifier
+    import asyncio
 
-    loaded = SecuritySettings.load(settings)
-    assert loaded.token is not None, "settings without it are refused"
-    found = TokenVerifier(loaded.token, SystemClock()).verify(_read(source))
+    from ...runtime.access import Caller
+    from ...runtime.clock import SystemClock
+    from ...security.authenticator import Authenticator
+    from ...security.settings import SecuritySettings
+
+    guard = Authenticator(SecuritySettings.load(settings), SystemClock())
+    found = asyncio.run(guard.authenticate(Caller("", f"Bearer {_read(source)}")))
     until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
     click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
 

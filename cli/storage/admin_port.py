@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 from ..common.exits import Failure
 
 if TYPE_CHECKING:
+    from ...metadata.members import Members
     from ...runtime.network import Peer
     from ..common.session import Session
+    from .operator import Operator
 
 
 class BookiePeer:
     """A registered bookie. Call `ask` from the session's event loop."""
 
-    def __init__(self, id_: str, endpoint: str, timeout_s: float) -> None:
+    def __init__(self, id_: str, endpoint: str, timeout_s: float, operator: Operator | None = None) -> None:
         self.id = id_
+        self._operator = operator
+        self._members: Members | None = None
         self.endpoint = endpoint
         self._timeout_s = timeout_s
         self._peer: Peer | None = None
@@ -27,11 +31,9 @@ class BookiePeer:
         """The bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no verbs."""
         from ...ledger.format.peer import Status, decode_answer, encode_admin
         from ...proto import errors
-        from ...runtime.network import Endpoint
-        from ...runtime.process import real_world
 
         if self._peer is None:
-            self._peer = real_world().network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes)
+            self._peer = await self._connected()
         request = json.dumps({"verb": verb, **options}).encode()
         reply = await self._peer.request(encode_admin(), (request,), timeout_s=self._timeout_s)
         status = decode_answer(reply.head).status
@@ -45,9 +47,28 @@ class BookiePeer:
             raise getattr(errors, answer["error"], errors.MagnetarError)(f"bookie {self.id}: {answer['message']}")
         return answer
 
+    async def _connected(self) -> Peer:
+        from ...metadata import paths
+        from ...metadata.records import BookieRecord
+        from ...proto.errors import NotFound
+        from ...runtime.access import CLEAR, PeerCalling
+        from ...runtime.network import Endpoint
+        from .operator import Operator
+
+        world, self._members = await (self._operator or Operator()).join()
+        access = CLEAR
+        if self._members is not None:
+            found = await self._members.record(paths.bookie(self.id), BookieRecord)
+            if found is None:
+                raise NotFound(f"bookie {self.id} is not registered any more")
+            access = PeerCalling(found.key)
+        return world.network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
+
     async def close(self) -> None:
         if self._peer is not None:
             await self._peer.close()
+        if self._members is not None:
+            await self._members.close()
 
 
 def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
@@ -64,7 +85,8 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
         raise NotFound(f"{what}; 'magnetar bookies list' shows those that are there")
     if wanted is not None and len(chosen) > 1:
         raise Failure(f"{len(chosen)} bookies' ids begin with {wanted!r}; give more of it")
-    return [BookiePeer(each.id, each.endpoint, timeout_s or session.timeout_s) for each in chosen]
+    wait_s = timeout_s or session.timeout_s
+    return [BookiePeer(each.id, each.endpoint, wait_s, session.operator) for each in chosen]
 
 
 def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:

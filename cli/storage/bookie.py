@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from ..run.members import as_member, asks_members, join
 from ..run.servers import (
     LISTEN_HELP,
+    SECURITY,
     check_reach,
     connect,
     disconnect,
@@ -38,6 +40,7 @@ TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's di
 @metadata_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
 @click.option("--rack", default=None, help="Where it stands (default /default).")
+@SECURITY
 @server_options("info", bookies=True)
 @click.pass_context
 def bookie(
@@ -49,6 +52,7 @@ def bookie(
     session_s: float,
     data: str,
     rack: str | None,
+    security: str | None,
     config: str | None,
     metrics: str | None,
     insecure: bool,
@@ -66,7 +70,7 @@ def bookie(
         return 0
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=where, metrics=scraped)
+    warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     async def main(world: World) -> None:
         from ...bookie.server import Bookie, BookieConfig
@@ -77,9 +81,11 @@ def bookie(
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
+        world = as_member(world, security, "bookie")
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
+            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
+            starting = Bookie.start(serving, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
             measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
             facts = await serve_metrics(parts, scraped, measured)

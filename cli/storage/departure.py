@@ -10,8 +10,9 @@ import click
 from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.output import progress
-from ..common.session import YES, Session, confirm, connected
+from ..common.session import YES, Session, confirm
 from .ledgers import ask_any
+from .operator import operating
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ WAIT_S = click.option("--wait-s", type=click.FloatRange(0), default=None, help="
 @WAIT
 @WAIT_S
 @YES
-@connected
+@operating
 def decommission(
     session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
 ) -> None:
@@ -60,7 +61,7 @@ def decommission(
 @WAIT
 @WAIT_S
 @YES
-@connected
+@operating
 def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
     """Make every copy again that lay on a dead bookie, now, without waiting for the grace.
 

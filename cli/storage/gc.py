@@ -11,7 +11,8 @@ import click
 
 from ..common.exits import FAILED, Failure
 from ..common.output import Row
-from ..common.session import YES, Session, confirm, connected
+from ..common.session import YES, Session, confirm
+from .operator import operating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this on
 @click.option("--force", is_flag=True, help="With --now: delete even if most ledgers here are gone from the metadata.")
 @BOOKIE
 @YES
-@connected
+@operating
 def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
     """Garbage collection: the disk space of deleted ledgers.
 
@@ -161,7 +162,7 @@ def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any
 
 @click.command()
 @BOOKIE
-@connected
+@operating
 def state(session: Session, bookie: str | None) -> None:
     """What each bookie says of itself: disk, limbo, scrubber, garbage collection.
 
@@ -191,7 +192,7 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 @click.argument("bookie", metavar="ID")
 @click.option("--wait", "wait_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for it.")
 @YES
-@connected
+@operating
 def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
     """Let a bookie leave limbo although some of what it lost cannot be had from any other bookie.
 

@@ -11,13 +11,14 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ..common.output import Output
 from ..common.session import YES, confirm
 from ..run.servers import METADATA_HELP
+from .operator import ROLE, SECURITY
 
 if TYPE_CHECKING:
     from ...metadata.records import CookieRecord
@@ -29,30 +30,41 @@ SESSION_S = 10.0
 BOOKIE = click.argument("bookie")
 
 
+class Where(NamedTuple):
+    """--metadata and --security."""
+
+    address: str
+    security: str | None
+
+
 def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --metadata and --data, which say where the metadata is."""
+    """Adds --metadata, --security and --data, which say where the metadata is, and who asks it."""
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
         help=METADATA_HELP,
     )  # fmt: skip
+    @SECURITY
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        function(*args, **options)
+        where = Where(options.pop("metadata_"), options.pop("security"))
+        function(*args, metadata_=where, **options)
 
     return command
 
 
 @contextlib.asynccontextmanager
-async def metadata_at(where: str, data: str | None) -> AsyncIterator[MetadataStore]:
+async def metadata_at(where: Where, data: str | None) -> AsyncIterator[MetadataStore]:
     from ...runtime.process import real_world
+    from ..run.members import as_member
     from ..run.servers import connect, metadata_address
 
     world = real_world()
     if data is None:
-        store: MetadataStore = await connect(world, metadata_address(where), WAIT_S, SESSION_S)
+        member = as_member(world, where.security, ROLE)
+        store: MetadataStore = await connect(member, metadata_address(where.address), WAIT_S, SESSION_S)
         try:
             yield store
         finally:
@@ -70,7 +82,7 @@ async def metadata_at(where: str, data: str | None) -> AsyncIterator[MetadataSto
 
 
 def _change(
-    metadata: str, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
+    metadata: Where, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
 ) -> None:
     async def run() -> CookieRecord:
         async with metadata_at(metadata, data) as store:
@@ -85,7 +97,7 @@ def _change(
 @BOOKIE
 @of_metadata
 @YES
-def forget(bookie: str, metadata_: str, data: str | None, output: str, yes: bool) -> None:
+def forget(bookie: str, metadata_: Where, data: str | None, output: str, yes: bool) -> None:
     """Forget a bookie whose data is lost for good: its place may be taken by a new one.
 
     BOOKIE is its id. It must be stopped. Its directory, if it is found again, can never start any more.
@@ -102,7 +114,7 @@ def forget(bookie: str, metadata_: str, data: str | None, output: str, yes: bool
 @BOOKIE
 @click.argument("place")
 @of_metadata
-def move(bookie: str, place: str, metadata_: str, data: str | None, output: str) -> None:
+def move(bookie: str, place: str, metadata_: Where, data: str | None, output: str) -> None:
     """Register that a bookie's directory has moved to another place.
 
     PLACE is HOST:DIRECTORY as the bookie was given it, or its `place` setting; no copy may be left at the old one.
@@ -118,7 +130,7 @@ def move(bookie: str, place: str, metadata_: str, data: str | None, output: str)
 @BOOKIE
 @of_metadata
 @YES
-def accept_metadata(bookie: str, metadata_: str, data: str | None, output: str, yes: bool) -> None:
+def accept_metadata(bookie: str, metadata_: Where, data: str | None, output: str, yes: bool) -> None:
     """Let a bookie start on metadata that was restored from a backup older than its directory.
 
     Example: magnetar bookies accept-metadata 6f9619ff-8b86-4d01-b42d-00cf4fc964ff

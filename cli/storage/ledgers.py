@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session
+from .operator import operating
 
 if TYPE_CHECKING:
     from ..common.output import Row
@@ -59,7 +60,7 @@ def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
 @click.option("--state", type=click.Choice(["open", "in-recovery", "closed"]), default=None, help="Only those.")
 @click.option("--after", type=click.IntRange(0), default=None, metavar="LEDGER", help="Only those with a greater id.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@connected
+@operating
 def list_ledgers(session: Session, bookie: str, state: str | None, after: int | None, limit: int) -> None:
     """Ledgers in the metadata, by id: state, quorums, size, the bookies that they name, and whose they are.
 
@@ -82,7 +83,7 @@ def list_ledgers(session: Session, bookie: str, state: str | None, after: int | 
 
 @click.command()
 @click.argument("ledger", type=click.IntRange(0))
-@connected
+@operating
 def show(session: Session, ledger: int) -> None:
     """One ledger: its fragments with their bookies, its end, and what it misses.
 
@@ -105,7 +106,7 @@ def show(session: Session, ledger: int) -> None:
 
 @click.command("under-replicated")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many.")
-@connected
+@operating
 def under_replicated(session: Session, limit: int) -> None:
     """Ledgers that miss copies: of whom, since when, why, and what became of the tries to make them.
 

@@ -11,6 +11,7 @@ import click
 
 from ..common.output import Output
 from ..common.session import YES, confirm
+from .operator import ROLE, SECURITY
 
 if TYPE_CHECKING:
     from ...metadata.backup import Contents
@@ -28,8 +29,9 @@ OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), de
     "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
     help="The metadata service, HOST:PORT; it runs on this machine.",
 )  # fmt: skip
+@SECURITY
 @OUTPUT
-def backup(name: str, metadata_: str, output: str) -> None:
+def backup(name: str, metadata_: str, security: str | None, output: str) -> None:
     """Make a whole copy of the metadata while it is used.
 
     NAME is a file that the service makes in its own folder (default: one named by the tree's revision). Commits wait
@@ -42,6 +44,7 @@ def backup(name: str, metadata_: str, output: str) -> None:
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
     from ...runtime.process import real_world
+    from ..run.members import as_member
     from ..run.servers import metadata_address
 
     address = metadata_address(metadata_)
@@ -49,7 +52,8 @@ def backup(name: str, metadata_: str, output: str) -> None:
         raise click.UsageError("a ZooKeeper is backed up with its own tools")
 
     async def run() -> wire.BackupReply:
-        channel = real_world().network.connect(address)
+        world = real_world()
+        channel = as_member(world, security, ROLE).network.connect(address)
         try:
             reply: wire.BackupReply = await channel.call(BACKUP, wire.BackupRequest(name=name), timeout_s=TIMEOUT_S)
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import click
 
 from ..common.output import Output
-from .identity import BOOKIE, metadata_at, of_metadata
+from .identity import BOOKIE, Where, metadata_at, of_metadata
 
 COLUMNS = ("bookie", "rack", "registered")
 
@@ -25,7 +25,7 @@ def _bookie(text: str) -> str:
         raise click.UsageError(f"{text!r} is no bookie's id; 'magnetar bookies list' shows them") from None
 
 
-def _change(metadata: str, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None) -> None:
+def _change(metadata: Where, data: str | None, output: str, change: Callable[[dict[str, str]], None] | None) -> None:
     """Changes the mapping if asked to, then shows every bookie that is registered or mapped."""
     from ...metadata import paths
     from ...metadata.records import BookieRecord, RacksRecord
@@ -59,7 +59,7 @@ def _change(metadata: str, data: str | None, output: str, change: Callable[[dict
 
 @click.command()
 @of_metadata
-def racks(metadata_: str, data: str | None, output: str) -> None:
+def racks(metadata_: Where, data: str | None, output: str) -> None:
     """Show where bookies stand; `registered` is what each says itself.
 
     Example: magnetar bookies racks --metadata 127.0.0.1:7640
@@ -71,7 +71,7 @@ def racks(metadata_: str, data: str | None, output: str) -> None:
 @BOOKIE
 @click.argument("rack")
 @of_metadata
-def set_rack(bookie: str, rack: str, metadata_: str, data: str | None, output: str) -> None:
+def set_rack(bookie: str, rack: str, metadata_: Where, data: str | None, output: str) -> None:
     """Say where a bookie stands: copies of an entry go to distinct racks.
 
     RACK is any name, as in /room-1/rack-7; racks with the same name are one.
@@ -87,7 +87,7 @@ def set_rack(bookie: str, rack: str, metadata_: str, data: str | None, output: s
 @click.command("delete-rack")
 @BOOKIE
 @of_metadata
-def delete_rack(bookie: str, metadata_: str, data: str | None, output: str) -> None:
+def delete_rack(bookie: str, metadata_: Where, data: str | None, output: str) -> None:
     """Go back to the rack that a bookie says itself.
 
     Example: magnetar bookies delete-rack 6f9619ff-8b86-4d01-b42d-00cf4fc964ff

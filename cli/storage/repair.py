@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING
 import click
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
-from ..run.servers import connect, disconnect, metadata_address, metadata_options, ready, serve, serve_for_ever
+from ..common.session import Session
+from ..run.members import as_member, join
+from ..run.servers import (
+    SECURITY,
+    connect,
+    disconnect,
+    metadata_address,
+    metadata_options,
+    ready,
+    serve,
+    serve_for_ever,
+)
 from .ledgers import ask_any, short, span
+from .operator import operating
 
 if TYPE_CHECKING:
     from ...runtime.world import World
@@ -24,6 +35,7 @@ WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures"
 
 @click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
 @metadata_options
+@SECURITY
 @click.option("--name", default="", help="Its name in 'magnetar repair status' (default: a random one).")
 @click.option("--bytes-per-s", type=click.IntRange(0), default=None, help="It copies at most this; 0: no limit.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
@@ -33,12 +45,13 @@ WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures"
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def repair(
-    context: click.Context, metadata_: str, wait_s: float, session_s: float, name: str, bytes_per_s: int | None,
-    config: str | None, log_level: str, log_format: str,
+    context: click.Context, metadata_: str, wait_s: float, session_s: float, security: str | None, name: str,
+    bytes_per_s: int | None, config: str | None, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Make missing copies of ledgers again: run a worker alone, beside the bookies, each of which is one by itself.
 
-    With a command after it, it runs that instead. Its settings are those of `repair` in the file's [bookie] section.
+    With a command after it, it runs that instead. In a secured cluster it has a bookie's certificate. Its settings are
+    those of `repair` in the file's [bookie] section.
 
     \b
     Examples:
@@ -62,6 +75,7 @@ def repair(
         settings = replace(settings, enabled=True)
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
+        world = as_member(world, security, "bookie")
         async with Parts(world.clock) as parts:
             sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
 
@@ -71,7 +85,8 @@ def repair(
                     sessions.append(await connect(world, tree, wait_s, session_s))
                     await sessions.pop(0).close()
 
-            keeper = RepairKeeper(world, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
+            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
+            keeper = RepairKeeper(serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
 
             async def started() -> Supervisor:
                 background = Supervisor()
@@ -87,7 +102,7 @@ def repair(
 
 
 @click.command()
-@connected
+@operating
 def status(session: Session) -> None:
     """Auto-recovery now: who is the auditor, how many ledgers miss copies and why, the workers, the time to go.
 
@@ -123,7 +138,7 @@ def status(session: Session) -> None:
 
 
 @click.command()
-@connected
+@operating
 def enable(session: Session) -> None:
     """Let missing copies be looked for and made again, by the whole cluster.
 
@@ -134,7 +149,7 @@ def enable(session: Session) -> None:
 
 
 @click.command()
-@connected
+@operating
 def disable(session: Session) -> None:
     """Leave missing copies missing, for maintenance in which bookies are away for longer than the grace.
 

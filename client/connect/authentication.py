@@ -12,17 +12,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...proto.errors import InvalidConfiguration as WireInvalidConfiguration
+from ...proto.errors import MagnetarError
 from ...runtime.access import CallerAccess, TlsFiles
+from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
 from .service_url import ServiceUrl
 
 
 class Authentication:
-    """Base of all. A program's own overrides `authorization`."""
+    """Base of all. A program's own derives from it: it overrides `authorization`, and names its `auth_method_name`.
 
+        class Ticket(magnetar.Authentication):
+            auth_method_name = "token"
+
+            def authorization(self) -> str:
+                return f"Bearer {ticket_of_today()}"
+    """
+
+    auth_method_name = ""
+    """Pulsar's name of the way: token, basic, tls."""
     certificate_path = ""
     private_key_path = ""
+
+    def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
+        if dynamicLibPath is not None or authParamsString is not None:
+            raise OperationNotSupported("a library of Pulsar's C++ client is not loaded: derive from Authentication")
 
     def authorization(self) -> str:
         """The value of the header `authorization`, such as "Bearer …"; empty: none. It must not wait."""
@@ -35,6 +50,8 @@ class Authentication:
 class AuthenticationTLS(Authentication):
     """A certificate of the client, and its private key: paths of PEM files, read at each connection."""
 
+    auth_method_name = "tls"
+
     def __init__(self, certificate_path: str, private_key_path: str) -> None:
         self.certificate_path = _text("certificate_path", certificate_path)
         self.private_key_path = _text("private_key_path", private_key_path)
@@ -43,27 +60,24 @@ class AuthenticationTLS(Authentication):
 class AuthenticationToken(Authentication):
     """A token (JWT), or a function that gives it, which is called for each connection and call and must not wait."""
 
+    auth_method_name = "token"
+
     def __init__(self, token: str | Callable[[], str]) -> None:
         if not (isinstance(token, str) or callable(token)):
             raise InvalidConfiguration("a token is text, or a function that gives it")
         self._token = token
 
     def authorization(self) -> str:
-        if isinstance(self._token, str):
-            token: object = self._token
-        else:
-            try:
-                token = self._token()
-            except Exception as error:
-                failed = f"the function that gives the token failed: {type(error).__name__}"
-                raise WireInvalidConfiguration(failed) from error
-        if not isinstance(token, str) or not token.strip() or not token.strip().isascii():
-            raise WireInvalidConfiguration("the token is no text of ASCII letters, or empty")
+        token: object = self._token if isinstance(self._token, str) else self._token()
+        if not isinstance(token, str) or not token.strip():
+            raise WireInvalidConfiguration("the token is no text, or empty")
         return f"Bearer {token.strip()}"
 
 
 class AuthenticationBasic(Authentication):
     """A user name and a password; `auth_params_string` is a JSON object with both."""
+
+    auth_method_name = "basic"
 
     def __init__(
         self, username: str | None = None, password: str | None = None, method: str = "basic",
@@ -90,12 +104,27 @@ class AuthenticationAthenz(Authentication):
 
 
 class AuthenticationOauth2(Authentication):
-    """OAuth 2.0: the client does not fetch tokens yet. Give AuthenticationToken a function that does."""
+    """A token that an issuer gives for client credentials (OAuth 2.0), fetched again before it expires.
 
-    def __init__(self, auth_params_string: str) -> None:
-        raise OperationNotSupported(
-            "AuthenticationOauth2 is not supported yet: give AuthenticationToken a function that fetches the token"
-        )
+    `auth_params_string`: a JSON object with `issuer_url`; `private_key` (a file, `file:…` or
+    `data:application/json;base64,…`, with JSON of `client_id` and `client_secret`), or both of these themselves;
+    `audience`, `scope`; `tls_cert_file`, `tls_key_file`, `tokenEndpointAuthMethod` (client_secret_post,
+    tls_client_auth). InvalidConfiguration: it does not fit. See client/connect/oauth2.py.
+    """
+
+    auth_method_name = "token"
+
+    def __init__(self, auth_params_string: str, *, clock: Clock | None = None) -> None:
+        from .oauth2 import TokenSource  # HTTP, which other clients do not need
+
+        found = _json(auth_params_string, "issuer_url and private_key")
+        try:
+            self._tokens = TokenSource(found, clock or SystemClock())
+        except WireInvalidConfiguration as error:
+            raise InvalidConfiguration(error.message) from None
+
+    def authorization(self) -> str:
+        return f"Bearer {self._tokens.token()}"
 
 
 def caller_access(
@@ -118,8 +147,27 @@ def caller_access(
         raise InvalidConfiguration("credentials are not sent in clear: begin the service URL with magnetar+ssl://")
     return CallerAccess(
         TlsFiles(certificate, key, ca) if encrypted else None,
-        authentication.authorization if isinstance(authentication, Authentication) else None,
+        _header_of(authentication) if isinstance(authentication, Authentication) else None,
     )
+
+
+def _header_of(authentication: Authentication) -> Callable[[], str]:
+    """Its `authorization`, whose faults are errors without the credential."""
+    name = authentication.auth_method_name or type(authentication).__name__
+
+    def header() -> str:
+        try:
+            found: object = authentication.authorization()
+        except MagnetarError:
+            raise
+        except Exception as error:
+            failed = f"the authentication {name!r} failed: {type(error).__name__}"
+            raise WireInvalidConfiguration(failed) from error
+        if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
+            raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
+        return found
+
+    return header
 
 
 def _text(name: str, value: object) -> str:
@@ -128,11 +176,11 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _json(text: object) -> dict[str, Any]:
+def _json(text: object, members: str = "username and password") -> dict[str, Any]:
     try:
         found = json.loads(text) if isinstance(text, str) and len(text) <= 65536 else None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise InvalidConfiguration("auth_params_string is a JSON object with username and password")
+        raise InvalidConfiguration(f"auth_params_string is a JSON object with {members}")
     return found

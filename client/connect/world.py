@@ -6,7 +6,16 @@ import random
 from collections.abc import Sequence
 
 from ...proto.errors import NotAllowed
-from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess
+from ...runtime.access import (
+    CLEAR,
+    NOTHING,
+    OPEN,
+    CallerAccess,
+    KeyPair,
+    ListenerAccess,
+    PeerCalling,
+    PeerListening,
+)
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
 from ...runtime.grpc import client
@@ -32,10 +41,15 @@ class _ClientNetwork:
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
         raise NotAllowed("a client speaks gRPC")
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
         raise NotAllowed("a client serves nothing")
 
-    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+        raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
+
+    def new_keys(self) -> KeyPair:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
 

@@ -183,7 +183,7 @@ class PartitionConsumer:
 
     def on_lost(self, error: MagnetarError) -> None:
         if self.core.state is not State.CLOSED:
-            _LOG.info("%s: the consumer lost its connection: %s", self.topic, error)
+            _LOG.info("%s: the consumer reconnects: %s", self.topic, error)
         self._do(self.core.lost(error))
 
     # ------------------------------------------------------------------------------ effects

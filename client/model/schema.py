@@ -84,7 +84,7 @@ class JsonSchema(Schema):
     def decode(self, payload: bytes) -> Any:
         try:
             plain = json.loads(payload)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if not isinstance(plain, dict):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")

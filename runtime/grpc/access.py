@@ -1,8 +1,9 @@
 """TLS and credentials of gRPC: what a server reads of a caller, and the credentials of a channel.
 
 gRPC asks for a server's certificate before each handshake, and its files are read again then when they have changed. A
-file that cannot be used keeps the one before in use. A channel has its credentials for all its life, so the files are
-read for each new one. gRPC always compares the host's name with the certificate's.
+connection of a client has its credentials for all its life: when its files have changed, the next call makes a new
+connection. A file that cannot be used keeps the one before in use. gRPC always compares the host's name with the
+certificate's.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ class _Certificates:
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
-        self._stamps = self._looked()
+        self._stamps = _stamps(self._tls)
         self.first = self._configuration()
 
     def changed(self) -> Any:
         try:
-            stamps = self._looked()
+            stamps = _stamps(self._tls)
             if stamps == self._stamps:
                 return None
             found = self._configuration()
@@ -88,14 +89,33 @@ class _Certificates:
         _LOG.info("new TLS files are used from now on: %s", self._tls.certificate)
         return found
 
-    def _looked(self) -> list[tuple[int, int, int]]:
-        return [_stamp(path) for path in (self._tls.certificate, self._tls.key, self._tls.ca) if path]
-
     def _configuration(self) -> Any:
         chain, key = _pem(self._tls.certificate, "CERTIFICATE"), _pem(self._tls.key, "PRIVATE KEY")
         _check_pair(self._tls)
         ca = _pem(self._tls.ca, "CERTIFICATE") if self._tls.ca else None
         return grpc_module().ssl_server_certificate_configuration(((key, chain),), root_certificates=ca)
+
+
+class ChannelTls:
+    """Of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self.credentials = channel_credentials(tls)
+        self._stamps = _stamps(tls)
+
+    def changed(self) -> bool:
+        """Whether there are new `credentials`, for another connection than those before."""
+        try:
+            stamps = _stamps(self._tls)
+            if stamps == self._stamps:
+                return False
+            self._stamps = stamps
+            self.credentials = channel_credentials(self._tls)
+        except (InvalidConfiguration, ValueError) as error:
+            _LOG.error("new TLS files are not used, the ones before stay: %s", error)
+            return False
+        return True
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
@@ -139,6 +159,10 @@ def _pem(path: str, kind: str) -> bytes:
     if f"{kind}-----".encode() not in data:
         raise InvalidConfiguration(f"{path} has no {kind} in PEM form")
     return data
+
+
+def _stamps(tls: TlsFiles) -> list[tuple[int, int, int]]:
+    return [_stamp(path) for path in (tls.certificate, tls.key, tls.ca) if path]
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from ...proto.errors import ConnectionLost, MagnetarError, WrongProtocol
 from ..access import NOTHING, CallerAccess
 from ..network import EndOfStream, Endpoint, Rpc
-from .access import channel_credentials, check_clear, metadata_of
+from .access import ChannelTls, check_clear, metadata_of
 from .envelope import END_OF_ITEMS
 from .errors import from_grpc, grpc_module, is_cancelled
 from .loop import drop_late_events
@@ -41,10 +41,10 @@ class GrpcChannel:
         check_clear(endpoint, access)
         self._endpoint = endpoint
         self._access = access
-        self._credentials = channel_credentials(access.tls) if access.tls is not None else None
+        self._tls = ChannelTls(access.tls) if access.tls is not None else None
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
-        self._streams: dict[_ClientStream, None] = {}
+        self._streams: dict[_ClientStream, Any] = {}  # each with its connection, which ends with the last of them
         self._closed = False
 
     @property
@@ -54,11 +54,14 @@ class GrpcChannel:
     def _opened(self) -> Any:
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
+        if self._tls is not None and self._tls.changed():
+            self._channel = None  # the next one brings the new certificate; streams keep the one they have
+            self._methods.clear()
         if self._channel is None:
             drop_late_events(asyncio.get_running_loop())
             make, target = grpc_module().aio, str(self._endpoint)
-            if self._credentials is not None:
-                self._channel = make.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+            if self._tls is not None:
+                self._channel = make.secure_channel(target, self._tls.credentials, options=CHANNEL_OPTIONS)
             else:
                 self._channel = make.insecure_channel(target, options=CHANNEL_OPTIONS)
         return self._channel
@@ -86,7 +89,7 @@ class GrpcChannel:
             method = self._methods[rpc.path] = channel.stream_stream(rpc.path)
         call = method(metadata=metadata_of(self._access))
         stream = _ClientStream(self._endpoint, rpc, call)
-        self._streams[stream] = None
+        self._streams[stream] = channel
         call.add_done_callback(lambda _: self._streams.pop(stream, None))
         return stream
 

@@ -16,7 +16,6 @@ SERVER_OPTIONS = [
     *_BOTH,
     ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the connections
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
 ]
 CHANNEL_OPTIONS = [
     *_BOTH,

@@ -10,6 +10,7 @@ arrives.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import (
+    BackPressure,
     Busy,
     ConnectionLost,
     CredentialsExpired,
@@ -25,13 +27,13 @@ from ...proto.errors import (
     MessageTooLarge,
     WrongProtocol,
 )
-from ..access import Guard, ListenerAccess, Principal, expires_in_s
+from ..access import ListenerAccess, Principal, expires_in_s
 from ..clock import Clock
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from .access import caller_of, peer_of, server_credentials
 from .envelope import END_OF_ITEMS, copied_tags
 from .errors import abort, grpc_module, is_cancelled
-from .options import SERVER_OPTIONS
+from .limits import OpenStreams, server_options
 from .stream import GrpcStream
 
 if TYPE_CHECKING:
@@ -83,8 +85,8 @@ async def serve(
     that cannot be used."""
     handlers: dict[asyncio.Task[Any], None] = {}
     credentials = server_credentials(access.tls) if access.tls is not None else None
-    server = grpc_module().aio.server(options=SERVER_OPTIONS)
-    asking = _Asking(access.guard, clock)
+    server = grpc_module().aio.server(options=server_options(access.limits))
+    asking = _Asking(access, clock)
     for name, handler in services:
         server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers, asking),))
     try:
@@ -101,16 +103,25 @@ async def serve(
 class _Asking:
     """Asks who calls, before a handler starts and before anything of a request is read."""
 
-    def __init__(self, guard: Guard | None, clock: Clock) -> None:
-        self._guard = guard
+    def __init__(self, access: ListenerAccess, clock: Clock) -> None:
+        self._guard = access.guard
         self._clock = clock
+        self._limit = access.limits.authentications
+        self._under_way = 0
+        self.streams = OpenStreams(access.limits)
 
     async def who(self, context: Any, path: str) -> CallContext:
-        """Raises what the guard raises."""
+        """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
         if self._guard is None:
             return CallContext(peer_of(context))
+        if self._under_way >= self._limit:
+            raise BackPressure(f"{self._limit} callers are being authenticated: try again")
         caller = caller_of(context)
-        principal = await self._guard.authenticate(caller)
+        self._under_way += 1
+        try:
+            principal = await self._guard.authenticate(caller)
+        finally:
+            self._under_way -= 1
         self._guard.authorize(principal, path)
         return CallContext(caller.peer, principal)
 
@@ -192,12 +203,18 @@ def _streaming(
         await function(stream, context)
 
     async def handle(_: Any, context: Any) -> None:
-        try:
-            who = await asking.who(context, target.path)
-        except Exception as refusal:
-            await abort(context, refusal)
-            return
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(asking.streams.place(peer_of(context)))
+                who = await asking.who(context, target.path)
+            except Exception as refusal:
+                await abort(context, refusal)
+                return
+            await converse(context, who)
+
+    async def converse(context: Any, who: CallContext) -> None:
         stream = _ServerStream(target, context)
+        asking.streams.add(stream, who.peer)
         expiry = asking.until_expiry(stream, who.principal)
         handler = asyncio.get_running_loop().create_task(run(stream, who))
         handlers[handler] = None
@@ -212,6 +229,7 @@ def _streaming(
             stream.fail(ConnectionLost("the caller is gone"))
             raise
         finally:
+            asking.streams.remove(stream)
             if expiry is not None:
                 expiry.cancel()
             if handler.done():
@@ -255,6 +273,7 @@ class _ServerStream(GrpcStream):
         self._context = context
         self._grpc_aio = grpc_module().aio
         self._ended = False
+        self.has_read = False
         self.cut: asyncio.Future[MagnetarError] = self._loop.create_future()
 
     def _cut_off(self, error: MagnetarError) -> None:
@@ -273,6 +292,7 @@ class _ServerStream(GrpcStream):
             raise self._gone() from None
         except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
             raise self._gone() from error
+        self.has_read = True
         if data is not self._grpc_aio.EOF:
             return bytes(data)
         if not self._ended and self._broken is None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
 from typing import Literal, TextIO
 
 from ...proto.errors import InvalidConfiguration
 
 Format = Literal["text", "json"]
+AUDIT = "magnetar.audit"
 LEVELS = ("debug", "info", "warning", "error")
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -33,8 +36,27 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    _audit_to(logging.StreamHandler(stream or sys.stderr))
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("grpc").setLevel(logging.ERROR)
+
+
+def audit_to(path: str) -> None:
+    """The audit log goes to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        _audit_to(WatchedFileHandler(path, encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfiguration(f"the audit log {path} cannot be written: {error.strerror}") from error
+
+
+def _audit_to(handler: logging.Handler) -> None:
+    """Its records are lines of JSON already, and no level of the log leaves them out."""
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    audit = logging.getLogger(AUDIT)
+    audit.handlers[:] = [handler]
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
 
 
 def facts(record: logging.LogRecord) -> dict[str, object]:

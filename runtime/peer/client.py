@@ -19,6 +19,10 @@ wait for the next attempt.
 Requests leave only after ZeroMQ's handshake; a port where the handshake fails HANDSHAKES_MAX times does not speak
 ZeroMQ: WrongProtocol, and nothing was sent.
 
+**Keys.** With a key of its own the connection is encrypted, and both ends prove their keys (CURVE). A server that
+refuses our key is Unauthorized at once; so is one that speaks in clear where we have a key, or the other way. A server
+with another key than the expected one breaks the handshake: ConnectionLost after HANDSHAKES_MAX times.
+
 **Bounds.** A message part: MESSAGE_BYTES_MAX. The queue: QUEUE_BYTES_MAX; above it the future fails with BackPressure
 (definite: nothing was sent), and a server drops the answers of a connection that does not take them.
 `statistics()` has the counters.
@@ -33,12 +37,23 @@ import struct
 from asyncio import Future
 from collections.abc import Sequence
 
-from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
+from ...proto.errors import (
+    BackPressure,
+    ConnectionLost,
+    MagnetarError,
+    TimedOut,
+    Unauthorized,
+    WrongIdentity,
+    WrongProtocol,
+)
+from ..access import CLEAR, KeyPair, PeerCalling
 from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
 from ..network import Endpoint, Reply
+from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
+from .greeting import mechanism_of
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -56,16 +71,20 @@ _MONITOR = struct.Struct("=Hi")
 class ZmqPeer:
     """The client end. Made and used in one event loop; connects with the first request."""
 
-    def __init__(self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes) -> None:
+    def __init__(
+        self, context: Context, clock: Clock, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
+    ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._context = context
         self._endpoint = endpoint
+        self.access = access
         self._identity = identity
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
         self._handshakes_failed = 0
         self._dropped = 0
         self._closed = False
+        self._asking = Tasks()
         self._next_id = 1
         self._outbox = Outbox()
         self._flushing = False
@@ -118,6 +137,7 @@ class ZmqPeer:
             self._link.close()
             self._link = None
         self._alarm.cancel()
+        await self._asking.close()
 
     # ---------------------------------------------------------------------------------- sending
     def _flush_turn(self) -> None:
@@ -155,6 +175,9 @@ class ZmqPeer:
             case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
                     self._fail(item.id, self._wrong_identity(envelope.identity))
+            case EnvelopeKind.UNAUTHORIZED:
+                for item in envelope.items:
+                    self._fail(item.id, Unauthorized(f"this process is no member any more for {self._endpoint}"))
             case EnvelopeKind.WRONG_PROTOCOL | EnvelopeKind.REQUESTS:
                 self._fail_all(WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
 
@@ -194,9 +217,29 @@ class ZmqPeer:
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
             self._handshakes_failed = 0
-            self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+            self._asking.spawn(self._ask_why(), "peer-greeting")
         else:
             self._loop.call_later(_AGAIN_S * self._handshakes_failed, self.flush)
+
+    async def _ask_why(self) -> None:
+        """Fails all requests with the reason why no connection is made."""
+        match await mechanism_of(self._endpoint), self.access.own:
+            case ("CURVE", None) | ("NULL", KeyPair()):
+                self.mismatched()
+            case ("CURVE", KeyPair()):
+                self.disconnected("it breaks the handshake. Its key is another one, or it cannot ask who we are")
+            case _:
+                self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+
+    def mismatched(self) -> None:
+        clear = self.access.own is None
+        asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
+        self.refused(f"{asks}, as the other processes of its cluster")
+
+    def refused(self, why: str) -> None:
+        """By the other end, or by us, before anything was sent."""
+        self._forget_link()
+        self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
 
     def _forget_link(self) -> None:
         if self._link is not None:
@@ -234,11 +277,14 @@ class _Link:
         self._peer = peer
         self._zmq = zmq
         socket = context.open(zmq.DEALER)
+        if peer.access.own is not None:
+            context.call_with(socket, peer.access.own, peer.access.server)
         self.wire = Wire(context, socket, routed=False)
         self._monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_CONNECT_RETRIED
             | zmq.EVENT_DISCONNECTED
         )
@@ -287,6 +333,12 @@ class _Link:
                 pass
             self.close()
             self._peer.link_broke()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.close()
+            self._peer.refused("does not know this process' key: it is no member of that cluster, or is no more")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            self.close()
+            self._peer.mismatched()
         else:
             self.close()
             self._peer.handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)

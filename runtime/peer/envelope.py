@@ -15,6 +15,7 @@ frame is in the header, after its item's head: a ZeroMQ part costs a few microse
 | REPLIES | server | answers, by id |
 | WRONG_IDENTITY | server | the server is `identity`, not the one addressed; the items have the ids, nothing was done |
 | WRONG_PROTOCOL | server | the server does not speak this version; no items; nothing was done |
+| UNAUTHORIZED | server | the requester is no member any more; the items have the ids, nothing was done |
 
 `decode` takes the header alone and returns the sizes of the further parts. Every length is checked against the bytes
 received; an envelope whose lengths do not add up exactly is `Malformed`. This module uses no socket.
@@ -52,6 +53,7 @@ class EnvelopeKind(enum.IntEnum):
     REPLIES = 2
     WRONG_IDENTITY = 3
     WRONG_PROTOCOL = 4
+    UNAUTHORIZED = 5
 
 
 _KINDS = {int(kind): kind for kind in EnvelopeKind}
@@ -104,7 +106,7 @@ def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes
 
 
 def refuse(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
-    """The header of WRONG_IDENTITY or WRONG_PROTOCOL."""
+    """The header of WRONG_IDENTITY, WRONG_PROTOCOL or UNAUTHORIZED."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import socket as socketlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...proto.errors import Busy
+from ..access import LOCAL, PeerListening, Principal
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, refuse
@@ -60,6 +61,12 @@ class ZmqRequest:
         """By the address of the message's own connection: a client may choose any routing id."""
         return is_local(str(self._came.get("Peer-Address")))
 
+    @property
+    def principal(self) -> Principal | None:
+        """Before the reply: who sent it, by the key of the message's own connection. None: a member no more."""
+        assert self._server is not None, "the request was answered"
+        return self._server.principal(self._came)
+
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         server, self._server = self._server, None
         assert server is not None, "a request was answered twice"
@@ -69,8 +76,14 @@ class ZmqRequest:
 class ZmqPeerServer:
     """The server end: a ROUTER socket. `serve` makes it."""
 
-    def __init__(self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
+    def __init__(
+        self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
+        access: PeerListening | None = None, leave: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`leave` is called at its end."""
         self._wire = wire
+        self._access = access
+        self._leave = leave
         self._address = address
         self._endpoint = endpoint
         self._identity = identity
@@ -88,6 +101,13 @@ class ZmqPeerServer:
     @property
     def endpoint(self) -> Endpoint:
         return self._endpoint
+
+    @property
+    def key(self) -> str:
+        return "" if self._access is None else self._access.own.public
+
+    def principal(self, came: zmq.Frame) -> Principal | None:
+        return LOCAL if self._access is None else self._access.gate.principal(str(came.get("User-Id")))
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -111,6 +131,7 @@ class ZmqPeerServer:
             await asyncio.sleep(grace_s)
         await self._free_port()
         self._wire.close()
+        self._leave()
 
     async def _free_port(self) -> None:
         """ZeroMQ stops listening in its own thread: waits for the event, at most a second."""
@@ -162,6 +183,10 @@ class ZmqPeerServer:
             else:
                 first = self._wire.first
                 assert first is not None, "a ROUTER says who it is from"
+                if self._access is not None and self.principal(first) is None:
+                    ids = [item.id for item in envelope.items]
+                    self._send(route, [refuse(EnvelopeKind.UNAUTHORIZED, self._identity, ids)])
+                    continue
                 for item in envelope.items:
                     came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
                 size += envelope.size
@@ -225,12 +250,20 @@ class ZmqPeerServer:
         return sent
 
 
-async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: PeerService) -> ZmqPeerServer:
+async def serve(
+    context: Context, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+) -> ZmqPeerServer:
     """Listens at once. Raises Busy when the port is taken."""
     import zmq
 
     assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
     socket = context.open(zmq.ROUTER)
+    domain = "" if access is None else context.listen_with(socket, access)
+
+    def leave() -> None:
+        if domain:
+            context.leave(domain)
+
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
@@ -238,9 +271,10 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except (OSError, zmq.ZMQError) as error:
         context.close(socket)
+        leave()
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
     bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
-    return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service)
+    return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service, access, leave)
 
 
 def is_local(address: str) -> bool:

@@ -18,9 +18,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ...proto.errors import InvalidConfiguration
+from ..access import NO_KEY, KeyPair, PeerListening
 from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX, Endpoint
 from .envelope import Envelope, Malformed, WrongMagic, decode
+from .zap import ZAP_ENDPOINT, Admission
 
 if TYPE_CHECKING:
     import zmq
@@ -51,6 +54,17 @@ def address(endpoint: Endpoint) -> str:
     return f"tcp://{endpoint}"
 
 
+def new_keys() -> KeyPair:
+    """InvalidConfiguration: this ZeroMQ has no CURVE."""
+    import zmq
+    from zmq.utils import z85
+
+    if not zmq.has("curve"):
+        raise InvalidConfiguration("the ZeroMQ of this machine has no CURVE: install pyzmq from a wheel")
+    public, secret = zmq.curve_keypair()
+    return KeyPair(z85.decode(public).hex(), z85.decode(secret))
+
+
 class Context:
     """The ZeroMQ context of a world, made with the first socket and ended with the last."""
 
@@ -58,6 +72,7 @@ class Context:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._pid = 0
         self._sockets = 0
+        self._admission: Admission | None = None
 
     def open(self, kind: int) -> zmq.Socket[bytes]:
         import zmq
@@ -66,6 +81,7 @@ class Context:
             self._context = zmq.Context(io_threads=1)
             self._pid = os.getpid()
             self._sockets = 0
+            self._admission = None
         socket = self._context.socket(kind)
         self._sockets += 1
         for option, value in (
@@ -84,6 +100,36 @@ class Context:
         ):
             socket.setsockopt(option, value)
         return socket
+
+    def listen_with(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
+        """Before it is bound: the socket takes only clients that its gate admits. Returns its domain of admission."""
+        import zmq
+
+        if self._admission is None:
+            handler = self.open(zmq.ROUTER)
+            handler.bind(ZAP_ENDPOINT)
+            self._admission = Admission(handler)
+        domain = self._admission.add(access.gate)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, access.own.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # a handler that died admits no client
+        return domain
+
+    def call_with(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
+        """Before it connects: the socket shows its key, and talks to the server with that key alone."""
+        import zmq
+
+        socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
+        socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+
+    def leave(self, domain: str) -> None:
+        """The server of this domain has ended."""
+        if self._admission is not None and self._admission.remove(domain):
+            admission, self._admission = self._admission, None
+            admission.close()
+            self.close(admission.socket)
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
         socket.close(0)

@@ -5,14 +5,17 @@ There is no TLS: every connection counts as encrypted, and no caller has a certi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
-from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
+from ..access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService
+from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess
-from .peers import SimPeer, SimPeerServer
+from .peer_server import SimPeerServer
+from .peers import SimPeer
 from .rpc import SimChannel, SimServing
 from .wires import Owner, Wires
 
@@ -20,11 +23,14 @@ from .wires import Owner, Wires
 class SimNetwork:
     """Unusable when its process is dead: any use then raises DeadProcess."""
 
-    def __init__(self, wires: Wires, owner: Owner, clock: Clock, is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, wires: Wires, owner: Owner, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
+    ) -> None:
         self._wires = wires
         self._owner = owner
         self._clock = clock
         self._is_alive = is_alive
+        self._rng = rng
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
@@ -44,13 +50,19 @@ class SimNetwork:
         self._check()
         return SimByteStream(await self._wires.dial(self._owner, endpoint))
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> SimPeerServer:
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> SimPeerServer:
         self._check()
-        return SimPeerServer(self._wires, self._owner, endpoint, identity, service)
+        return SimPeerServer(self._wires, self._owner, endpoint, identity, service, access)
 
-    def peer(self, endpoint: Endpoint, identity: bytes) -> SimPeer:
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> SimPeer:
         self._check()
-        return SimPeer(self._wires, self._owner, endpoint, identity)
+        return SimPeer(self._wires, self._owner, endpoint, identity, access)
+
+    def new_keys(self) -> KeyPair:
+        self._check()
+        return keys.new_keys(self._rng)
 
     def _check(self) -> None:
         if not self._is_alive():

@@ -5,42 +5,47 @@ in the queue fail with ConnectionLost; it connects again after 50 ms, then more 
 meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
 Messages may be lost in transit (`NetworkFaults.drop_rate`). TCP does not lose them, but a broken switch, a stopped
 process or a full queue has the same effect: the deadline passes.
-A server that is slowed down takes one envelope every SLOW_S, from its connections in turn.
+The server end: runtime/sim/peer_server.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
 from ...proto import errors
+from ..access import CLEAR, PeerCalling
 from ..files import Buffer
-from ..network import COALESCE_BYTES, SLOW_S, Endpoint, PeerService, Reply
-from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, refuse
+from ..network import COALESCE_BYTES, Endpoint, Reply
+from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode
+from . import keys
 from .wires import End, Owner, Wires
 
 RECONNECT_S = 0.05
 RECONNECT_MAX_S = 1.0
 
-_Item = tuple[int, bytes, Sequence[Buffer]]
+PeerItem = tuple[int, bytes, Sequence[Buffer]]
 
 
 class SimPeer:
     """The client end (`runtime.network.Peer`)."""
 
-    def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes) -> None:
+    def __init__(
+        self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
+    ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires
         self._owner = owner
         self._endpoint = endpoint
         self._identity = identity
+        self._access = access
+        self._greeting: End | None = None  # connected, and its keys are not decided yet
         self._loop = asyncio.get_running_loop()
         self._end: End | None = None
         self._dialling: asyncio.Future[End] | None = None
         self._dial_not_before = 0.0
         self._retry_s = RECONNECT_S
-        self._outbox: list[_Item] = []
+        self._outbox: list[PeerItem] = []
         self._waiting: dict[int, tuple[asyncio.Future[Reply], asyncio.TimerHandle]] = {}
         self._next_id = 1
         self._flushing = False
@@ -73,8 +78,9 @@ class SimPeer:
     async def close(self) -> None:
         self._closed = True
         self._fail_all(errors.ConnectionLost(f"the peer {self._endpoint} was closed"))
-        if self._end is not None:
-            self._end.close()
+        for end in (self._end, self._greeting):
+            if end is not None:
+                end.close()
 
     # ------------------------------------------------------------------ connecting
     def _flush(self) -> None:
@@ -82,10 +88,11 @@ class SimPeer:
         if self._closed or not self._outbox:
             return
         if self._end is None:
-            self._dial()
+            if self._greeting is None:
+                self._dial()
             return
         outbox, self._outbox = self._outbox, []
-        for batch in _batches(outbox):
+        for batch in batches(outbox):
             parts = [bytes(part) for part in encode(EnvelopeKind.REQUESTS, self._identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
@@ -111,14 +118,34 @@ class SimPeer:
             end.close()
         elif not end.open:
             self._broke("it broke")
+        elif self._access.own is None:
+            self._joined(end)
         else:
-            self._end = end
-            self._retry_s = RECONNECT_S
-            end.receive, end.lost = self._receive, self._lost
-            self._flush()
+            self._greeting = end
+            end.receive, end.lost = self._greeted, self._lost
+            end.send(keys.hello(self._access), "hello")
+
+    def _greeted(self, parts: list[bytes]) -> None:
+        end, self._greeting = self._greeting, None
+        assert end is not None, "an answer to our hello"
+        if parts[0] == keys.WELCOME:
+            self._joined(end)
+        else:
+            self._refused(end, parts)
+
+    def _refused(self, end: End, parts: list[bytes]) -> None:
+        end.close()
+        self._end = None
+        self._fail_all(errors.Unauthorized(f"{self._endpoint} {parts[1].decode()}", endpoint=self._endpoint))
+
+    def _joined(self, end: End) -> None:
+        self._end = end
+        self._retry_s = RECONNECT_S
+        end.receive, end.lost = self._receive, self._lost
+        self._flush()
 
     def _lost(self) -> None:
-        self._end = None
+        self._end = self._greeting = None
         self._broke("it broke")
 
     def _broke(self, reason: str) -> None:
@@ -128,7 +155,11 @@ class SimPeer:
 
     # ------------------------------------------------------------------ answers
     def _receive(self, parts: list[bytes]) -> None:
-        envelope = _decode(parts)
+        if parts[0] == keys.REFUSED:
+            assert self._end is not None, "it was connected"
+            self._refused(self._end, parts)
+            return
+        envelope = decoded(parts)
         match envelope.kind:
             case EnvelopeKind.REPLIES:
                 for item in envelope.items:
@@ -140,6 +171,10 @@ class SimPeer:
             case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
                     self._fail(item.id, self._wrong_identity(envelope.identity))
+            case EnvelopeKind.UNAUTHORIZED:
+                for item in envelope.items:
+                    text = f"this process is no member any more for {self._endpoint}"
+                    self._fail(item.id, errors.Unauthorized(text))
             case EnvelopeKind.WRONG_PROTOCOL | EnvelopeKind.REQUESTS:
                 self._fail_all(errors.WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
 
@@ -168,160 +203,9 @@ class SimPeer:
             self._fail(id_, type(error)(error.message, **error.fields))
 
 
-class SimRequest:
-    """A request at the server (`runtime.network.Request`)."""
-
-    __slots__ = ("_connection", "_id", "connection", "frames", "head")
-
-    def __init__(self, connection: _Connection, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
-        self._connection: _Connection | None = connection
-        self.connection = connection
-        self._id = id_
-        self.head = head
-        self.frames = frames
-
-    @property
-    def is_local(self) -> bool:
-        end = self.connection.end
-        return end.owner.node == end.other.owner.node
-
-    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        connection, self._connection = self._connection, None
-        assert connection is not None, "a request was answered twice"
-        connection.answer((self._id, head, frames))
-
-
-class SimPeerServer:
-    """A listener of peers. `owner` is the process that serves."""
-
-    def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes, service: PeerService
-    ) -> None:
-        assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
-        self.owner = owner
-        self.identity = identity
-        self.service = service
-        self._wires = wires
-        self._connections: list[_Connection] = []
-        self._closed = False
-        self._slow = False
-        self._came: dict[_Connection, deque[Envelope]] = {}  # while slowed down, in turn
-        self._tick: asyncio.TimerHandle | None = None
-        self._endpoint = wires.listen(endpoint, self)
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self._endpoint
-
-    def accept(self, end: End) -> None:
-        if self._closed:
-            end.close()
-            return
-        self._connections.append(_Connection(self, end))
-
-    async def close(self, grace_s: float = 0.0) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._wires.unlisten(self._endpoint.port, self)
-        for connection in self._connections:
-            connection.flush()
-        if grace_s:
-            await asyncio.sleep(grace_s)
-        for connection in self._connections:
-            connection.end.close()
-
-    def slow_down(self, slow: bool) -> None:
-        self._slow = slow
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        self._arm()
-
-    def take(self, connection: _Connection, envelope: Envelope) -> None:
-        """Passes the requests to the service, or keeps them for later while slowed down."""
-        if not self._slow and not self._came:
-            self._serve(connection, envelope)
-            return
-        self._came.setdefault(connection, deque()).append(envelope)
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._tick is None and self._came:
-            loop = asyncio.get_running_loop()
-            self._tick = loop.call_later(SLOW_S if self._slow else 0, self._take_one, context=self.owner.context)
-
-    def _take_one(self) -> None:
-        self._tick = None
-        if not self._came:
-            return
-        connection = next(iter(self._came))
-        envelopes = self._came.pop(connection)
-        envelope = envelopes.popleft()
-        if envelopes:
-            self._came[connection] = envelopes  # after the others
-        if not self._closed:
-            self._serve(connection, envelope)
-        self._arm()
-
-    def _serve(self, connection: _Connection, envelope: Envelope) -> None:
-        self.service(
-            [
-                SimRequest(connection, item.id, item.head, [frame for frame in item.frames if frame is not None])
-                for item in envelope.items
-            ]
-        )
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def forget(self, connection: _Connection) -> None:
-        self._connections.remove(connection)
-        self._came.pop(connection, None)
-
-
-class _Connection:
-    """One client at the server: receives requests, collects the answers of a turn."""
-
-    def __init__(self, server: SimPeerServer, end: End) -> None:
-        self.end = end
-        self._server = server
-        self._outbox: list[_Item] = []
-        self._flushing = False
-        end.receive, end.lost = self._receive, self._lost
-
-    def _receive(self, parts: list[bytes]) -> None:
-        if self._server.closed:
-            return
-        envelope = _decode(parts)
-        if envelope.identity != self._server.identity:
-            ids = [item.id for item in envelope.items]
-            self.end.send([refuse(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
-            return
-        self._server.take(self, envelope)
-
-    def _lost(self) -> None:
-        self._server.forget(self)
-
-    def answer(self, item: _Item) -> None:
-        self._outbox.append(item)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self.flush, context=self._server.owner.context)
-
-    def flush(self) -> None:
-        self._flushing = False
-        outbox, self._outbox = self._outbox, []
-        for batch in _batches(outbox):
-            parts = [bytes(part) for part in encode(EnvelopeKind.REPLIES, self._server.identity, batch)]
-            ids = f"{batch[0][0]}..{batch[-1][0]}"
-            self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)
-
-
-def _batches(items: list[_Item]) -> list[list[_Item]]:
+def batches(items: list[PeerItem]) -> list[list[PeerItem]]:
     """The items in groups, each of the size of a multipart."""
-    batches: list[list[_Item]] = []
+    batches: list[list[PeerItem]] = []
     size = COALESCE_BYTES + 1
     for item in items:
         item_bytes = len(item[1]) + sum(map(len, item[2]))
@@ -333,7 +217,7 @@ def _batches(items: list[_Item]) -> list[list[_Item]]:
     return batches
 
 
-def _decode(parts: list[bytes]) -> Envelope:
+def decoded(parts: list[bytes]) -> Envelope:
     envelope = decode(parts[0])
     assert len(envelope.parts) == len(parts) - 1
     for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):

@@ -109,7 +109,7 @@ class SimProcess:
             rng=simulation.stream(f"process {name}"),
             files=files,
             workers=SimWorkers(simulation.stream(f"workers {name}"), node.disk_delays, self.is_alive),
-            network=SimNetwork(simulation.wires, self, clock, self.is_alive),
+            network=SimNetwork(simulation.wires, self, clock, self.is_alive, simulation.stream(f"keys {name}")),
         )
 
     def is_alive(self) -> bool:

@@ -23,7 +23,7 @@ NAMES = [
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
     "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",
-    "stuck-key", "compact", "delayed", "small-sends",
+    "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "connect",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

@@ -17,14 +17,34 @@ Json = Callable[..., Any]
 
 
 def test_a_tenant_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
-    refused = cli("tenants", "create", "acme", "-r", "alice,bob", code=1)
-    assert "not enforced yet" in refused.err, "what nobody keeps to is not stored"
-    assert "acme" not in cli_json("tenants", "list")
-    cli("tenants", "create", "acme")
+    cli("tenants", "create", "acme", "-r", "alice,bob")
     assert "acme" in cli_json("tenants", "list")
-    cli("tenants", "update", "acme", "-r", "carol", code=1)
-    assert cli_json("tenants", "get", "acme")["adminRoles"] == []
+    assert cli_json("tenants", "get", "acme") == {"adminRoles": ["alice", "bob"], "allowedClusters": []}
+    cli("tenants", "update", "acme", "-r", "carol", "-c", "elsewhere")
+    assert cli_json("tenants", "get", "acme")["adminRoles"] == ["carol"]
+    refused = cli("namespaces", "create", "acme/shop", code=1)
+    assert "may not use cluster 'magnetar', only elsewhere" in refused.err
+    cli("tenants", "update", "acme")
     cli("namespaces", "create", "acme/shop")
+    assert "no role was granted anything" in cli("namespaces", "permissions", "acme/shop").out
+    cli("namespaces", "grant-permission", "acme/shop", "-r", "billing", "-a", "consume")
+    cli("topics", "create", "acme/shop/orders")
+    cli("topics", "grant-permission", "acme/shop/orders", "-r", "web", "-a", "produce,consume")
+    cli("namespaces", "grant-subscription-permission", "acme/shop", "-s", "bills", "-r", "billing,audit")
+    cli("namespaces", "set-subscription-auth-mode", "acme/shop", "-m", "Prefix")
+    assert cli_json("namespaces", "permissions", "acme/shop") == [{"role": "billing", "actions": "consume"}]
+    assert cli_json("topics", "permissions", "acme/shop/orders") == [{"role": "web", "actions": "produce, consume"}]
+    cli("namespaces", "revoke-subscription-permission", "acme/shop", "-s", "bills", "-r", "audit")
+    listed = cli_json("namespaces", "subscription-permission", "acme/shop")
+    assert listed == [{"subscription": "bills", "roles": "billing"}]
+    assert cli_json("namespaces", "get-subscription-auth-mode", "acme/shop") == {"subscriptionAuthMode": "Prefix"}
+    cli("namespaces", "revoke-permission", "acme/shop", "-r", "billing")
+    cli("topics", "revoke-permission", "acme/shop/orders", "-r", "web")
+    assert cli_json("namespaces", "permissions", "acme/shop") == []
+    assert cli_json("topics", "permissions", "acme/shop/orders") == []
+    unknown = cli("namespaces", "grant-permission", "acme/shop", "-r", "x", "-a", "fly", code=2)
+    assert "actions are produce" in unknown.err
+    cli("topics", "delete", "acme/shop/orders", "-y")
     assert cli_json("tenants", "stats", "acme") == [{"namespace": "acme/shop", "topics": 0}]
     cli("tenants", "delete", "acme", "-y", code=5)
     cli("namespaces", "delete", "acme/shop", "-y")

@@ -47,7 +47,8 @@ VALUES = {
 }  # fmt: skip
 OPTIONS = {
     "subscription": ("-s", "s"), "partitions": ("-p", "2"), "ledger": ("-l", "1"), "entry": ("-e", "1"),
-    "moment": ("-d", "1h"), "count": ("-n", "1"),
+    "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
+    "actions": ("-a", "consume"), "mode": ("-m", "Prefix"),
 }  # fmt: skip
 
 

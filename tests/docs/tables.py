@@ -16,6 +16,7 @@ from typing import NamedTuple
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
+from magnetar.broker.access.core.table import RULES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.metrics.bookkeeper import SECOND
@@ -99,6 +100,16 @@ def errors_table() -> str:
     return "\n".join(lines)
 
 
+def permissions_table() -> str:
+    """One row per rpc, and per frame of a stream that opens something."""
+    lines = ["| rpc | needs | of |", "|---|---|---|"]
+    for path, rule in RULES.items():
+        of = f"{rule.on.value} in `{rule.field}`" if rule.field else rule.on.value
+        named = f", subscription in `{rule.subscription}`" if rule.subscription else ""
+        lines.append(f"| `{path}` | {rule.permission.value} | {of}{named} |")
+    return "\n".join(lines)
+
+
 def bookkeeper_table() -> str:
     """BookKeeper's names for a bookie's metrics, and ours."""
     lines = ["| BookKeeper's name | ours | note |", "|---|---|---|"]
@@ -125,6 +136,7 @@ TABLES: dict[str, Table] = {
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
+    "permissions": Table("docs/security.md", permissions_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
 }
 

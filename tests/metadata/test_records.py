@@ -22,6 +22,7 @@ from magnetar.metadata.records import (
     Incarnation,
     IncarnationsRecord,
     LedgerRecord,
+    MemberRecord,
     NamespaceRecord,
     OwnerRecord,
     PartitionedRecord,
@@ -71,6 +72,7 @@ EXAMPLES: list[Record] = [
     RepairLockRecord(worker="b", token="t"),
     RepairWorkerRecord(name="b", bytes=1 << 40, working_on={"7": (1, 2)}),
     DepartingRecord(bookie="b", since_ms=3, forget=True),
+    MemberRecord(role="bookie", name="host-1", key="ab" * 32),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
     IncarnationsRecord(incarnations=(Incarnation(number=1, token="t", revision=7, restored=True),)),
 ]  # fmt: skip

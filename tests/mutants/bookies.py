@@ -18,7 +18,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
-from magnetar.runtime.sim import peers as sim_peers
+from magnetar.runtime.sim import peer_server as sim_peers
 from tests.mutants.ledgers import Stack, put
 
 
@@ -75,8 +75,8 @@ def whoever_is_at_the_address(stack: Stack) -> None:
 def _put_anybody(stack: Stack, owner: Any) -> None:
     honest = owner.__init__
 
-    def init(self: Any, first: Any, second: Any, third: Any, name: bytes, service: Any) -> None:
-        honest(self, first, second, third, _Anybody(name), service)
+    def init(self: Any, first: Any, second: Any, third: Any, name: bytes, *more: Any) -> None:
+        honest(self, first, second, third, _Anybody(name), *more)
 
     put(stack, owner, "__init__", init)
 

@@ -7,11 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.security.authenticator import Authenticator, read_token
+from magnetar.runtime.process import real_world
+from magnetar.security.authenticator import Authenticator, SecuredNetwork, read_token
 from magnetar.security.secrets import Secret, read_secret
 from magnetar.security.settings import SecuritySettings
 from magnetar.security.token import create_token
@@ -114,6 +118,60 @@ def test_a_secret_that_others_may_read_is_refused_with_the_command_that_mends_it
             read_secret(str(path))
     path.chmod(0o400)
     assert read_secret(f"file:{path}").reveal() == read_secret(f"file://{path}").reveal() == b"x"
+
+
+SOURCES = """
+[tls]
+certificate = "broker.pem"
+key = "broker-key.pem"
+[token]
+secret_key = "secret.key"
+[basic]
+file = "users.htpasswd"
+[broker]
+token = "broker.token"
+ca = "ca.pem"
+"""
+
+
+@pytest.mark.parametrize("name", ["secret.key", "users.htpasswd", "broker.token", "broker-key.pem"])
+def test_each_file_with_a_secret_is_refused_at_the_start_while_others_may_read_it(folder: Path, name: str) -> None:
+    for other in ("users.htpasswd", "broker-key.pem"):
+        private(folder / other, b"# none\n")
+    settings, world = load(folder, SOURCES), real_world(1)
+    SecuredNetwork(world.network, settings, world.clock, world.workers)
+    (folder / name).chmod(0o644)
+    with pytest.raises(InvalidConfiguration, match=f"chmod 600 {folder / name}"):
+        SecuredNetwork(world.network, settings, world.clock, world.workers)
+
+
+VALUES = st.one_of(
+    st.text(max_size=8).map(repr), st.integers().map(str), st.booleans().map(lambda each: str(each).lower()),
+    st.sampled_from(["[]", "['a']", "{}", "['a', 1]", "1.5", "nan", "1979-05-27", "'data:;base64,x'", "'HS256'"]),
+)  # fmt: skip
+NAMES = st.sampled_from([
+    "secret_key", "public_key", "algorithm", "certificate", "key", "ca", "file", "issuers", "audiences", "token",
+    "clock_skew_s", "cluster", "common_name", "super_users", "anonymous_role", "require_https", "x",
+])  # fmt: skip
+SECTION_NAMES = st.sampled_from(
+    ["token", "tls", "oidc", "basic", "certificate", "broker", "authentication", "authorization", "x", "token.x"]
+)
+SECTIONS = st.builds(
+    lambda name, values: f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items()),
+    SECTION_NAMES, st.dictionaries(NAMES, VALUES, max_size=4),
+)  # fmt: skip
+
+
+@hypothesis.settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.one_of(st.lists(SECTIONS, max_size=4).map("".join), st.text(max_size=60)))
+def test_any_file_gives_settings_that_fit_or_is_refused(folder: Path, text: str) -> None:
+    (folder / "security.toml").write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        settings = SecuritySettings.load(str(folder / "security.toml"))
+    except InvalidConfiguration:
+        return
+    assert settings.token or settings.oidc or settings.basic or settings.certificate
+    assert settings.broker.token or settings.certificate
 
 
 def test_secrets_come_from_the_environment_and_inline_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,15 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
+from magnetar.proto.names import check_role
 from magnetar.runtime.access import PrincipalKind
 from magnetar.security.secrets import Secret
 from magnetar.security.settings import TokenSection
-from magnetar.security.token import TokenVerifier, check_role, create_token, unverified
+from magnetar.security.token import TokenVerifier, create_token, unverified
 
 NOW_S = 1_800_000_000
 SECRET = b"k" * 32
@@ -133,7 +134,20 @@ def test_keys_that_a_token_names_itself_are_not_followed(secret_path: str) -> No
         verifier(secret_path).verify(signed({"sub": "admin"}, key, "ES256", **own))
 
 
-@pytest.mark.parametrize("role", [None, "", 7, [], [7], "a\nb", "a\0", " a", "a" * 257, {"a": 1}, True])
+@pytest.mark.parametrize("role", ["*", "ünï", "a b", "client:admin", "../x", "角色", "a,b"])
+def test_a_printable_role_is_exactly_itself(secret_path: str, role: str) -> None:
+    assert verifier(secret_path).verify(signed({"sub": role})).name == role
+
+
+@pytest.mark.parametrize("jti", [7, None, ["x"], "x" * 300, ""])
+def test_an_id_that_is_no_short_text_is_none(secret_path: str, jti: Any) -> None:
+    assert verifier(secret_path).verify(signed({"sub": "a", "jti": jti})).credential_id == ""
+
+
+ROLES = [None, "", 7, [], [7], "a\nb", "a\0", " a", "a\n", "a\u202eb", "a\ud800", "a" * 257, {"a": 1}, True]
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_a_role_is_printable_text(secret_path: str, role: Any) -> None:
     with pytest.raises(Unauthenticated, match="role"):
         verifier(secret_path).verify(signed({"role": role} if role is not None else {}))
@@ -156,6 +170,7 @@ def test_another_key_and_a_token_of_a_megabyte_are_refused(secret_path: str) -> 
 _VERIFIER: list[TokenVerifier] = []
 
 
+@settings(max_examples=1500, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.binary(max_size=60), min_size=1, max_size=5).map(
     lambda parts: ".".join(base64.urlsafe_b64encode(each).decode().rstrip("=") for each in parts))))  # fmt: skip
 def test_any_other_text_is_refused_and_is_not_quoted(text: str) -> None:
@@ -165,6 +180,48 @@ def test_any_other_text_is_refused_and_is_not_quoted(text: str) -> None:
     with pytest.raises(Unauthenticated) as found:
         _VERIFIER[0].verify(text)
     assert len(text) < 12 or text not in str(found.value)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=5,
+)  # fmt: skip
+CLAIMS = st.dictionaries(st.sampled_from(["sub", "exp", "nbf", "iat", "aud", "jti", "iss", "x"]), JSON)
+
+
+def _hand_signed(header: bytes, payload: bytes) -> str:
+    import hashlib
+    import hmac
+
+    text = b".".join(base64.urlsafe_b64encode(each).rstrip(b"=") for each in (header, payload))
+    mac = base64.urlsafe_b64encode(hmac.new(SECRET, text, hashlib.sha256).digest()).rstrip(b"=")
+    return (text + b"." + mac).decode()
+
+
+@settings(max_examples=1500, deadline=None)
+@given(CLAIMS, st.one_of(st.just({}), st.dictionaries(st.sampled_from(["kid", "typ", "crit", "b64", "zip"]), JSON)))
+def test_any_signed_claims_give_a_role_or_are_refused(claims: dict[str, Any], more: dict[str, Any]) -> None:
+    os.environ["MAGNETAR_TEST_TOKEN_KEY"] = "k" * 32
+    token = _hand_signed(json.dumps({"alg": "HS256", **more}).encode(), json.dumps(claims).encode())
+    try:
+        found = verifier("env:MAGNETAR_TEST_TOKEN_KEY", audience="a" if "x" in claims else "").verify(token)
+    except Unauthenticated:
+        return
+    assert found.name == (claims["sub"][0] if isinstance(claims["sub"], list) else claims["sub"])
+    assert found.expires_ms > NOW_S * 1000 or claims.get("exp") is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"[]", b"7", b'"a"', b"{", b'{"sub": "a\xff"}', b'{"sub": "a", "exp": 1' + b"0" * 5000 + b"}", b"[" * 5000,
+        b'{"sub": "a", "exp": NaN}', b'{"sub": "a", "exp": -Infinity}', b'{"sub": "a", "exp": 1e400}',
+    ],
+)  # fmt: skip
+def test_signed_text_that_is_no_object_of_claims_is_refused(secret_path: str, payload: bytes) -> None:
+    with pytest.raises(Unauthenticated):
+        verifier(secret_path).verify(_hand_signed(b'{"alg": "HS256"}', payload))
 
 
 # ---------------------------------------------------------------------------------- keys and tokens of our own
@@ -178,7 +235,7 @@ def test_weak_wrong_and_missing_keys_are_named_at_the_start(tmp_path: Path) -> N
     weak = tmp_path / "weak.pem"
     weak.write_bytes(rsa.generate_private_key(65537, 1024).public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))  # fmt: skip
-    for settings, words in (
+    for section, words in (
         (TokenSection(secret_key=str(small)), "32"),
         (TokenSection(secret_key=str(pem)), "public_key"),
         (TokenSection(secret_key=str(tmp_path / "none")), "cannot be read"),
@@ -186,7 +243,7 @@ def test_weak_wrong_and_missing_keys_are_named_at_the_start(tmp_path: Path) -> N
         (TokenSection(public_key=str(weak)), "2048"),
     ):
         with pytest.raises(InvalidConfiguration, match=words):
-            TokenVerifier(settings, Clock())
+            TokenVerifier(section, Clock())
 
 
 def test_a_token_that_is_made_here_is_taken_here(secret_path: str) -> None:

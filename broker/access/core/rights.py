@@ -2,7 +2,7 @@
 
     decide(role, Right.CONSUME, rights, topic, subscription)  →  "" (it may), or why not
 
-The rules are Pulsar's (`PulsarAuthorizationProvider`), with the differences named here:
+The rules are Pulsar's (its PulsarAuthorizationProvider), with the differences named here:
 
 1. An administrator of the tenant may do everything in it.
 2. PRODUCE and CONSUME need the action of that name, granted at the namespace or at the topic. A partition has the

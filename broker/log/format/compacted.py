@@ -121,7 +121,7 @@ def decode_rows(body: bytes) -> list[Row]:
             raise DamagedCompaction("the table ends inside a bitmap")
         try:
             survivors = BitMap.deserialize(body[offset : offset + size])
-        except ValueError as error:
+        except (ValueError, IndexError, MemoryError) as error:
             raise DamagedCompaction(f"a bitmap of the table cannot be read: {error}") from error
         offset += size
         rows.append(Row(ledger_id, entries, first_index, end_index, first, survivors))

@@ -88,7 +88,7 @@ def join(pieces: Sequence[Piece]) -> Snapshot:
     """The snapshot of all its pieces, in order. DamagedSnapshot."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedSnapshot(f"it is no snapshot: {error}") from error
     persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
     return Snapshot(Position(found.ledger, found.entry), persisted)

@@ -8,6 +8,7 @@ import json
 from magnetar.bookie.requests.service import ADMIN_MAX
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import ADMIN_BYTES_MAX, AnswerHead, Op, Status, decode_answer, encode_admin
+from magnetar.runtime.access import Principal
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller
 
@@ -18,7 +19,7 @@ async def ask(caller: PeerCaller, *frames: bytes) -> tuple[AnswerHead, list[byte
 
 
 async def with_echo(cluster: Cluster) -> tuple[Bookie, PeerCaller]:
-    async def echo(request: bytes, local: bool) -> bytes:
+    async def echo(request: bytes, sender: Principal, local: bool) -> bytes:
         if json.loads(request)["verb"] == "wrong":
             raise KeyError("a fault of the verb")
         return json.dumps({"was": json.loads(request)}).encode()
@@ -55,7 +56,7 @@ def test_admin_requests_that_hang_hold_up_no_add_and_are_bounded_and_end_with_th
         bookie, caller = await with_echo(cluster)
         ended: list[str] = []
 
-        async def hang(request: bytes, local: bool) -> bytes:
+        async def hang(request: bytes, sender: Principal, local: bool) -> bytes:
             try:
                 await asyncio.Event().wait()
             finally:

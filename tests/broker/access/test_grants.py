@@ -44,7 +44,7 @@ async def ended(client: Any, kind: str = "receipt") -> float:
     return time.monotonic() - began
 
 
-async def test_a_revocation_ends_what_is_open_within_a_second_and_nobody_else(acme: Roles) -> None:
+async def test_a_revocation_ends_what_is_open_within_a_second_and_no_other(acme: Roles) -> None:
     producers = {role: await acme.producer(role, TOPIC) for role in ("etl", "web")}
     consumers = {role: await acme.consumer(role, TOPIC, role) for role in ("etl", "web")}
     reader = await acme.consumer("etl", TOPIC, "reader", durable=False)

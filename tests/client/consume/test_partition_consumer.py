@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import errors as wire_errors
+from tests.chaos.workload import history
+from tests.chaos.workload.clients import Reconnects
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -195,6 +198,30 @@ def test_a_broken_stream_loses_nothing_and_what_was_acknowledged_stays_so(seed: 
             await again.receive(1000)
 
     simulate(body, seed=seed)
+
+
+def test_a_consumer_says_that_it_reconnects_and_the_chaos_run_takes_it_as_a_disturbance() -> None:
+    """Without it a connection that a busy machine loses would be a redelivery for no reason (tests/chaos)."""
+    noted = history.Recorder()
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 1)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await consumer.receive(60_000)
+        assert not noted.records
+        broker.cut()
+        await consumer.receive(60_000)
+        assert noted.records == [history.Disturbed()]
+
+    log, handler = logging.getLogger("magnetar"), Reconnects(noted)
+    log.addHandler(handler)
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        simulate(body)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def test_seek_goes_back_inside_an_entry_and_forgets_what_waited() -> None:

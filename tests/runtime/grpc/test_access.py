@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,30 @@ async def test_new_files_are_used_from_the_next_handshake_and_bad_ones_never(
     with pytest.raises(UntrustedServer):
         await role(dial(ends, serving, old))
     assert await role(lasting) == "client:ada"
+
+
+async def test_a_client_brings_a_renewed_certificate_over_a_new_connection_and_its_streams_keep_the_old_one(
+    ends: Ends, authority: Authority
+) -> None:
+    guard = Gatekeeper()
+    serving = await listen(ends, ListenerAccess(guard, authority.issue("server")))
+    files = authority.issue("renewed")
+    channel = dial(ends, serving, CallerAccess(tls=files))
+    stream = channel.stream(CONNECT)
+    stream.send_nowait(wire.ClientFrame())
+    assert await stream.receive()
+    await role(channel)
+    _write(files.certificate, b"half written")
+    assert await role(channel) == "client:by certificate", "a file that cannot be used is not"
+    authority.issue("renewed")
+    for _ in range(2):
+        assert await role(channel) == "client:by certificate"
+    gc.collect()
+    seen = [caller.certificate for caller in guard.callers]
+    assert (len(seen), len(set(seen)), len({caller.peer for caller in guard.callers})) == (5, 2, 2)
+    assert seen[2] == seen[0] != seen[3] == seen[4]
+    stream.send_nowait(wire.ClientFrame())
+    assert await stream.receive(), "an open stream goes on"
 
 
 def _write(path: str, data: bytes) -> None:

@@ -1,0 +1,56 @@
+"""How the processes of a secured cluster know each other: [members] of `--security FILE` (docs/security.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ...metadata.store import MetadataStore
+    from ...runtime.lifecycle import Parts
+    from ...runtime.world import World
+    from ...security.settings import MembersSection
+
+
+def as_member(world: World, settings: str | None, role: str) -> World:
+    """The world of a process that brings a member's certificate to the metadata service, or serves the metadata; with
+    settings without [members] the world as it is. InvalidConfiguration."""
+    members = section_of(settings)
+    if members is None:
+        return world
+    from ...security.members import member_network
+
+    return replace(world, network=member_network(world.network, members, role, world.clock))
+
+
+async def join(
+    parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
+) -> World:
+    """The world of a process whose key is known to the other members; `session` opens one with the metadata."""
+    section = section_of(settings)
+    if section is None:
+        return world
+    from ...metadata.members import Members
+    from ...security.members import own_name
+
+    starting = Members.start(world, session, role, own_name(section, role))
+    members = await parts.start("members", starting, Members.close)
+    return members.world(world)
+
+
+def section_of(settings: str | None) -> MembersSection | None:
+    if settings is None:
+        return None
+    from ...security.settings import SecuritySettings
+
+    return SecuritySettings.load(settings).members
+
+
+def asks_members(settings: str | None) -> bool:
+    """Whether the listener of the metadata, or of a bookie, takes members alone. InvalidConfiguration."""
+    if settings is not None and section_of(settings) is None:
+        raise click.UsageError(f"--security: {settings} has no section [members], which this process needs")
+    return settings is not None

@@ -1,0 +1,147 @@
+"""Tokens for client credentials (OAuth 2.0), as Pulsar's AuthenticationOauth2 gets them.
+
+    issuer_url + /.well-known/openid-configuration → token_endpoint → access_token, used until shortly before its end
+
+`token` never waits: a thread fetches. While there is no token it raises Unavailable, which a client tries again; when
+one is near its end, a new one is fetched while it is still used. The client's secret leaves in the body of the POST
+alone, over https, or to this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from ...proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
+from ...runtime.access import AUTHORIZATION_MAX, TlsFiles
+from ...runtime.clock import Clock
+from ...runtime.http.client import JsonClient
+
+DISCOVERY = "/.well-known/openid-configuration"
+LIFETIME_S = 60.0
+"""Of a token whose issuer does not say."""
+MARGIN_S = 10.0
+"""Before its end a token is not used any more; of a short one a tenth of its life."""
+RENEW_AT = 0.75
+"""The part of its life after which a use of it fetches the next."""
+RETRY_S = 1.0
+FILE_BYTES_MAX = 64 << 10
+_REFUSALS = {"400", "401", "403"}
+
+
+class TokenSource:
+    """InvalidConfiguration: the parameters do not fit. No issuer is asked yet."""
+
+    def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
+        said = {name: value for name, value in parameters.items() if isinstance(value, str)}
+        method = said.get("tokenEndpointAuthMethod") or said.get("token_endpoint_auth_method") or "client_secret_post"
+        if method not in ("client_secret_post", "tls_client_auth"):
+            raise InvalidConfiguration("tokenEndpointAuthMethod is client_secret_post or tls_client_auth")
+        tls = TlsFiles(said.get("tls_cert_file", ""), said.get("tls_key_file", ""))
+        self._client = JsonClient(clock, tls, require_https=False)
+        self._issuer = said.get("issuer_url", "")
+        if not self._client.is_allowed(self._issuer):
+            raise InvalidConfiguration("issuer_url begins with https://, or is http:// to this machine")
+        by_certificate = method == "tls_client_auth"
+        if by_certificate and not tls.certificate:
+            raise InvalidConfiguration("tls_client_auth needs tls_cert_file and tls_key_file")
+        self._credentials = _credentials(said, by_certificate)
+        self._form = {"grant_type": "client_credentials"}
+        self._form.update({name: said[name] for name in ("audience", "scope") if said.get(name)})
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._fetching = False
+        self._token, self._renew_at, self._ends_at = "", 0.0, 0.0
+        self._failure: MagnetarError | None = None
+        self._failed_at = 0.0
+
+    def token(self) -> str:
+        """Unavailable: there is none yet. Unauthenticated: the issuer refuses the credentials. Never waits."""
+        with self._lock:
+            now = self._clock.monotonic()
+            usable = self._token and now < self._ends_at
+            paused = self._failure is not None and now < self._failed_at + RETRY_S
+            if not self._fetching and not paused and not (usable and now < self._renew_at):
+                self._fetching, self._failure = True, None
+                threading.Thread(target=self._fetch, name="oauth2", daemon=True).start()
+            if usable:
+                return self._token
+            failure = self._failure
+        if failure is not None:
+            raise type(failure)(failure.message, **failure.fields)
+        raise Unavailable(f"the issuer {self._issuer} is asked for a token")
+
+    def _fetch(self) -> None:
+        """In a thread of its own."""
+        began, failure, token, lifetime_s = self._clock.monotonic(), None, "", 0.0
+        try:
+            token, lifetime_s = self._asked()
+        except MagnetarError as error:
+            failure = error
+        except Exception as error:
+            failure = Unavailable(f"no token from {self._issuer}: {type(error).__name__}")
+        with self._lock:
+            self._fetching, self._failure = False, failure
+            if failure is not None:
+                self._failed_at = self._clock.monotonic()
+                return
+            self._token = token
+            self._renew_at = began + lifetime_s * RENEW_AT
+            self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
+
+    def _asked(self) -> tuple[str, float]:
+        """A token, and seconds."""
+        endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
+        if not isinstance(endpoint, str) or not self._client.is_allowed(endpoint):
+            raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
+        try:
+            found = self._client.ask(endpoint, {**self._form, **self._credentials()})
+        except Unavailable as error:
+            if error.fields.get("status") in _REFUSALS:
+                raise Unauthenticated(f"{endpoint} refuses the client's credentials") from None
+            raise
+        token, lifetime_s = found.get("access_token"), found.get("expires_in", LIFETIME_S)
+        if not isinstance(token, str) or not 0 < len(token) < AUTHORIZATION_MAX - 7 or not token.isascii():
+            raise Unavailable(f"{endpoint} answers without an `access_token`")
+        if isinstance(lifetime_s, str) and lifetime_s.isdigit():
+            lifetime_s = float(lifetime_s)
+        usable = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool) and 0 < lifetime_s < 1e9
+        return token, float(lifetime_s) if usable else LIFETIME_S
+
+
+def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], Mapping[str, str]]:
+    """Reads them at each fetch, so that a new file is used. InvalidConfiguration: they are missing now."""
+    wanted = ("client_id",) if by_certificate else ("client_id", "client_secret")
+
+    def read() -> Mapping[str, str]:
+        found = _key_file(said["private_key"]) if said.get("private_key") else said
+        if not all(isinstance(found.get(name), str) and found[name] for name in wanted):
+            raise InvalidConfiguration(f"AuthenticationOauth2 needs {' and '.join(wanted)}, or private_key with them")
+        return {name: found[name] for name in wanted}
+
+    read()
+    return read
+
+
+def _key_file(source: str) -> Mapping[str, Any]:
+    """`source`: a path, file:PATH, file:///PATH or data:application/json;base64,…"""
+    wrong = InvalidConfiguration("private_key is a file, or data:application/json;base64,…, with JSON of the client")
+    try:
+        if source.startswith("data:"):
+            head, _, body = source.partition(",")
+            text = base64.b64decode(body, validate=True) if head.endswith(";base64") else b""
+        else:
+            path = source.removeprefix("file:").removeprefix("//")
+            with open(unquote(path) if source.startswith("file:") else path, "rb") as file:
+                text = file.read(FILE_BYTES_MAX)
+        found = json.loads(text)
+    except (OSError, ValueError, binascii.Error, RecursionError):
+        raise wrong from None
+    if not isinstance(found, dict):
+        raise wrong
+    return found

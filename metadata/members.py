@@ -1,0 +1,201 @@
+"""Which processes are members of a secured cluster: the keys of `/members`, kept by a watch.
+
+    members = await Members.start(world, open_session, "bookie", "host-1")    shows our key, and knows those of others
+    world = members.world(world)                                             its network has our keys, and asks theirs
+    await members.close()
+
+Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
+session of its own: a restart renews the key, and a dead process' key is refused once its session ends. Who may write
+there is decided by the metadata service (its certificates; core/rights.py), or by ZooKeeper's access lists: the
+metadata is the root of trust, and no key is in a file.
+
+- *A new member* is known before its first message: a key that is not in the table is looked up once more, by one
+  listing for all that ask meanwhile, and at most one every LOOK_EVERY_S. So strangers cost the metadata nothing more.
+- *Without metadata* the last known table decides; a key that is not in it is not admitted, and may come again.
+- *A lost session* is followed by another one, and our key is written again with it.
+Guarded by tests/metadata/test_members.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from ..proto.errors import MagnetarError, Unavailable
+from ..runtime.access import NOTHING, OPEN, PeerListening, Principal, PrincipalKind
+from ..runtime.peer.member import MemberNetwork
+from ..runtime.supervisor import Supervisor
+from ..runtime.unbroken import unbroken
+from ..runtime.world import World
+from . import paths, records
+from .store import ABSENT, ANY, Delete, MetadataStore, Put, Reset
+from .update import get_record
+
+LOOK_EVERY_S = 0.25
+RETRY_S = 0.5
+
+_LOG = logging.getLogger("magnetar.members")
+
+OpenSession = Callable[[], Awaitable[MetadataStore]]
+
+
+class Members:
+    """The gate of this process' peer server (`runtime.access.PeerGate`)."""
+
+    def __init__(self, world: World, open_session: OpenSession, role: str, name: str) -> None:
+        self.keys = world.network.new_keys()
+        self._clock = world.clock
+        self._open_session = open_session
+        self._record = records.MemberRecord(role=role, name=name, key=self.keys.public)
+        self._known: dict[str, Principal] = {}
+        self._session: MetadataStore | None = None
+        self._looking = asyncio.Lock()
+        self._looks = 0
+        self._looked = 0.0
+        self._listed = asyncio.Event()
+        self._background = Supervisor()
+
+    @classmethod
+    async def start(cls, world: World, open_session: OpenSession, role: str, name: str) -> Members:
+        """Returns when our key is written and the others' are read. Raises what the first session raises."""
+        members = cls(world, open_session, role, name)
+        try:
+            await members._begin()
+        except BaseException:
+            await unbroken(members.close())
+            raise
+        members._background.keep("members", members._follow)
+        return members
+
+    def world(self, world: World) -> World:
+        """The world whose peers have keys; what a member network had before (certificates) stays."""
+        network = world.network
+        if not isinstance(network, MemberNetwork):
+            network = MemberNetwork(network, OPEN, NOTHING)
+        return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
+
+    async def record(self, path: str, cls: type[records.R]) -> records.R | None:
+        """A record, by the session that has our key."""
+        found = await get_record(self._living(), path, cls)
+        return None if found is None else found[0]
+
+    # ------------------------------------------------------------------------------ the gate
+    async def admit(self, key: str) -> bool:
+        """Unavailable: the metadata do not answer, and the key is not among those that are known."""
+        if key not in self._known:
+            try:
+                await self._look_again()
+            except MagnetarError as error:
+                raise Unavailable(f"who has that key is not known: {error.message}") from error
+        return key in self._known
+
+    def principal(self, key: str) -> Principal | None:
+        return self._known.get(key)
+
+    async def _look_again(self) -> None:
+        looks = self._looks
+        async with self._looking:
+            if self._looks != looks:
+                return  # another one began after we asked
+            wait_s = self._looked + LOOK_EVERY_S - self._clock.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            self._looks += 1
+            self._looked = self._clock.monotonic()
+            await self._list(self._living())
+
+    # ------------------------------------------------------------------------------ the table
+    def _living(self) -> MetadataStore:
+        if self._session is None:
+            raise Unavailable("there is no metadata session")
+        return self._session
+
+    async def _begin(self) -> None:
+        """A session with our key in it."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        self._session = await self._open_session()
+        path = paths.member(self._record.role, self.keys.public)
+        put = Put(path, records.encode(self._record), ABSENT, ephemeral=True)
+        await self._session.commit([Delete(path, ANY), put])
+        await self._list(self._session)
+
+    async def _follow(self) -> None:
+        """For ever. A watch that breaks lists again; a session that is lost is followed by another."""
+        while True:
+            session = self._living()
+            watching = asyncio.ensure_future(self._watch(session))
+            lost = asyncio.ensure_future(session.wait_session_lost())
+            try:
+                await asyncio.wait((watching, lost), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in (watching, lost):
+                    each.cancel()
+                await asyncio.gather(watching, lost, return_exceptions=True)
+            while True:
+                try:
+                    await self._begin()
+                    break
+                except MagnetarError as error:
+                    _LOG.warning("no session for this process' key: %s", error)
+                    await asyncio.sleep(RETRY_S)
+
+    async def _watch(self, session: MetadataStore) -> None:
+        while True:
+            try:
+                revision = await session.revision()
+                await self._list(session)
+                async for change in session.watch(paths.MEMBERS, revision):
+                    if isinstance(change, Reset):
+                        break
+                    await self._refresh(session, change.path)
+            except MagnetarError as error:
+                if not error.retryable:
+                    return
+                _LOG.warning("the watch on members broke, listing again: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _list(self, session: MetadataStore) -> None:
+        found: dict[str, Principal] = {}
+        for role in await session.children(paths.MEMBERS):
+            for key in await session.children(f"{paths.MEMBERS}/{role}"):
+                if (principal := await self._read(session, role, key)) is not None:
+                    found[key] = principal
+        self._known = found
+
+    async def _refresh(self, session: MetadataStore, path: str) -> None:
+        role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
+        principal = await self._read(session, role, key)
+        if principal is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = principal
+
+    async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
+        """The role is the path's: writing there needs it. A record that does not say the same is of no member."""
+        path = paths.member(role, key)
+        try:
+            found = await get_record(session, path, records.MemberRecord)
+        except ValueError as error:
+            _LOG.error("a member is not admitted, its record is damaged: %s", error)
+            return None
+        if found is None:
+            return None
+        record = found[0]
+        if (record.role, record.key) != (role, key):
+            _LOG.error("a member is not admitted, the record at %s is of another one", path)
+            return None
+        return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
+
+    async def close(self) -> None:
+        """Our key is deleted with its session."""
+        await self._background.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"members": len(self._known), "member_looks": self._looks}

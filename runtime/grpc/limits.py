@@ -1,0 +1,137 @@
+"""Limits of a gRPC listener: what callers can hold of it, and for how long they hold it without moving on.
+
+Connections and handshakes are bounded by gRPC (`server_options`). `OpenStreams` bounds the streams of an address, and
+looks at all of them now and then: nothing is done per message. It counts its looks and not seconds, so that a process
+that was stopped cuts no stream for the time that it did not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
+from ..access import AUTHORIZATION_MAX, Limits
+from .options import SERVER_OPTIONS
+
+HANDSHAKE_S = 5
+"""Of TLS and of HTTP/2; gRPC's own is 120."""
+IDLE_S = 120
+"""A connection without a call for so long is closed; the caller's next call makes a new one."""
+CALLS_MAX = 1_000
+"""Of one connection at a time; the caller's gRPC queues further ones."""
+PING_STRIKES = 2
+"""Pings that come too early before the connection is closed."""
+LOOKS = 4
+"""At the streams, within the shorter of the two times."""
+
+_LOG = logging.getLogger("magnetar.rpc")
+
+
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    return [
+        *SERVER_OPTIONS,
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+        ("grpc.max_concurrent_streams", CALLS_MAX),
+        ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.max_metadata_size", 2 * AUTHORIZATION_MAX),
+        ("grpc.absolute_max_metadata_size", 4 * AUTHORIZATION_MAX),
+    ]
+
+
+class Watched(Protocol):
+    """What is looked at of a stream."""
+
+    has_read: bool  # something came
+
+    @property
+    def queued_bytes(self) -> int: ...
+    @property
+    def left_bytes(self) -> int: ...
+    def break_off(self, error: MagnetarError) -> None: ...
+
+
+class _Seen:
+    """What the looks at one stream found."""
+
+    __slots__ = ("left", "peer", "silent", "unread")
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.silent = self.unread = self.left = 0
+
+
+class OpenStreams:
+    """The streams of one listener."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
+        self._silent_max = math.ceil(limits.first_frame_s / self._pause)
+        self._unread_max = math.ceil(limits.unread_s / self._pause)
+        self._seen: dict[Watched, _Seen] = {}
+        self._hosts: Counter[str] = Counter()
+        self._next: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def place(self, peer: str) -> Iterator[None]:
+        """For one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have."""
+        host, limit = network_of(peer), self._limits.streams_per_address
+        if self._hosts[host] >= limit:
+            raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
+        self._hosts[host] += 1
+        try:
+            yield
+        finally:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
+
+    def add(self, stream: Watched, peer: str) -> None:
+        self._seen[stream] = _Seen(peer)
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(self._pause, self._look)
+
+    def remove(self, stream: Watched) -> None:
+        self._seen.pop(stream, None)
+        if not self._seen and self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _look(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(self._pause, self._look)
+        for stream, seen in list(self._seen.items()):
+            if why := self._why_cut(stream, seen):
+                self._seen.pop(stream, None)
+                _LOG.warning("a stream of %s is cut: %s", seen.peer, why)
+                stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
+
+    def _why_cut(self, stream: Watched, seen: _Seen) -> str:
+        """Empty: it stays."""
+        if not stream.has_read:
+            seen.silent += 1
+            return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""
+        left = stream.left_bytes
+        seen.unread = seen.unread + 1 if stream.queued_bytes and left == seen.left else 0
+        seen.left = left
+        return f"it took nothing for {self._limits.unread_s:g} s" if seen.unread > self._unread_max else ""
+
+
+def network_of(peer: str) -> str:
+    """The host of HOST:PORT; of an IPv6 address its network of 64 bits, which one host has for itself."""
+    host = peer.rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))

@@ -1,0 +1,153 @@
+"""Passwords: the principal of `Authorization: Basic …`, by a file of htpasswd.
+
+An unknown user and a wrong password have the same answer after the same work: for an unknown user the hash of a user of
+the file, always the same one, is tried, and its result ignored. Hashes run in AT_ONCE workers; further callers wait, at
+most WAITING_MAX. A success is remembered for REMEMBER_S under a keyed digest of user and password, until the file
+changes. A password in clear from another machine is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Mapping
+
+from ..proto.errors import InvalidConfiguration, Unauthenticated, Unavailable
+from ..runtime.access import Caller, Principal, PrincipalKind
+from ..runtime.clock import Clock
+from ..runtime.workers import Worker, Workers
+from . import htpasswd
+from .guessing import Guessing
+from .remembered import Remembered
+from .secrets import read_private
+from .settings import BasicSection
+from .watched import Watched
+
+AT_ONCE = 2
+WAITING_MAX = 100
+REMEMBER_S = 300.0
+CREDENTIALS_MAX = 2048
+"""Characters of base64: user and password."""
+FILE_BYTES_MAX = 1 << 20
+
+
+class BasicProvider:
+    """InvalidConfiguration: the file cannot be read, others may read it, or a line cannot be used."""
+
+    def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
+        try:
+            import bcrypt  # noqa: F401
+        except ImportError as error:
+            raise InvalidConfiguration("security needs more packages: pip install 'magnetar[security]'") from error
+        self._users: Watched[Mapping[str, str]] = Watched(settings.file, lambda: _read(settings.file), clock)
+        self._clock = clock
+        self._workers = workers
+        self._idle: list[Worker] = []
+        self._started = 0
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+        self._guessing = Guessing()
+        self._key = os.urandom(32)
+        self._known = Remembered()
+        self._version = 0
+
+    async def authenticate(self, credentials: str, caller: Caller) -> Principal:
+        """`credentials`: what follows `Basic `.
+
+        Unauthenticated: malformed, wrong, or too many failures of this address or user. Unavailable: too many wait."""
+        address = caller.peer.rpartition(":")[0].strip("[]")
+        if not (caller.is_encrypted or _is_loopback(address)):
+            raise Unauthenticated("a password is not taken in clear: use a magnetar+ssl:// URL, which encrypts it")
+        user, password = parse(credentials)
+        digest = hmac.digest(self._key, f"{len(user)}:{user}".encode() + password, hashlib.sha256)
+        users = self._users.current()
+        if self._version != self._users.version:
+            self._version = self._users.version
+            self._known.clear()
+        found = self._known.find(digest, self._clock.monotonic())
+        if found is None:
+            await self._check(users, user, password, (f"address {address}", f"user {user}"))
+            found = Principal(user, PrincipalKind.CLIENT, "basic")
+            if self._version == self._users.version:
+                self._known.add(digest, found, self._clock.monotonic() + REMEMBER_S)
+        return found
+
+    async def _check(self, users: Mapping[str, str], user: str, password: bytes, keys: tuple[str, str]) -> None:
+        self._refuse_guessing(keys)
+        if self._waiting >= WAITING_MAX + AT_ONCE:
+            raise Unavailable("too many logins with a password wait for their turn: try again")
+        self._waiting += 1
+        try:
+            is_right = await self._compared(users, user, password, keys)
+        finally:
+            self._waiting -= 1
+        if is_right:
+            self._guessing.succeeded(keys[1])  # the address keeps its failures: it may have one user of its own
+            return
+        for key in keys:
+            self._guessing.failed(key, self._clock.monotonic())
+        raise Unauthenticated("the user or the password is wrong")
+
+    def _refuse_guessing(self, keys: tuple[str, str]) -> None:
+        wait_s = max(self._guessing.wait_s(key, self._clock.monotonic()) for key in keys)
+        if wait_s:
+            raise Unauthenticated(f"too many failed logins of this address or user: wait {wait_s:.0f} s")
+
+    async def _compared(self, users: Mapping[str, str], user: str, password: bytes, keys: tuple[str, str]) -> bool:
+        await self._turn.acquire()
+        try:
+            self._refuse_guessing(keys)  # of those that failed while this one waited
+            if not self._idle:
+                self._started += 1
+                self._idle.append(self._workers.start(f"password-{self._started}"))
+            worker = self._idle.pop()
+            comparing = worker.run(_verify, users, self._key, user, password)
+        except BaseException:
+            self._turn.release()
+            raise
+        comparing.add_done_callback(lambda _: self._freed(worker))
+        await asyncio.wait((comparing,))  # a caller that disconnects does not free the worker before it is done
+        return comparing.result()
+
+    def _freed(self, worker: Worker) -> None:
+        self._idle.append(worker)
+        self._turn.release()
+
+
+def parse(credentials: str) -> tuple[str, bytes]:
+    """User and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
+    if len(credentials) > CREDENTIALS_MAX:
+        raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
+    try:
+        user, colon, password = base64.b64decode(credentials, validate=True).partition(b":")
+        name = user.decode()
+    except (binascii.Error, ValueError):
+        colon = b""
+    if not colon or b"\0" in password:
+        raise Unauthenticated("the credentials are not base64 of USER:PASSWORD")
+    return name, password
+
+
+def _read(source: str) -> Mapping[str, str]:
+    return htpasswd.parse(read_private(source.removeprefix("file:").removeprefix("//"), FILE_BYTES_MAX))
+
+
+def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:
+    """In a worker."""
+    hashed = users.get(user)
+    if hashed is None and users:
+        number = int.from_bytes(hmac.digest(key, user.encode(), hashlib.sha256)[:8], "big")
+        htpasswd.matches(password, list(users.values())[number % len(users)])
+    return hashed is not None and htpasswd.matches(password, hashed)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,141 @@
+"""Members of a cluster: processes and operators with a certificate that says `magnetar://CLUSTER/ROLE/NAME`.
+
+    metadata   serves the metadata; it makes no calls
+    broker, bookie, operator   call it
+
+The URI is the certificate's only one of that scheme, and is read as it is: no default, no part may be missing. The
+name of the cluster keeps a certificate of a test cluster out of the production one, should they share an authority.
+TLS has verified the signature before; the times are looked at again at each call, because connections last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from ..proto.errors import CredentialsExpired, InvalidConfiguration, Unauthenticated, Unauthorized
+from ..runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
+from ..runtime.clock import Clock
+from ..runtime.network import Network
+from ..runtime.peer.member import MemberNetwork
+from .settings import MembersSection
+
+SCHEME = "magnetar://"
+METADATA, BROKER, BOOKIE, OPERATOR = ROLES = ("metadata", "broker", "bookie", "operator")
+SERVICE = "/magnetar.wire.Metadata/"
+OF_OPERATORS = frozenset({"/magnetar.wire.Metadata/Backup"})
+CERTIFICATE_BYTES_MAX = 64 << 10
+REMEMBERED_MAX = 1000
+"""Certificates: parsing one takes about 100 µs."""
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
+
+
+def uri_of(cluster: str, role: str, name: str) -> str:
+    """InvalidConfiguration: one of them has other characters than letters, digits and ._:-"""
+    for part in (cluster, role, name):
+        if not _PART.fullmatch(part):
+            raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
+    return f"{SCHEME}{cluster}/{role}/{name}"
+
+
+def name_of(host: str) -> str:
+    """A member's name, made of a host's name or address."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "-", host).strip("-.:") or "member"
+
+
+class MemberGuard:
+    """The guard of the metadata service's listener (`runtime.access.Guard`)."""
+
+    def __init__(self, cluster: str, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._known: OrderedDict[bytes, Principal] = OrderedDict()
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Unauthenticated; CredentialsExpired."""
+        digest = hashlib.sha256(caller.certificate).digest()
+        found = self._known.get(digest)
+        if found is None:
+            found = self._known[digest] = principal_of(caller.certificate, self._cluster)
+            if len(self._known) > REMEMBERED_MAX:
+                self._known.popitem(last=False)
+        if self._clock.wall_ms() >= found.expires_ms:
+            raise CredentialsExpired(f"the certificate of {found} has expired: see 'magnetar security member'")
+        return found
+
+    def authorize(self, principal: Principal, path: str) -> None:
+        """Unauthorized."""
+        role = role_of(principal)
+        if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
+            raise Unauthorized(f"{principal} may not call {path}")
+        if path in OF_OPERATORS and role != OPERATOR:
+            raise Unauthorized(f"{principal} is no operator, and only those may call {path}")
+
+
+def role_of(principal: Principal) -> str:
+    """Of a member; of others the empty text."""
+    return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
+
+
+def principal_of(certificate: bytes, cluster: str) -> Principal:
+    """The member that a certificate (PEM) names. Unauthenticated."""
+    from cryptography import x509
+
+    if not certificate:
+        raise Unauthenticated("this listener is for members of the cluster: bring a member's certificate")
+    if len(certificate) > CERTIFICATE_BYTES_MAX:
+        raise Unauthenticated(f"a certificate of {len(certificate)} bytes; at most {CERTIFICATE_BYTES_MAX} are read")
+    try:
+        read = x509.load_pem_x509_certificate(certificate)
+        names: Any = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        raise Unauthenticated("the certificate is of no member: it has no URI magnetar://CLUSTER/ROLE/NAME") from None
+    ours = [each for each in uris if each.startswith(SCHEME)]
+    parts = ours[0].removeprefix(SCHEME).split("/") if len(ours) == 1 else []
+    if len(parts) != 3 or not all(map(_PART.fullmatch, parts)) or parts[1] not in ROLES:
+        raise Unauthenticated("the certificate is of no member: it has not exactly one URI magnetar://CLUSTER/ROLE/NAME")
+    if parts[0] != cluster:
+        raise Unauthenticated(f"the certificate is of a member of cluster {parts[0]}, and this is {cluster}")
+    expires_ms = int(read.not_valid_after_utc.timestamp() * 1000)
+    return Principal(
+        f"{parts[1]}/{parts[2]}", PrincipalKind.MEMBER, "tls", expires_ms, f"{read.serial_number:x}"
+    )  # fmt: skip
+
+
+def tls_files(settings: MembersSection, role: str) -> TlsFiles:
+    """Of the members' folder. InvalidConfiguration: the role's are missing."""
+    folder = Path(settings.folder)
+    found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
+    if not os.path.exists(found.certificate):
+        raise InvalidConfiguration(
+            f"{found.certificate} is missing: copy it and its key from where 'magnetar security init' made them"
+        )
+    return found
+
+
+def own_name(settings: MembersSection, role: str) -> str:
+    """NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
+    path = tls_files(settings, role).certificate
+    try:
+        with open(path, "rb") as file:
+            principal = principal_of(file.read(CERTIFICATE_BYTES_MAX + 1), settings.cluster)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+    except Unauthenticated as error:
+        raise InvalidConfiguration(f"{path}: {error.message}") from error
+    if role_of(principal) != role:
+        raise InvalidConfiguration(f"{path} is the certificate of {principal.name}, and this is a {role}")
+    return principal.name.partition("/")[2]
+
+
+def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
+    """`role`: of this process. InvalidConfiguration."""
+    own_name(settings, role)
+    files = tls_files(settings, role)
+    return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -1,0 +1,174 @@
+"""Tokens of OpenID Connect: verified with the public keys that their issuer publishes.
+
+The issuer of a token (`iss`) is one of the settings', exactly; its discovery document names the address of its keys.
+Keys are used for DROP_S at most and fetched again after REFRESH_S; a token with an unknown `kid` fetches them too, at
+most every UNKNOWN_KID_S. Fetches run in a worker of the issuer's own, so the loop waits for none. While an issuer does
+not answer, its keys go on until DROP_S; without keys its callers get Unavailable, at once for RETRY_S after a failure.
+
+Required are `iss`, `sub`, `aud`, `iat` and `exp`. Pulsar asks for `nbf` too, which several issuers do not give; it is
+compared where it is given. Headers of a token choose a key of the issuer by `kid`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
+from ..runtime.access import Principal, TlsFiles
+from ..runtime.clock import Clock
+from ..runtime.http.client import TIMEOUT_S, JsonClient
+from ..runtime.workers import Worker, Workers
+from .jwks import TEXT_MAX, IssuerKey, parse_keys
+from .remembered import Remembered, digest_of
+from .settings import OidcSection
+from .token import ClaimRules, principal_of, unverified_parts, verified_claims
+
+REFRESH_S = 18 * 3600.0
+DROP_S = 24 * 3600.0
+UNKNOWN_KID_S = 300.0
+RETRY_S = 5.0
+DISCOVERY = "/.well-known/openid-configuration"
+
+_LOG = logging.getLogger("magnetar.security")
+
+
+class OidcProvider:
+    """InvalidConfiguration: an issuer's address is not https, or `ca` cannot be read. No issuer is asked yet."""
+
+    def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
+        client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
+        for issuer in settings.issuers:
+            if not client.is_allowed(issuer):
+                raise InvalidConfiguration(f"the issuer {issuer} of [oidc] does not begin with https://")
+        self._clock = clock
+        self._issuers = {issuer: _Issuer(issuer, client, clock, workers) for issuer in settings.issuers}
+        required = ("iss", "sub", "aud", "iat", "exp", settings.role_claim)
+        self._rules = ClaimRules(settings.role_claim, "aud", settings.audiences, settings.clock_skew_s, required)
+        self._known = Remembered()
+        self._version = 0
+
+    def issued(self, token: str) -> bool:
+        """Whether it says that one of the issuers made it. Unauthenticated: it is no token."""
+        return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
+
+    async def principal(self, token: str) -> Principal:
+        """Unauthenticated. Unavailable: the issuer's keys are not known, and it does not answer."""
+        version = sum(each.version for each in self._issuers.values())
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+        digest = digest_of(token)
+        found = self._known.find(digest, self._clock.wall_ms())
+        if found is None:
+            found = await self._verified(token)
+            self._known.add(digest, found, found.expires_ms)
+        return found
+
+    async def _verified(self, token: str) -> Principal:
+        header, claims = unverified_parts(token)
+        issuer = self._issuer_of(claims.get("iss"))
+        if issuer is None:
+            raise Unauthenticated("the token is of an issuer that this server does not know")
+        kid = header.get("kid", "")
+        if not isinstance(kid, str) or len(kid) > TEXT_MAX:
+            raise Unauthenticated("the token's `kid` is no short text")
+        key = await issuer.key(kid)
+        if key is None:
+            raise Unauthenticated("the token is not signed with a key of its issuer")
+        return principal_of(verified_claims(token, key.key, key.algorithms), self._rules, self._clock.wall_ms())
+
+    def _issuer_of(self, name: object) -> _Issuer | None:
+        return self._issuers.get(name) if isinstance(name, str) else None
+
+
+class _Issuer:
+    """The keys of one issuer. `version` grows when they change."""
+
+    def __init__(self, name: str, client: JsonClient, clock: Clock, workers: Workers) -> None:
+        self.version = 0
+        self._name = name
+        self._client = client
+        self._clock = clock
+        self._workers = workers
+        self._worker: Worker | None = None
+        self._keys: tuple[IssuerKey, ...] = ()
+        self._shown: object = None  # the document of the keys
+        self._fetched_at: float | None = None
+        self._asked_at = -UNKNOWN_KID_S
+        self._failure: MagnetarError | None = None
+        self._fetching: asyncio.Future[dict[str, object]] | None = None
+
+    async def key(self, kid: str) -> IssuerKey | None:
+        """Unavailable."""
+        age_s = self._age_s()
+        if age_s is None or age_s >= DROP_S:
+            await self._fetch()
+        elif age_s >= REFRESH_S and self._may_ask():
+            self._start()
+        found = self._find(kid)
+        if found is None and self._may_ask():
+            await self._fetch()
+            found = self._find(kid)
+        if found is None and self._failure is not None:
+            raise self._unavailable(self._failure)
+        return found
+
+    def _may_ask(self) -> bool:
+        """Because of a `kid` that is unknown, or of keys that are old."""
+        return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
+
+    def _find(self, kid: str) -> IssuerKey | None:
+        if not kid and len(self._keys) == 1:
+            return self._keys[0]
+        return next((each for each in self._keys if kid and each.kid == kid), None)
+
+    def _age_s(self) -> float | None:
+        return None if self._fetched_at is None else self._clock.monotonic() - self._fetched_at
+
+    async def _fetch(self) -> None:
+        if self._failure is not None and self._fetching is None and not self._may_ask():
+            raise self._unavailable(self._failure)
+        fetching = self._start()
+        await asyncio.wait((fetching,), timeout=2 * TIMEOUT_S)
+        if not fetching.done() or self._failure is not None:
+            raise self._unavailable(self._failure)
+
+    def _unavailable(self, failure: MagnetarError | None) -> Unavailable:
+        return Unavailable(f"the keys of the issuer {self._name} are not known: {failure or 'it does not answer'}")
+
+    def _start(self) -> asyncio.Future[dict[str, object]]:
+        """A fetch that is under way is everybody's."""
+        if self._fetching is None:
+            self._asked_at = self._clock.monotonic()
+            if self._worker is None:
+                self._worker = self._workers.start("oidc")
+            self._fetching = self._worker.run(self._ask)
+            self._fetching.add_done_callback(self._fetched)
+        return self._fetching
+
+    def _ask(self) -> dict[str, object]:
+        """In the worker."""
+        found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
+        if found.get("issuer") != self._name:
+            raise Unavailable("its discovery document is of another issuer")
+        address = found.get("jwks_uri")
+        if not isinstance(address, str) or not self._client.is_allowed(address):
+            raise Unavailable("its discovery document has no `jwks_uri` with https://")
+        return self._client.ask(address)
+
+    def _fetched(self, fetching: asyncio.Future[dict[str, object]]) -> None:
+        self._fetching = None
+        if fetching.cancelled():
+            return
+        failure = fetching.exception()
+        keys = () if failure is not None else parse_keys(fetching.result())
+        if not keys:
+            why = failure if isinstance(failure, MagnetarError) else Unavailable(f"no keys ({type(failure).__name__})")
+            self._failure = why
+            _LOG.error("the keys of the issuer %s are not fetched: %s", self._name, why)
+            return
+        self._failure, self._fetched_at = None, self._clock.monotonic()
+        if fetching.result() != self._shown:
+            self._keys, self._shown, self.version = keys, fetching.result(), self.version + 1
+            _LOG.info("the issuer %s has %d keys", self._name, len(keys))

@@ -1,0 +1,327 @@
+"""Parsers of bytes that strangers send or that other programs wrote, each with valid samples to begin from.
+
+A target takes any bytes and returns, or raises one of its typed errors. Another exception is a defect.
+Where a checksum would hide the parser behind it, the target makes it right after the mutation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgspec
+from google.protobuf.message import DecodeError
+from pyroaring import BitMap
+
+from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark, note
+from magnetar.bookie.format.framing import Damaged, crc32c
+from magnetar.broker.log.format import compacted
+from magnetar.broker.protocols.grpc import translate
+from magnetar.broker.subscription.acks import entries_of
+from magnetar.broker.subscription.core.bits import bytes_of, ranges, run_end
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, CursorState
+from magnetar.broker.subscription.format import cursor
+from magnetar.broker.topic.format import dedup
+from magnetar.ledger.format import peer as peer_heads
+from magnetar.proto import entry, policies
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import Position
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.grpc.envelope import copied_tags, item_at
+from magnetar.runtime.peer import envelope
+from magnetar.security.settings import SecuritySettings, TokenSection
+from magnetar.security.token import TokenVerifier
+from magnetar.spark_connector.offsets import from_json
+
+TYPED = (
+    MagnetarError, Damaged, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
+)  # fmt: skip
+
+
+class Target(NamedTuple):
+    samples: Callable[[], list[bytes]]
+    run: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...] = TYPED
+
+
+# ---------------------------------------------------------------------------------- entries
+def _entries() -> list[bytes]:
+    one = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
+    many = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+    batch = entry.encode_batch(many, entry.plain_items([b"a", b"bc", b""]), 3)
+    return [entry.encode_entry(one, b"payload"), batch, entry.broker_part(7, 1) + batch]
+
+
+def _entry(data: bytes) -> None:
+    start = data.find(entry.MAGIC_CLIENT)
+    if start >= 0 and len(data) >= start + 6:
+        checksum = struct.pack(">I", google_crc32c.value(data[start + 6 :]))
+        data = data[: start + 2] + checksum + data[start + 6 :]
+    entry.declared_messages(data)
+    for parse in (entry.parse_stored, entry.split_broker_part):
+        _tried(parse, data)
+    _, header = entry.open_entry(data)
+    entry.keys_of(header.metadata, header.payload_offset, data)
+    entry.decode_columns(header, data)
+
+
+def _tried(parse: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(*TYPED):
+        parse(data)
+
+
+# ---------------------------------------------------------------------------------- peers
+def _envelopes() -> list[bytes]:
+    items = [(1, b"head", [b"frame", bytes(5000)]), (2, b"", [])]
+    return [bytes(envelope.encode(kind, bytes(16), items)[0]) for kind in envelope.EnvelopeKind]
+
+
+def _heads() -> list[bytes]:
+    key = bytes(20)
+    return [
+        peer_heads.encode_add(1, 2, key), peer_heads.encode_add_many(1, 2, 3, key), peer_heads.encode_ping(),
+        peer_heads.encode_admin(),
+    ]  # fmt: skip
+
+
+def _head(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        peer_heads.decode_answer(data)
+    peer_heads.decode_request(data)
+
+
+# ---------------------------------------------------------------------------------- frames of clients
+_COPIED = copied_tags(wire.ClientFrames)
+
+
+def _frames() -> list[bytes]:
+    bits = BitMap([1, 2, 3, 70_000]).serialize()
+    acked = wire.AckedEntry(ledger_id=1, entry_id=2, batch_indexes=[1, 5], batch_bits=b"\x03")
+    sets = wire.EntrySet(ledger_id=1, entries=bits)
+    frames = [
+        wire.ClientFrame(id=1, open_producer=wire.OpenProducer(topic="t", properties={"a": "b"})),
+        wire.ClientFrame(id=2, subscribe=wire.Subscribe(topic="t", subscription="s", type=1)),
+        wire.ClientFrame(id=2, ack=wire.Ack(request_id=1, entries=[acked], ledgers=[sets])),
+        wire.ClientFrame(id=2, redeliver=wire.Redeliver(ledgers=[sets])),
+        wire.ClientFrame(id=1, publish=b"entry"),
+        wire.ClientFrame(id=2, permits=1000),
+    ]
+    return [wire.ClientFrames(items=[each]).SerializeToString() for each in frames] + [
+        wire.ClientFrames(items=frames).SerializeToString()
+    ]
+
+
+def _frame(data: bytes) -> None:
+    offset = 0
+    while offset < len(data):
+        offset, _ = item_at(data, offset, _COPIED)
+    for frame in wire.ClientFrames.FromString(data).items:
+        kind = frame.WhichOneof("kind")
+        if kind == "open_producer":
+            translate.producer_options(frame.open_producer).check()
+        elif kind == "subscribe":
+            translate.subscribe_options(frame.subscribe)
+        elif kind == "ack":
+            list(translate._check_ack(frame.ack))
+            list(translate.acked(frame.ack.entries))
+            for each in translate.sets(frame.ack.ledgers):
+                _bitmap(each.entries)
+
+
+def _bitmap(data: bytes) -> None:
+    """With what the broker does to a set: it walks only what is in a topic."""
+    found = entries_of(data)
+    there = BitMap(range(100_000))
+    len(found), bytes_of(found), len(found - there), len(there & found), len(there | found)
+    ranges(found & there)
+    if found:
+        run_end(found, found.min()), found.max()
+
+
+# ---------------------------------------------------------------------------------- text
+_KEY = "data:;base64,c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldCE="
+
+
+@cache
+def _verifier() -> TokenVerifier:
+    return TokenVerifier(TokenSection(secret_key=_KEY, algorithm="HS256"), SystemClock())
+
+
+def _token(data: bytes) -> None:
+    """Once as it came, and once as the claims of a token that is signed rightly."""
+    import base64
+    import hashlib
+    import hmac
+
+    text = data.decode("latin-1")
+    _tried(lambda _: _verifier().verify(text), data)
+    part = lambda each: base64.urlsafe_b64encode(each).rstrip(b"=")
+    signed = part(b'{"alg":"HS256","typ":"JWT"}') + b"." + part(data)
+    secret = base64.b64decode(_KEY.partition(",")[2])
+    _verifier().verify((signed + b"." + part(hmac.digest(secret, signed, hashlib.sha256))).decode())
+
+
+def _tokens() -> list[bytes]:
+    import jwt
+
+    return [
+        b'{"sub": "ada", "exp": 99999999999, "nbf": 1, "aud": ["a"], "jti": "x"}', b'{"sub": ["a", "b"], "exp": 1e400}',
+        jwt.encode({"sub": "ada"}, "s" * 40, algorithm="HS256").encode(), b"a.b.c", b"..", b'{"sub": ' + b"[" * 3000,
+    ]  # fmt: skip
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="magnetar-fuzz-"))
+
+
+def _settings(data: bytes) -> None:
+    path = _folder() / "security.toml"
+    path.write_bytes(data)
+    SecuritySettings.load(str(path))
+
+
+_TOML = b"""[tls]
+certificate = "a"
+key = "b"
+[token]
+secret_key = "k"
+algorithm = "HS256"
+clock_skew_s = 5
+[authorization]
+super_users = ["admin"]
+[broker]
+token = "t"
+"""
+
+
+def _json(data: bytes) -> None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    from_json(found)
+
+
+# ---------------------------------------------------------------------------------- what brokers store
+def _states() -> list[bytes]:
+    key = ChunkKey(ChunkKind.HOLES, 1, 0)
+    marker = cursor.encode_marker(Position(7, 3), {}, 1)
+    chunk = cursor.encode_chunk(key, 1, BitMap([5, 9]).serialize())
+    snapshot = b"".join(struct.pack(">I", len(each)) + each for each in marker)
+    return [snapshot, *marker, *chunk, BitMap([5, 9]).serialize(), struct.pack(">qII", 1, 8, 1) + b"\x05"]
+
+
+def _state(data: bytes) -> None:
+    for piece in (data, data[4:]):
+        _tried(cursor.decode_piece, piece)
+    for kind in ChunkKind:
+        _tried(lambda body, kind=kind: cursor.add_chunk(CursorState(Position(0, 0)), ChunkKey(kind, 1, 0), body), data)
+    _tried(cursor.decode_marker, data)
+    cursor.decode_snapshot(data)
+
+
+def _rows() -> list[bytes]:
+    table = compacted.encode_table([compacted.Row(1, 10, 0, 10, 0, BitMap([1, 2]))])
+    return [compacted.decode_piece(table[0])[2]]
+
+
+def _dedup(data: bytes) -> None:
+    dedup.join([dedup.Piece(1, 0, 1, data)])
+
+
+# ---------------------------------------------------------------------------------- files of bookies
+def _records() -> list[bytes]:
+    _, parts = entry_log.encode_records([(struct.pack(">QQ", 1, each) + bytes(60),) for each in range(3)])
+    return [b"".join(b"".join(part) for part in parts)]
+
+
+def _log(data: bytes) -> None:
+    at, ends = 0, [0]
+    while (found := entry_log.record_at(data, at)) is not None:
+        at = found[0]
+        ends.append(at)
+    entry_log.record_size(data, at)
+    entry_log.decode_records(data, [*ends, len(data)], 1, 0)
+    entry_log.decode_record(data, 0, len(data))
+    entry_log.entry_ids(data)
+
+
+def _groups() -> list[bytes]:
+    made = [index.encode_extent(each, [0, 1, 2], [0, 10, 20, 30], 0) for each in (1, 2)]
+    return [index.encode_group([each for each, _ in made], [table for _, table in made])]
+
+
+def _group(data: bytes) -> None:
+    header = index.decode_group_header(data)
+    if header is None:
+        return
+    heads = data[index.GROUP_HEADER_BYTES : index.GROUP_HEADER_BYTES + header.heads_bytes]
+    whole = index.GroupHeader(header.extents, header.tables_bytes, crc32c(data[: index._GROUP.size], heads))
+    index.columns_of(heads[: len(heads) // index.HEAD_BYTES * index.HEAD_BYTES])
+    for extent in index.decode_heads(whole, data) or ():
+        index.decode_table(extent, data)
+
+
+def _blocks() -> list[bytes]:
+    record, _ = journal.encode_record(journal.RecordType(1), 1, 2, [b"x" * 20])
+    return [bytes(record) + b"x" * 20, (bytes(record) + b"x" * 20) * 3]
+
+
+def _block(data: bytes) -> None:
+    journal.decode_block_header(data, 1, 1, 0)
+    head = journal.BlockHeader(*[0] * len(journal.BlockHeader._fields))
+    for count in (0, 1, 3):
+        named = {"records": count, "length": len(data), "records_crc": 0}
+        journal.decode_records(head._replace(**named), data)
+
+
+def _small(data: bytes) -> None:
+    for read in (
+        lambda: mark.decode_mark(data, bytes(16), "mark"),
+        lambda: list(ledger_index.decode_all(data, "index")),
+        lambda: note.decode(data, b"MAGNOTE1", _Note, "note"),
+    ):
+        with contextlib.suppress(*TYPED):
+            read()
+
+
+class _Note(msgspec.Struct):
+    name: str = ""
+
+
+TARGETS: dict[str, Target] = {
+    "entry": Target(_entries, _entry),
+    "peer-envelope": Target(_envelopes, envelope.decode, (envelope.Malformed, envelope.WrongMagic)),
+    "peer-head": Target(_heads, _head, (ValueError,)),
+    "frames": Target(_frames, _frame, (MagnetarError, DecodeError)),
+    "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
+                              _run_set(), b""], _bitmap),
+    "token": Target(_tokens, _token),
+    "settings": Target(lambda: [_TOML], _settings),
+    "policies": Target(lambda: [b"{}", b'{"retention_minutes": 3, "deduplication": true}', b"[" * 5000],
+                       lambda data: policies.decode(data.decode("latin-1"))),
+    "offsets": Target(lambda: [b'{"persistent://t/n/topic": {"0": 23, "1": 42}}', b'{"a": 1}', b"[]"], _json),
+    "cursor": Target(_states, _state),
+    "compacted": Target(_rows, compacted.decode_rows),
+    "dedup": Target(lambda: [b'{"ledger":1,"entry":2,"producers":[["p",1,"",0]]}', b"{}"], _dedup),
+    "entry-log": Target(_records, _log),
+    "index": Target(_groups, _group),
+    "journal": Target(_blocks, _block),
+    "notes": Target(lambda: [bytes(64), bytes(52), b"MAGNOTE1" + bytes(30)], _small),
+}  # fmt: skip
+
+
+def _run_set() -> bytes:
+    everything: Any = BitMap(range(1 << 20))
+    everything.run_optimize()
+    return everything.serialize()  # type: ignore[no-any-return]

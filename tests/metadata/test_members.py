@@ -1,0 +1,155 @@
+"""Members of a secured cluster: whose keys are known, when, and who may write what."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.metadata import paths, records
+from magnetar.metadata.core.rights import may_write
+from magnetar.metadata.members import LOOK_EVERY_S, Members
+from magnetar.metadata.remote import RemoteStore, connect_metadata
+from magnetar.metadata.store import ABSENT, MetadataStore, Put
+from magnetar.proto.errors import Unavailable
+from magnetar.runtime.sim.world import Simulation
+from tests.metadata.stores import SimulatedBackend
+
+STRANGER = "ab" * 32
+
+
+class Cluster:
+    """The metadata service and members, each on a machine of its own."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(seed=1)
+        self.backend = SimulatedBackend(self.simulation)
+
+    async def member(self, node: str, role: str) -> Members:
+        if self.backend.server is None:
+            await self.backend.store()
+        server = self.backend.server
+        assert server is not None
+        world = self.simulation.world(node)
+
+        async def session() -> MetadataStore:
+            return await connect_metadata(world, server.endpoint, 5.0)
+
+        return await self.simulation.spawn(node, Members.start(world, session, role, node))
+
+
+
+def test_members_know_each_other_at_once_and_no_stranger() -> None:
+    async def main() -> None:
+        one = await cluster.member("b1", "bookie")
+        two = await cluster.member("br", "broker")
+        found = await cluster.simulation.spawn("b1", one.admit(two.keys.public))
+        principal = one.principal(two.keys.public)
+        assert (found, principal and principal.name) == (True, "broker/br")
+        assert not await cluster.simulation.spawn("b1", one.admit(STRANGER))
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_the_key_of_a_dead_process_is_refused_when_its_session_ends_and_of_a_closed_one_at_once() -> None:
+    async def main() -> None:
+        one = await cluster.member("b1", "bookie")
+        dead, closed = await cluster.member("b2", "bookie"), await cluster.member("b3", "bookie")
+        await asyncio.sleep(1)
+        assert one.principal(dead.keys.public)
+        assert one.principal(closed.keys.public)
+        cluster.simulation.crash("b2")
+        await cluster.simulation.spawn("b3", closed.close())
+        await asyncio.sleep(1)
+        assert one.principal(closed.keys.public) is None
+        assert one.principal(dead.keys.public)
+        await asyncio.sleep(10)
+        assert one.principal(dead.keys.public) is None
+        assert not await cluster.simulation.spawn("b1", one.admit(dead.keys.public))
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_without_metadata_the_known_members_stay_and_others_may_come_again() -> None:
+    async def main() -> None:
+        one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
+        await asyncio.sleep(1)
+        cluster.simulation.crash("metadata")
+        await asyncio.sleep(1)
+        assert await cluster.simulation.spawn("b1", one.admit(two.keys.public))
+        with pytest.raises(Unavailable):
+            await cluster.simulation.spawn("b1", one.admit(STRANGER))
+        await asyncio.sleep(60)
+        assert one.principal(two.keys.public)
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_a_member_that_lost_its_session_shows_its_key_again() -> None:
+    async def main() -> None:
+        one, two = await cluster.member("b1", "bookie"), await cluster.member("br", "broker")
+        cluster.simulation.wires.partition("br", "metadata")
+        await asyncio.sleep(20)
+        assert one.principal(two.keys.public) is None
+        cluster.simulation.wires.heal()
+        await asyncio.sleep(20)
+        assert one.principal(two.keys.public)
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_strangers_that_knock_cost_one_listing_now_and_then() -> None:
+    async def main() -> None:
+        one = await cluster.member("b1", "bookie")
+        before = one.statistics()["member_looks"]
+
+        async def knock() -> None:
+            for _ in range(20):
+                await asyncio.gather(*(one.admit(f"{number:064x}") for number in range(50)))
+
+        began = cluster.simulation.loop.time()
+        await cluster.simulation.spawn("b1", knock())
+        passed = cluster.simulation.loop.time() - began
+        assert one.statistics()["member_looks"] - before <= passed / LOOK_EVERY_S + 2
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> None:
+    async def main() -> None:
+        one = await cluster.member("b1", "bookie")
+        store = await cluster.backend.store()
+        assert isinstance(store, RemoteStore)
+        wrong = {
+            paths.member("bookie", "01" * 32): records.MemberRecord(role="operator", name="x", key="01" * 32),
+            paths.member("broker", "02" * 32): records.MemberRecord(role="broker", name="x", key="03" * 32),
+        }
+        puts = [Put(path, records.encode(record), ABSENT) for path, record in wrong.items()]
+        await cluster.simulation.spawn("client-0", store.commit([*puts, Put(paths.member("broker", STRANGER), b"bad")]))
+        for key in ("01" * 32, "02" * 32, "03" * 32, STRANGER):
+            assert not await cluster.simulation.spawn("b1", one.admit(key))
+
+    cluster = Cluster()
+    cluster.simulation.run(main())
+
+
+@pytest.mark.parametrize(
+    ("role", "may", "may_not"),
+    [
+        ("operator", ("/topics/a", "/bookies/cookies/x", "/members/operator/k"), ("/members/broker/k", "/members")),
+        ("broker", ("/topics/a", "/owners/a", "/ledgers/1", "/bookies/racks", "/members/broker/k"),
+         ("/bookies/available/x", "/bookies/cookies/x", "/members/operator/k", "/members/brokers/k")),
+        ("bookie", ("/bookies/available/x", "/ledgers/1", "/repair/locks/1", "/members/bookie/k"),
+         ("/topics/a", "/owners/a", "/policies/a", "/grants/a", "/members/operator/k", "/ledgersx", "/tenants/t")),
+        ("metadata", (), ("/topics/a", "/members/metadata/k/x")),
+        ("", (), ("/topics/a", "/members/operator/k", "/ledgers/1")),
+    ],
+)  # fmt: skip
+def test_a_role_writes_what_it_needs(role: str, may: tuple[str, ...], may_not: tuple[str, ...]) -> None:
+    assert all(may_write(role, each) for each in may)
+    assert not [each for each in may_not if may_write(role, each)]

@@ -1,0 +1,153 @@
+"""A secured cluster of real processes works as any other, and a process without its credentials does nothing to it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.common.processes import Processes
+from magnetar.ledger.format.peer import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
+from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
+from magnetar.runtime.access import PeerCalling
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.process import real_world
+from tests.support.processes import run_cli
+from tests.support.secured import SecuredCluster
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    with SecuredCluster(tmp_path_factory.mktemp("secured"), session_timeout_s=3.0) as running:
+        yield running
+
+
+def test_what_is_sent_arrives_and_an_operator_administers(secured: SecuredCluster) -> None:
+    with secured.client() as client:
+        consumer = client.subscribe("orders", "s")
+        producer = client.create_producer("orders")
+        for number in range(100):
+            producer.send(b"%d" % number)
+        assert [consumer.receive(20_000).data() for _ in range(100)] == [b"%d" % each for each in range(100)]
+    for command in (("bookies", "state"), ("bookies", "gc", "--plan"), ("ledgers", "list"), ("bookies", "list"),
+                    ("bookies", "racks"), ("metadata", "backup"), ("repair", "disable"), ("repair", "enable"),
+                    ):  # fmt: skip
+        done = secured.cli(*command)
+        assert done.code == 0, (command, done.err)
+
+
+def test_a_bookie_that_restarts_has_another_key_and_is_used_again(secured: SecuredCluster) -> None:
+    with secured.client() as client:
+        producer = client.create_producer("restarted")
+        producer.send(b"before")
+        for bookie in secured.bookies:  # each ledger is on all three: none can be spared for long
+            bookie.kill()
+            bookie.start()
+            bookie.wait_ready()
+            producer.send(b"between")
+        reader = client.subscribe("restarted", "s", initial_position=first())
+        assert [reader.receive(20_000).data() for _ in range(4)] == [b"before", *[b"between"] * 3]
+    assert len(secured.cli("bookies", "state").out.splitlines()) >= 4
+
+
+def first() -> object:
+    import magnetar
+
+    return magnetar.InitialPosition.Earliest
+
+
+def test_processes_without_credentials_or_with_others_do_not_join(secured: SecuredCluster, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert run_cli("security", "init", str(other), "--cluster", "other").code == 0
+    before = secured.cli("bookies", "list").out
+    where = ("--metadata", secured.metadata.address, "--wait", "3", "--listen", "127.0.0.1:0")
+    with Processes(tmp_path) as strangers:
+        for name, credentials in (("clear", ()), ("other", ("--security", str(other / "security.toml")))):
+            for kind in ("bookie", "broker"):
+                data = ("--data", str(tmp_path / name)) if kind == "bookie" else ()
+                stranger = strangers.start(f"{name}-{kind}", kind, *where, *credentials, *data)
+                assert stranger.wait() != 0, (name, kind)
+    assert secured.cli("bookies", "list").out == before
+
+
+REQUESTS = (
+    (encode_ping(), ()),
+    (encode_admin(), (b'{"verb": "gc-start"}',)),
+    (RequestHead(Op.READ_LAC, Flags.FENCE, 1, -1, 0, 0, NO_KEY).encode(), ()),
+)
+
+
+async def test_a_stranger_can_neither_ask_read_fence_nor_delete_at_a_bookie(secured: SecuredCluster) -> None:
+    network = real_world().network
+    for bookie in secured.bookies:
+        ready = dict(each.partition("=")[::2] for each in bookie.lines[0].split() if "=" in each)
+        identity, where = uuid.UUID(ready["id"]).bytes, Endpoint.parse(bookie.address)
+        own = network.new_keys()
+        for access, wanted in (
+            (PeerCalling(), Unauthorized),
+            (PeerCalling(own.public, own), ConnectionLost),  # another key than the bookie's
+        ):
+            for head, frames in REQUESTS:
+                peer = network.peer(where, identity, access)
+                with pytest.raises(MagnetarError) as refused:
+                    await peer.request(head, frames, timeout_s=30)
+                assert isinstance(refused.value, wanted), refused.value
+                await peer.close()
+
+
+def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: SecuredCluster) -> None:
+    """A public key is no secret: every member reads it in the metadata."""
+    from dataclasses import replace
+
+    from magnetar.metadata import paths
+    from magnetar.metadata.records import BookieRecord
+    from magnetar.metadata.remote import connect_metadata
+    from magnetar.metadata.update import get_record
+    from magnetar.security.members import member_network
+    from magnetar.security.settings import SecuritySettings
+
+    async def main() -> None:
+        world = real_world()
+        section = SecuritySettings.load(secured.settings).members
+        assert section is not None
+        member = replace(world, network=member_network(world.network, section, "operator", world.clock))
+        store = await connect_metadata(member, Endpoint.parse(secured.metadata.address))
+        [name, *_] = await store.children(paths.BOOKIES)
+        found = await get_record(store, paths.bookie(name), BookieRecord)
+        assert found is not None
+        access = PeerCalling(found[0].key, world.network.new_keys())
+        peer = world.network.peer(Endpoint.parse(found[0].endpoint), uuid.UUID(name).bytes, access)
+        with pytest.raises(Unauthorized, match="no member"):
+            await peer.request(encode_ping(), timeout_s=30)
+        await peer.close()
+        with pytest.raises(Unauthorized, match="may not write"):
+            await store.put(paths.member("broker", "ab" * 32), b"x")
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_commands_without_an_operators_certificate_are_refused(secured: SecuredCluster) -> None:
+    clear = {"MAGNETAR_METADATA": secured.metadata.address}
+    done = run_cli("bookies", "racks", **clear)
+    assert done.code != 0
+    brokers_only = {
+        "MAGNETAR_URL": secured.url, "MAGNETAR_TLS_CA": str(secured.folder / "ca.pem"),
+        "MAGNETAR_TOKEN": str(secured.folder / "admin.token"),
+    }  # fmt: skip
+    done = run_cli("bookies", "state", **brokers_only)
+    assert (done.code, "--security" in done.err) == (1, True), done.err
+
+
+def test_no_secret_key_is_in_a_log_or_in_the_metadata(secured: SecuredCluster) -> None:
+    texts = [path.read_text(errors="replace") for path in secured.directory.glob("*.stderr")]
+    tree = b"".join(path.read_bytes() for path in (secured.directory / "metadata").iterdir() if path.is_file())
+    for key in (secured.folder / "members").glob("*-key.pem"):
+        body = key.read_text().splitlines()[1]
+        assert not any(body in text for text in texts)
+        assert body.encode() not in tree
