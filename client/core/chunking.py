@@ -50,16 +50,17 @@ def split(
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
-    stored = payload if encrypt is None else encrypt(metadata, payload)
-    whole = client_part(metadata, stored)
-    if len(whole) <= entry_bytes_max:
-        return [whole]
+    if len(payload) <= entry_bytes_max:
+        whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
+        if len(whole) <= entry_bytes_max:
+            return [whole]
     if len(payload) > CHUNKED_BYTES_MAX or metadata.uncompressed_size > UNCOMPRESSED_BYTES_MAX:
         limit = UNCOMPRESSED_BYTES_MAX if metadata.compression else CHUNKED_BYTES_MAX
         raise MessageTooLarge(f"a chunked message of {len(payload)} bytes; the limit is {limit}", size=len(payload))
+    growth = 0 if encrypt is None else len(encrypt(metadata, b""))  # by its tag; the keys are in the metadata after it
     metadata.uuid, metadata.total_chunk_msg_size = uuid, len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = (1 << 31) - 1  # the longest encoding: all have the same room
-    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize() - (len(stored) - len(payload))
+    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize() - growth
     if room <= 0:
         raise MessageTooLarge(f"the metadata of a message alone takes more than {entry_bytes_max} bytes")
     metadata.num_chunks_from_msg = -(-len(payload) // room)

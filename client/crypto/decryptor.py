@@ -5,10 +5,12 @@
 An entry is encrypted when its metadata has an IV (`encryption_param`), which every client of Pulsar writes.
 
 A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
-unwraps. Data keys and private keys are kept for KEPT_S; what failed is tried again after FAILED_S.
+unwraps. Data keys and private keys are kept for KEPT_S. What failed under a name and its metadata is tried again after
+FAILED_S; it hides nothing that another name unwraps.
 
 **Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys are
-known, or too long, or too many. Both caches are bounded. Guard: tests/client/crypto/test_decryptor.py.
+known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches are
+bounded. Guard: tests/client/crypto/test_decryptor.py.
 """
 
 from __future__ import annotations
@@ -69,8 +71,10 @@ class Decryptor:
         if reader is not None:
             require_package()
         self._reader = reader
-        self._data_keys: _Kept[DataKey] = _Kept(now)
-        self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)
+        self._data_keys: _Kept[DataKey] = _Kept(now)  # by their wrapped bytes
+        self._failures: _Kept[DataKey] = _Kept(now)  # by the whole EncryptionKeys
+        self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)  # by name and metadata
+        self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
 
     def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
         """The payload as it was before it was encrypted: compressed, if it is. CryptoError."""
@@ -81,8 +85,6 @@ class Decryptor:
             raise CryptoError(f"its encryption_param has {len(iv)} bytes, not {IV_BYTES}")
         if len(ciphertext) < TAG_BYTES:
             raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
-        if not 0 < len(keys) <= KEYS_MAX:
-            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
         return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
 
     def entry_in_clear(self, entry: bytes) -> bytes:
@@ -116,18 +118,17 @@ class Decryptor:
         return encrypt
 
     def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> DataKey:
-        whys: list[str] = []
+        if not 0 < len(keys) <= KEYS_MAX:
+            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
         for key in keys:
             known = self._data_keys.get(key.value)
             if known is not None and not isinstance(known, CryptoError):
                 return known
+        whys: list[str] = []
         for key in keys:
-            found = self._data_keys.get(key.value)
-            if found is None:
-                found = self._unwrapped(reader, key)
-                if key.ByteSize() <= KEY_BYTES_MAX:
-                    self._data_keys.put(key.value, found)
+            found = self._unwrapped(reader, key)
             if not isinstance(found, CryptoError):
+                self._data_keys.put(key.value, found)
                 return found
             whys.append(found.message)
         raise CryptoError(f"no private key decrypts it: {whys[0]}")
@@ -135,27 +136,50 @@ class Decryptor:
     def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> DataKey | CryptoError:
         if not isinstance(key.key, str) or key.ByteSize() > KEY_BYTES_MAX:
             return CryptoError(f"an encryption key is not UTF-8, or larger than {KEY_BYTES_MAX} bytes")
+        whole = key.SerializePartialToString()
+        failure = self._failures.get(whole)
+        if failure is not None:
+            return failure
         private = self._private_key(reader, key)
-        if isinstance(private, CryptoError):
-            return private
-        found = unwrapped(key.value, private)
-        if found is None:
-            return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")
-        return data_key(found)
+        found = private if isinstance(private, CryptoError) else _unwrapped_with(private, key)
+        if isinstance(found, CryptoError):
+            self._failures.put(whole, found)
+        return found
 
     def _private_key(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
         about = EncryptionKeys(key=key.key, value=b"", metadata=key.metadata).SerializePartialToString()
         found = self._private_keys.get(about)
         if found is None:
-            found = _asked(reader, key)
+            found = self._asked(reader, key)
             self._private_keys.put(about, found)
         return found
 
+    def _asked(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+        pem = _pem(reader, key)
+        if isinstance(pem, CryptoError):
+            return pem
+        found = self._parsed.get(pem)
+        if found is None:
+            try:
+                found = private_key(pem, key.key)
+            except CryptoError as error:
+                return error
+            self._parsed.put(pem, found)
+        return found
 
-def _asked(reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+
+def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> DataKey | CryptoError:
+    found = unwrapped(key.value, private)
+    if found is None:
+        return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")
+    return data_key(found)
+
+
+def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
     try:
         info = reader.get_private_key(key.key, {str(pair.key): str(pair.value) for pair in key.metadata})
-        return private_key(info.key if isinstance(info, EncryptionKeyInfo) else info, key.key)
+        pem = info.key if isinstance(info, EncryptionKeyInfo) else info
+        return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown(key.key)} is not bytes")
     except CryptoError as error:
         return error
     except Exception as error:  # the reader's; its text may hold a secret

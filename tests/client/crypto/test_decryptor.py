@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError, CryptoError, Timeout
+from magnetar.client.crypto import decryptor as decryptor_module
 from magnetar.client.crypto import encryptor as encryptor_module
+from magnetar.client.crypto.cipher import private_key
 from magnetar.client.crypto.decryptor import FAILED_S, KEY_BYTES_MAX, KEYS_MAX, KNOWN_MAX, Decryptor
 from magnetar.client.crypto.encryptor import Encryptor
 from magnetar.client.crypto.key_reader import KEPT_S
 from magnetar.client.model.settings import ConsumerCryptoFailureAction, InitialPosition
 from magnetar.proto.entry import client_part, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
-from tests.client.crypto.keys import Keys
+from tests.client.crypto.keys import Keys, pair
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -130,7 +134,42 @@ def test_the_caches_are_bounded() -> None:
         metadata.encryption_keys[0].key, metadata.encryption_keys[0].value = f"{at}", b"%d" % at
         with pytest.raises(CryptoError):
             decrypt(metadata, ciphertext)
-    assert max(len(decrypt._data_keys), len(decrypt._private_keys)) <= KNOWN_MAX
+    assert max(len(decrypt._data_keys), len(decrypt._failures), len(decrypt._private_keys)) <= KNOWN_MAX
+
+
+def test_what_failed_under_one_name_hides_no_other() -> None:
+    decrypt = Decryptor(Keys("a"), Clock())
+    metadata, ciphertext = encrypted()
+    own, metadata.encryption_keys[0].key = metadata.encryption_keys[0].key, "evil"
+    with pytest.raises(CryptoError, match="no private key of 'evil'"):
+        decrypt(metadata, ciphertext)
+    metadata.encryption_keys[0].key = own
+    assert decrypt(metadata, ciphertext) == b"payload"
+
+
+def test_one_private_key_is_parsed_once_however_many_names_a_stranger_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[str] = []
+
+    def counted(pem: bytes, name: str) -> RSAPrivateKey:
+        parsed.append(name)
+        return private_key(pem, name)
+
+    monkeypatch.setattr(decryptor_module, "private_key", counted)
+    metadata, ciphertext = encrypted()
+    right = metadata.encryption_keys[0].value
+    del metadata.encryption_keys[:]
+    for at in range(KEYS_MAX - 1):
+        metadata.encryption_keys.add(key=f"{at}", value=bytes([at]) * 256)
+    metadata.encryption_keys.add(key="a", value=right)
+
+    class OneFile(Keys):
+        def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
+            return pair("a").private
+
+    assert Decryptor(OneFile(), Clock())(metadata, ciphertext) == b"payload"
+    assert parsed == ["0"]
 
 
 HOSTILE = st.builds(
