@@ -11,7 +11,7 @@ chunk alone. `metadata` gets `encryption_keys` (name, wrapped data key, the read
 a new one is made, and the public keys are read anew. The chunks of a message share one, so that they have one size.
 
 **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
-Guard: tests/client/crypto/test_encryptor.py.
+Guard: tests/client/crypto/test_decryptor.py.
 """
 
 from __future__ import annotations
