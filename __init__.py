@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from .client.consume.batch_receive import ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.core.redelivery import MultiplierRedeliveryBackoff
+    from .client.crypto.context import EncryptionContext, EncryptionKey
+    from .client.crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
     from .client.model import schemas as schema
     from .client.model.message import Message
     from .client.model.message_id import MessageId
@@ -138,8 +140,12 @@ __all__ = [
     "ConsumerNotInitialized",
     "ConsumerType",
     "CryptoError",
+    "CryptoKeyReader",
     "CumulativeAcknowledgementNotAllowedError",
     "Disconnected",
+    "EncryptionContext",
+    "EncryptionKey",
+    "EncryptionKeyInfo",
     "ErrorGettingAuthenticationData",
     "IncompatibleSchema",
     "IndexedMessage",
@@ -150,6 +156,7 @@ __all__ = [
     "InvalidTopicName",
     "InvalidTxnStatusError",
     "InvalidUrl",
+    "KeyReader",
     "KeySharedMode",
     "LookupError",
     "MagnetarError",
@@ -199,6 +206,8 @@ __all__ = [
 _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
+    "client.crypto.context": ("EncryptionContext", "EncryptionKey"),
+    "client.crypto.key_reader": ("CryptoKeyReader", "EncryptionKeyInfo", "KeyReader"),
     "client.model.message": ("Message",),
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),

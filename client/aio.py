@@ -15,6 +15,8 @@ from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
+from .crypto.context import EncryptionContext, EncryptionKey
+from .crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
 from .model.events import ConsumerEventListener
 from .model.message import Message
 from .model.message_id import MessageId
@@ -28,8 +30,13 @@ __all__ = [
     "ConsumerBatchReceivePolicy",
     "ConsumerEventListener",
     "ConsumerKeySharedPolicy",
+    "CryptoKeyReader",
+    "EncryptionContext",
+    "EncryptionKey",
+    "EncryptionKeyInfo",
     "Extras",
     "IndexedMessage",
+    "KeyReader",
     "Message",
     "MessageId",
     "Producer",

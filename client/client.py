@@ -33,6 +33,7 @@ from .consume.ranges import RangeReader, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
 from .core.redelivery import RedeliveryBackoff
+from .crypto.key_reader import KeyReader
 from .model.events import ConsumerEventListener
 from .model.message_id import MessageId
 from .model.options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
@@ -145,11 +146,12 @@ class Client(ClosedAfterAsyncWith):
         properties: dict[str, str] | None = None,
         batching_type: BatchingType = BatchingType.Default,
         encryption_key: str | None = None,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
         message_router: Callable[[Any, int], int] | None = None,
         *,
         initial_subscription_name: str | None = None,
+        encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
         """Opens a producer. ProducerSettings has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
         settings = producer_settings(given(locals(), "topic"))
@@ -170,7 +172,7 @@ class Client(ClosedAfterAsyncWith):
         is_read_compacted: bool = False,
         properties: dict[str, str] | None = None,
         initial_position: InitialPosition = InitialPosition.Latest,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         replicate_subscription_state_enabled: bool = False,
         max_pending_chunked_message: int = 10,
         auto_ack_oldest_chunked_message_on_queue_full: bool = False,
@@ -234,7 +236,7 @@ class Client(ClosedAfterAsyncWith):
         reader_name: str | None = None,
         subscription_role_prefix: str | None = None,
         is_read_compacted: bool = False,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
@@ -250,11 +252,14 @@ class Client(ClosedAfterAsyncWith):
         )
 
     async def create_table_view(
-        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
-    ) -> TableView:
-        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now."""
-        check(READER, {"subscription_name": subscription_name, "schema": schema})
-        options = {"schema": schema, "is_read_compacted": True}
+        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
+        *, crypto_key_reader: KeyReader | None = None,
+    ) -> TableView:  # fmt: skip
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now.
+        CryptoError: a message cannot be decrypted."""
+        options: dict[str, Any] = {"schema": schema, "is_read_compacted": True, "crypto_key_reader": crypto_key_reader}
+        check(READER, {**options, "subscription_name": subscription_name})
+        options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
         settings = consumer_settings(options)
         name = subscription_name or f"table-{self.connections.world.rng.randbytes(5).hex()}"
 
@@ -278,7 +283,7 @@ class Client(ClosedAfterAsyncWith):
         return [name.with_partition(i).full for i in range(partitions)] or [name.full]
 
     async def read_range(
-        self, topic: str, first_index: int, end_index: int
+        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None
     ) -> AsyncGenerator[list[StoredEntry], None]:
         """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
@@ -289,11 +294,12 @@ class Client(ClosedAfterAsyncWith):
         It has no subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
         entry may contain messages outside the range. It ends early at the end of the topic; an index below the oldest
         kept message begins there (`AdminClient.offsets` returns both ends). An interrupted read is resumed for
-        `operation_timeout_seconds`.
+        `operation_timeout_seconds`. `messages()` of what `crypto_key_reader` does not decrypt raises CryptoError.
         """
+        check(READER, {"crypto_key_reader": crypto_key_reader})
         check_one("first_index", whole(0, INT64_MAX), first_index)
         check_one("end_index", whole(0, INT64_MAX), end_index)
-        reader = RangeReader(self.connections)
+        reader = RangeReader(self.connections, crypto_key_reader)
         async with aclosing(reader.read(parse_topic(topic), first_index, end_index)) as found:
             try:
                 async for entries in found:

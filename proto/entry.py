@@ -27,7 +27,7 @@ its checksum or contradicts itself is CorruptEntry, within these limits of memor
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from struct import Struct
 from struct import error as _U32_ERROR
@@ -43,6 +43,8 @@ from .errors import CorruptEntry
 Buffer = bytes | bytearray | memoryview
 MessageFields = MessageMetadata | SingleMessageMetadata
 """Both describe one message: key, properties, event time, null value. They are shared: do not change them."""
+Encrypt = Callable[[MessageMetadata, bytes], bytes]
+"""The ciphertext of a payload; says in the metadata how it is decrypted."""
 
 ENTRY_BYTES_MAX = 5 << 20
 """`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
@@ -123,7 +125,9 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
     return parts
 
 
-def encode_batch(metadata: MessageMetadata, items: Sequence[bytes], count: int) -> bytes:
+def encode_batch(
+    metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
+) -> bytes:
     """The client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
@@ -133,23 +137,26 @@ def encode_batch(metadata: MessageMetadata, items: Sequence[bytes], count: int) 
     metadata.num_messages_in_batch = count
     if not metadata.highest_sequence_id:
         metadata.highest_sequence_id = metadata.sequence_id + count - 1
-    if metadata.compression:
-        return encode_entry(metadata, b"".join(items))
+    if metadata.compression or encrypt is not None:
+        return encode_entry(metadata, b"".join(items), encrypt)
     encoded = metadata.SerializeToString()
     body = b"".join((_U32.pack(len(encoded)), encoded, *items))
     return b"".join((MAGIC_CLIENT, _U32.pack(google_crc32c.value(body)), body))
 
 
-def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """The client-part with this payload (one message, or joined items), compressed by `metadata.compression`."""
+def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
+    """The client-part with this payload (one message, or joined items), compressed by `metadata.compression`, and
+    encrypted after that."""
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
+    if encrypt is not None:
+        payload = encrypt(metadata, payload)
     return client_part(metadata, payload)
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """With a payload that is already compressed as `metadata` declares, or with a part of one (chunks)."""
+    """With a payload that is compressed and encrypted already, as `metadata` declares, or a part of one (chunks)."""
     encoded = metadata.SerializeToString()
     size = _U32.pack(len(encoded))
     checksum = google_crc32c.extend(google_crc32c.value(size + encoded), payload)

@@ -39,13 +39,14 @@ _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
     "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
+    "crypto.private.key.file",
 }  # fmt: skip
 _STREAM = {
     "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
     "subscriptionprefix", "durablecursor",
 }  # fmt: skip
 _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_SINK = {"deliveryguarantee"}
+_SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file"}
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
 _NOT_YET = {"token": "authentication", "tls.": "TLS", "sinkid": "an exactly-once sink"}
@@ -88,6 +89,7 @@ class SourceOptions:
     poll_timeout_s: float
     wait_for_topic: bool
     client: Mapping[str, Any] = field(default_factory=dict)
+    private_key_file: str | None = None  # None: encrypted messages cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class SinkOptions:
     topic: str | None  # None: from the column `topic`
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
+    encryption_keys: tuple[str, ...] = ()
+    public_key_file: str | None = None
 
 
 def _canonical(options: Mapping[str, str]) -> dict[str, str]:
@@ -261,9 +265,8 @@ def _service_url(found: Mapping[str, str]) -> str:
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     found = _canonical(options)
-    _refuse_unknown(
-        found, _COMMON | _SOURCE | (_STREAM if streaming else _BATCH), "stream" if streaming else "batch read"
-    )
+    allowed = _COMMON | _SOURCE | (_STREAM if streaming else _BATCH)
+    _refuse_unknown(found, allowed, "stream" if streaming else "batch read")
     topics = tuple(_topic(part.strip(), "topic") for part in found.get("topic", "").split(",") if part.strip())
     pattern = found.get("topicspattern")
     if bool(topics) == (pattern is not None):
@@ -306,6 +309,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         poll_timeout_s=(_positive(found, "polltimeoutms") or 120_000) / 1000,
         wait_for_topic=_boolean(found, "waitfortopic", False),
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
+        private_key_file=found.get("crypto.private.key.file"),
     )
 
 
@@ -331,9 +335,14 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
             f"deliveryGuarantee {guarantee} needs transactions, which this version does not have; use at-least-once"
         )
     topic = found.get("topic")
+    names = tuple(name.strip() for name in found.get("encryption.keys", "").split(",") if name.strip())
+    if bool(names) != ("crypto.public.key.file" in found):
+        raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
     return SinkOptions(
         service_url=_service_url(found),
         topic=str(_topic(topic, "topic")) if topic else None,
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
+        encryption_keys=names,
+        public_key_file=found.get("crypto.public.key.file"),
     )

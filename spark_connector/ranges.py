@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ..client.admin import AdminClient, TopicOffsets
-from ..client.aio import Client, StoredEntry
+from ..client.aio import Client, CryptoKeyReader, StoredEntry
 from ..proto.errors import InvalidConfiguration, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.clock import Clock, SystemClock
@@ -45,6 +45,8 @@ class Topics:
         settings = {"operation_timeout_seconds": options.poll_timeout_s, **options.client}
         self._client = Client(options.service_url, stats_interval_in_seconds=0, **settings)
         self._admin = AdminClient(options.service_url, timeout_s=settings["operation_timeout_seconds"])
+        private = options.private_key_file
+        self._keys = CryptoKeyReader("", private) if private is not None else None
         self._partitions: dict[Partition, TopicName] = {}
         self._discovered_at = float("-inf")
 
@@ -121,7 +123,8 @@ class Topics:
 
     def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Entries of a range, as they arrive."""
-        entries = self._client.read_range(self.name(partition).full, first, end)
+        keys = self._keys
+        entries = self._client.read_range(self.name(partition).full, first, end, crypto_key_reader=keys)
 
         async def following() -> list[StoredEntry] | None:
             return await anext(entries, None)

@@ -58,6 +58,7 @@ from pyspark.sql.types import (
 )
 
 from ..client.aio import StoredEntry
+from ..client.common.errors import CryptoError
 from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
 from ..proto.entry_pb2 import MessageIdData
 from ..proto.errors import InvalidConfiguration, NotAllowed
@@ -118,6 +119,8 @@ class Entry:
     def __init__(self, stored: StoredEntry) -> None:
         index, _, client_part = split_broker_part(stored.data)
         header = parse_header(client_part)
+        if header.metadata.encryption_param:
+            raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
         self.fields, self.payloads = decode_columns(header, client_part)
         self.uniform = self.fields.count(self.fields[0]) == len(self.fields)  # one metadata for all: identity is quick
         self.first_index = index - len(self.payloads) + 1
@@ -128,7 +131,8 @@ class Entry:
 
 
 def readable(stored: StoredEntry) -> Entry:
-    """The entry, if rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a chunk of a message."""
+    """The entry, if rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a chunk of a message;
+    CryptoError: it is encrypted."""
     entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not assemble chunks")

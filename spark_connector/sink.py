@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..client.aio import Client, Extras, Producer, Result
+from ..client.aio import Client, CryptoKeyReader, Extras, Producer, Result
 from ..client.common.errors import ProducerQueueIsFull
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
@@ -113,6 +113,9 @@ class _Task:
             "max_pending_messages": 4 * PENDING_MAX, "max_pending_messages_across_partitions": 64 * PENDING_MAX,
             "send_timeout_millis": 120_000, **settings,
         }  # fmt: skip
+        if options.public_key_file is not None:
+            keys = CryptoKeyReader(options.public_key_file, "")
+            self._settings |= {"encryption_keys": options.encryption_keys, "crypto_key_reader": keys}
         self._producers: dict[tuple[str | None, int | None], Producer] = {}
         self._partitions: dict[str, list[str]] = {}
         self._sent = self._stored = 0

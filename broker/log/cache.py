@@ -104,7 +104,7 @@ class StoredEntry:
 def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
     try:
         head = parse_stored(entry)
-        if not head.metadata.HasField("num_messages_in_batch"):
+        if not head.metadata.HasField("num_messages_in_batch") or head.metadata.encryption_keys:
             return _slots_of_one(head.metadata)
         if is_long(head.metadata):
             return None

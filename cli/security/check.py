@@ -44,8 +44,8 @@ def check(url: str, tls_ca: str, output: str) -> None:
     with Admin(url, timeout_s=TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
         rows = [{"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in QUESTIONS]
     out = Output(output)
-    encrypted = url.split("://")[0].endswith("+ssl")
-    rows.append({"caller without credentials may": "be overheard", "answer": "no: TLS" if encrypted else "yes: clear"})
+    answer = "no: TLS" if url.split("://")[0].endswith("+ssl") else "yes: in clear"
+    rows.append({"caller without credentials may": "read the traffic of others", "answer": answer})
     out.rows(rows, ("caller without credentials may", "answer"))
     found = [str(row["caller without credentials may"]) for row in rows if str(row["answer"]).startswith("yes")]
     if found:

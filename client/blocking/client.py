@@ -6,7 +6,7 @@ every object is opened again where that can work, see client/common/fork.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from threading import Semaphore
 from typing import Any
 from weakref import finalize
@@ -19,6 +19,7 @@ from ..common.fork import EPOCH
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
 from ..consume.ranges import StoredEntry
 from ..core.redelivery import RedeliveryBackoff
+from ..crypto.key_reader import KeyReader
 from ..model.events import ConsumerEventListener
 from ..model.message import Message
 from ..model.message_id import MessageId
@@ -130,11 +131,12 @@ class Client(ClosedAfterWith):
         properties: dict[str, str] | None = None,
         batching_type: BatchingType = BatchingType.Default,
         encryption_key: str | None = None,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
         message_router: Callable[[Any, int], int] | None = None,
         *,
         initial_subscription_name: str | None = None,
+        encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
         """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default,
         as in `pulsar-client`."""
@@ -165,7 +167,7 @@ class Client(ClosedAfterWith):
         properties: dict[str, str] | None = None,
         pattern_auto_discovery_period: int = 60,
         initial_position: InitialPosition = InitialPosition.Latest,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         replicate_subscription_state_enabled: bool = False,
         max_pending_chunked_message: int = 10,
         auto_ack_oldest_chunked_message_on_queue_full: bool = False,
@@ -212,7 +214,7 @@ class Client(ClosedAfterWith):
         reader_name: str | None = None,
         subscription_role_prefix: str | None = None,
         is_read_compacted: bool = False,
-        crypto_key_reader: object = None,
+        crypto_key_reader: KeyReader | None = None,
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
@@ -231,16 +233,21 @@ class Client(ClosedAfterWith):
         return Reader(self.inner, open_, start_message_id, start_message_id_inclusive, reader_listener, self._turns)
 
     def create_table_view(
-        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
-    ) -> TableView:
-        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now."""
-        return TableView(self.inner, lambda client: client.create_table_view(topic, subscription_name, schema))
+        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None,
+        *, crypto_key_reader: KeyReader | None = None,
+    ) -> TableView:  # fmt: skip
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now.
+        CryptoError: a message cannot be decrypted."""
+        options = given(locals())
+        return TableView(self.inner, lambda client: client.create_table_view(**options))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
-    def read_range(self, topic: str, first_index: int, end_index: int) -> Iterator[list[StoredEntry]]:
+    def read_range(
+        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None
+    ) -> Iterator[list[StoredEntry]]:
         """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
             for entries in client.read_range("flights-partition-0", 1000, 2000):
@@ -249,7 +256,7 @@ class Client(ClosedAfterWith):
 
         As asyncio's `Client.read_range`. Close the iterator to end early.
         """
-        entries = self.inner().read_range(topic, first_index, end_index)
+        entries = self.inner().read_range(topic, first_index, end_index, crypto_key_reader=crypto_key_reader)
 
         async def following() -> list[StoredEntry] | None:
             return await anext(entries, None)

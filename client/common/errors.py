@@ -278,7 +278,9 @@ class TopicTerminated(PulsarException):
 
 
 class CryptoError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """A message cannot be encrypted, and is not sent; or it cannot be decrypted. The message says why."""
+
+    definite = True
 
 
 class IncompatibleSchema(PulsarException):

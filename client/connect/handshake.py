@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
+from ...proto.entry import Encrypt
 from ...proto.names import TopicName
 from ..core.effects import ProducerOptions
 from ..model.message_id import MessageId
@@ -10,7 +11,7 @@ from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSett
 from ..model.start import Start
 
 
-def producer_options(settings: ProducerSettings) -> ProducerOptions:
+def producer_options(settings: ProducerSettings, encrypt: Encrypt | None) -> ProducerOptions:
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -21,6 +22,7 @@ def producer_options(settings: ProducerSettings) -> ProducerOptions:
         send_timeout_s=settings.send_timeout_millis / 1000,
         compression=int(settings.compression_type),
         chunking=settings.chunking_enabled,
+        encrypt=encrypt,
     )
 
 

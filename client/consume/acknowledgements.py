@@ -82,7 +82,7 @@ class AckSender:
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
-            core.watch(position, now, self._longer_ms(count) / 1000)
+            core.watch(position, now, self.longer_s(count))
         if self._acked:
             self._gather_acks()
         while self._nacked:
@@ -90,6 +90,10 @@ class AckSender:
             count = which.entry.redelivery_count if isinstance(which, Message) else 0
             core.give_back(place_of(which)[0], count, now)
         return now
+
+    def longer_s(self, redelivery_count: int) -> float:
+        """What the application's back-off adds to the ack time-out of an entry."""
+        return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
         """The messages of one entry that follow each other are one step."""

@@ -17,6 +17,10 @@ topic (a pattern matches it, too): it is not moved again and cannot be reconsume
 acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
 a pattern finds has its own topic's dead letters, and no `…-RETRY-…-RETRY`.
 
+**Encrypted messages** are never copied in clear. The copy is encrypted with the data key of the message and an IV of
+its own: the readers of the message can read it, and nothing is to be set. What is not decrypted is not moved. Pulsar's
+Java client publishes the decrypted payload in clear, unless a customizer sets keys for the producer.
+
 Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
 published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
 properties of the copy: the message's, REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original,
@@ -37,11 +41,12 @@ from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import EARLIEST, TopicName
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
-from ..common.errors import OperationNotSupported
+from ..common.errors import CryptoError, OperationNotSupported
 from ..connect.connections import Connections
-from ..model.message import Message
+from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
+from ..produce.messages import Extras
 from ..produce.producer import Producer
 
 _LOG = logging.getLogger("magnetar.client")
@@ -162,15 +167,22 @@ class DeadLetterProducer:
     async def _publish_copy(
         self, message: Message, topic: TopicName, properties: dict[str, str], delay: timedelta | None
     ) -> None:
+        if isinstance(message, CiphertextMessage):
+            raise CryptoError("a message that is not decrypted is not copied to another topic")
+        encrypt = message.entry.consumer.encrypt_like(message)
         producer = await self._producer(topic)
-        await producer.send(
-            None if message.has_null_value() else message.data(),
+        content = None if message.has_null_value() else message.data()
+        extras = Extras(
             properties=properties,
             partition_key=message.partition_key() or None,
             ordering_key=message.ordering_key() or None,
             event_timestamp=message.event_timestamp() or None,
             deliver_after=delay if delay else None,
         )
+        if encrypt is None:
+            await producer.send(content, *extras[:-1])
+        else:
+            await producer.send_copy(content, extras, encrypt)
         message.entry.consumer.acknowledge(message)
 
     async def _producer(self, topic: TopicName) -> Producer:

@@ -1,33 +1,38 @@
 """Delivered entries, taken apart: what of their messages the application is to see.
 
 Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
-removed, chunks of a message that is not complete, and dead letters. A damaged entry becomes a message that raises
-ChecksumError when it is taken: it is told once, never skipped, and not acknowledged. A message in chunks is one message
-to the application: its entry is that of the last chunk, and all of its entries are acknowledged, given back and
-delivered again together (client/core/chunking.py).
+removed, chunks of a message that is not complete, what cannot be decrypted (`ConsumerCryptoFailureAction`), and dead
+letters. A damaged entry becomes a message that raises ChecksumError when it is taken: it is told once, never skipped,
+and not acknowledged. A message in chunks is one message to the application: its entry is that of the last chunk, and
+all of its entries are acknowledged, given back and delivered again together (client/core/chunking.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
-from ...proto.entry import declared_messages, decode_columns, open_entry
-from ...proto.entry_pb2 import SingleMessageMetadata
+from ...proto.entry import Encrypt, EntryHeader, declared_messages, decode_columns, open_entry
+from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position
+from ..common.errors import CryptoError
 from ..core.consumer import ConsumerCore
 from ..core.effects import Place
-from ..model.message import DamagedMessage, Message, Origin, ReceivedEntry
+from ..crypto.decryptor import Decryptor
+from ..model.message import CiphertextMessage, DamagedMessage, Message, Origin, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerSettings
+from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings
 from ..model.start import Start
 from .dead_letters import DeadLetterProducer, is_dead_letter
 
 _LOG = logging.getLogger("magnetar.client")
+SAY_EVERY_S = 10.0
+"""The log is told so often, at most, that a partition has entries that are not decrypted."""
 
 
 class Came(NamedTuple):
@@ -37,13 +42,23 @@ class Came(NamedTuple):
     size_bytes: int
 
 
+class Undecryptable(Exception):
+    """An entry whose payload stays ciphertext."""
+
+    def __init__(self, received: ReceivedEntry, cause: CryptoError) -> None:
+        super().__init__(cause.message)
+        self.received = received
+        self.cause = cause
+
+
 class Deliveries:
     """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
-        dead_letters: DeadLetterProducer | None, start: Start | None,
+        dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
     ) -> None:  # fmt: skip
+        """`longer_s`: by how often an entry was delivered again, what its ack time-out is longer."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self._came: list[Message] = []
         self._charged = self._hidden = self._bytes = 0
@@ -53,6 +68,9 @@ class Deliveries:
         self._clock = clock
         self._dead_letters = dead_letters
         self._durable = start is None
+        self._decryptor = Decryptor(settings.crypto_key_reader, clock)
+        self._longer_s = longer_s
+        self._crypto_said = -inf  # when the log was told last that something is not decrypted
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
 
     def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
@@ -84,6 +102,10 @@ class Deliveries:
         return came
 
     # ------------------------------------------------------------------------------ where a reader begins
+    def encrypt_like(self, metadata: MessageMetadata) -> Encrypt | None:
+        """Encrypts a copy of a message for the readers of the message; None: it was not encrypted. CryptoError."""
+        return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
+
     def sought(self, to: MessageId | int) -> None:
         """The cursor was moved there; None is a place that only the broker knows."""
         self.start = None
@@ -104,13 +126,21 @@ class Deliveries:
         """Those of its messages that the application is to see."""
         core = self._core
         try:
-            received, wanted = messages_of(self._consumer, entry, position, self.start, redelivered, acked)
+            received, wanted, body = messages_of(
+                self._consumer, entry, position, self.start, redelivered, acked, self._decryptor
+            )
+            if body is not None and core.withholds:
+                core.release(position)
             if wanted is None:
-                wanted = self._take_chunk(received, entry)
+                wanted = self._take_chunk(
+                    received, bytes(entry[received.header.payload_offset :]) if body is None else body
+                )
             elif len(core.chunks):
                 core.passed(received.header.producer_name, position, self._clock())
         except CorruptEntry as error:
             return [self._damaged(error, entry, position, acked)]
+        except Undecryptable as error:
+            return self._undecryptable(error.received, error.cause, entry)
         received.stream = core.connections
         self._charged += received.charged
         if self._settings.is_read_compacted:
@@ -132,12 +162,39 @@ class Deliveries:
         self._charged += damaged.permits
         return damaged
 
-    def _take_chunk(self, received: ReceivedEntry, entry: bytes) -> list[Message]:
+    def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
+        """What the settings want of it; a chunk is an entry like any other."""
+        action, core, header = self._settings.crypto_failure_action, self._core, received.header
+        now = self._clock()
+        if now - self._crypto_said >= SAY_EVERY_S:
+            self._crypto_said = now
+            _LOG.error(
+                "%s: entry %s is not decrypted: %s; what becomes of such entries: %s",
+                self._consumer.topic, received.position, error.message, action.name,
+            )  # fmt: skip
+        received.stream = core.connections
+        self._charged += received.charged
+        message = CiphertextMessage(received, header.metadata, bytes(entry[header.payload_offset :]), -1)
+        if self.start is not None and self.start.before(received.position, header.num_messages - 1):
+            self._hidden += received.charged
+            return ()
+        if action is ConsumerCryptoFailureAction.CONSUME:
+            message.permits = received.charged
+            core.delivered += 1
+            return [message]
+        if action is ConsumerCryptoFailureAction.DISCARD:
+            self._consumer.acknowledge(message)
+            self._hidden += received.charged
+            return ()
+        longer_s = self._longer_s(received.redelivery_count)
+        core.withhold(header.metadata, received.position, received.charged, now, longer_s)
+        return ()
+
+    def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
         """The message that it completes, if it does. Raises CorruptEntry."""
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
-        body = bytes(entry[header.payload_offset :])
         begun = self._core.chunk(header.metadata, received.position, body, self._clock())
         if begun is None:
             return []
@@ -162,15 +219,23 @@ class Deliveries:
 
 def messages_of(
     consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
-    acked: Sequence[int] = (),
-) -> tuple[ReceivedEntry, list[Message] | None]:  # fmt: skip
-    """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
+    acked: Sequence[int] = (), decryptor: Decryptor | None = None,
+) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
+    """The entry and those of its messages that the application wants; None: a chunk. And its payload, if that was
+    encrypted. Raises CorruptEntry, Undecryptable."""
     index, header = open_entry(entry)
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
         received.charged -= len(acked)
+    body: bytes | None = None
+    if header.metadata.encryption_param:
+        try:
+            body = entry = (decryptor or _NO_KEYS)(header.metadata, bytes(entry[header.payload_offset :]))
+        except CryptoError as error:
+            raise Undecryptable(received, error) from error
+        header = EntryHeader(header.metadata, 0)
     if header.metadata.num_chunks_from_msg > 1:
-        return received, None
+        return received, None, body
     fields, payloads = decode_columns(header, entry)
     if header.batched:
         messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
@@ -183,7 +248,10 @@ def messages_of(
         messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
     if messages:
         received.first_index = messages[0].batch_index
-    return received, messages
+    return received, messages, body
+
+
+_NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def is_removed(message: Message) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from pyroaring import BitMap
 
 from ...proto import wire_pb2 as wire
+from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
 from ..common.errors import AlreadyClosed, PulsarException, translate
@@ -72,7 +73,7 @@ class PartitionConsumer:
         options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
         self.acks = AckSender(settings, self.core, self._wake, self._now)
-        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start)
+        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start, self.acks.longer_s)
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self._wakes = connections.wakes
@@ -109,6 +110,9 @@ class PartitionConsumer:
             self.acks.acknowledge(message)
         else:
             self.acks.acknowledge_entry(message)
+
+    def encrypt_like(self, message: Message) -> Encrypt | None:
+        return self.deliveries.encrypt_like(message.entry.header.metadata)
 
     def _wake(self) -> None:
         if not self._woken:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_batch, parse_header, split_broker_part
-from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
+from ...proto.errors import ConnectionLost, CorruptEntry, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
+from ..common.errors import CryptoError
 from ..connect.connections import Connections
+from ..crypto.decryptor import Decryptor
+from ..crypto.key_reader import KeyReader
 from ..model.message_id import KnownId, MessageId
 
 CHUNK_BYTES = 32 << 20
@@ -40,7 +43,8 @@ class IndexedMessage:
 class StoredEntry:
     """What a producer sent as one unit, as it is stored: one message, or a batch, or a chunk of a large message.
 
-    `data` has the layout of proto/entry.py, for readers that take entries apart by columns.
+    `data` has the layout of proto/entry.py, for readers that take entries apart by columns. It is in clear where the
+    read was given a `crypto_key_reader` that decrypts it.
     """
 
     partition: int  # -1: the topic is not partitioned
@@ -54,9 +58,12 @@ class StoredEntry:
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """All its messages, also those outside the range that was read. Raises CorruptEntry."""
+        """All its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
+        encrypted, and was not decrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
+        if header.metadata.encryption_param:
+            raise CryptoError(f"entry {self.ledger_id}:{self.entry_id} is encrypted, and no private key decrypts it")
         found = decode_batch(header, client_part)
         first = last + 1 - len(found)
         return [
@@ -72,8 +79,9 @@ class StoredEntry:
 class RangeReader:
     """Belongs to one event loop, as its `connections` do."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
+        self._decryptor = Decryptor(keys, connections.world.clock.monotonic) if keys is not None else None
 
     async def read(self, topic: TopicName, first: int, end: int) -> AsyncGenerator[list[StoredEntry], None]:
         """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does."""
@@ -134,4 +142,14 @@ class RangeReader:
         if done is not None and done.HasField("error"):
             raise from_wire(done.error)
         deliveries = [reply.entry for reply in replies if reply.HasField("entry")]
-        return [StoredEntry(topic.partition, d.ledger_id, d.entry_id, d.entry) for d in deliveries], done
+        clear = self._in_clear
+        return [StoredEntry(topic.partition, d.ledger_id, d.entry_id, clear(d.entry)) for d in deliveries], done
+
+    def _in_clear(self, entry: bytes) -> bytes:
+        """As far as that is possible: what stays encrypted, or is damaged, is told where its messages are taken."""
+        if self._decryptor is None:
+            return entry
+        try:
+            return self._decryptor.entry_in_clear(entry)
+        except (CryptoError, CorruptEntry):
+            return entry

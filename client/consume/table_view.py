@@ -25,8 +25,8 @@ from typing import Any
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
 from ..common.closing import ClosedAfterAsyncWith
-from ..common.errors import AlreadyClosed, ChecksumError, PulsarException, translate
-from ..model.message import Message
+from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
+from ..model.message import CiphertextMessage, Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
 from .reader import Reader
@@ -68,8 +68,10 @@ class TableView(ClosedAfterAsyncWith):
         try:
             while await reader.has_message_available() or len(reader.inbox):
                 if view._error is not None:
-                    raise view._error
+                    break
                 await asyncio.sleep(SETTLE_S)
+            if view._error is not None:
+                raise view._error
         except BaseException:
             await view.close()
             raise
@@ -156,6 +158,10 @@ class TableView(ClosedAfterAsyncWith):
             except PulsarException as error:
                 _LOG.warning("%s: the table is not kept up to date any more: %s", reader.topic(), error)
                 self._error = error
+                return
+            if isinstance(message, CiphertextMessage):
+                self._error = CryptoError(f"the table is not kept up to date any more: {message!r} is not decrypted")
+                _LOG.error("%s: %s", reader.topic(), self._error)
                 return
             await self._take(message)
 

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.entry import PLAIN_PREFIXES, encode_batch, encode_entry, item_prefix
+from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
 
@@ -53,6 +53,7 @@ class OutgoingMessage:
     deliver_at: int | None = None
     null_value: bool = False
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
+    encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
 
     @property
     def alone(self) -> bool:
@@ -300,14 +301,16 @@ def metadata_of(batch: Batch, producer_name: str, publish_time_ms: int, compress
     return metadata
 
 
-def encode(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> bytes:
+def encode(
+    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None
+) -> bytes:
     """The entry's client-part."""
     metadata = metadata_of(batch, producer_name, publish_time_ms, compression)
     if batch.message is not None:
-        return encode_entry(metadata, batch.message.payload)
+        return encode_entry(metadata, batch.message.payload, encrypt)
     metadata.highest_sequence_id = batch.highest
     if batch.key is not None:
         metadata.partition_key = batch.key
     if batch.ordering_key is not None:
         metadata.ordering_key = batch.ordering_key
-    return encode_batch(metadata, batch.items, batch.count)
+    return encode_batch(metadata, batch.items, batch.count, encrypt)

@@ -1,8 +1,8 @@
 """Chunked messages (Pulsar PR4): one that is larger than an entry travels as several, and is put together again.
 
-**Out** (`split`): the payload is compressed as a whole and cut. Each chunk is an entry with the message's metadata and
-sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They are published in order with
-nothing of that producer between them; after a reconnect those without a receipt go again.
+**Out** (`split`): the payload is compressed as a whole and cut; each chunk is encrypted alone. It is an entry with the
+message's metadata and sequence id, and `uuid`, `num_chunks_from_msg`, `total_chunk_msg_size`, `chunk_id`. They are
+published in order with nothing of that producer between them; after a reconnect those without a receipt go again.
 
 **In** (`Chunks`, one per partition): bodies are kept until the last chunk is there.
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX, compress
-from ...proto.entry import ENTRY_HEAD_BYTES, client_part
+from ...proto.entry import ENTRY_HEAD_BYTES, Encrypt, client_part
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry, MessageTooLarge
 from ...proto.names import Position
@@ -43,27 +43,32 @@ GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
 
-def split(metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str) -> list[bytes]:
+def split(
+    metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
+) -> list[bytes]:
     """The client-parts: one when it fits, else its chunks in order. MessageTooLarge."""
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
-    whole = client_part(metadata, payload)
-    if len(whole) <= entry_bytes_max:
-        return [whole]
+    if len(payload) <= entry_bytes_max:
+        whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
+        if len(whole) <= entry_bytes_max:
+            return [whole]
     if len(payload) > CHUNKED_BYTES_MAX or metadata.uncompressed_size > UNCOMPRESSED_BYTES_MAX:
         limit = UNCOMPRESSED_BYTES_MAX if metadata.compression else CHUNKED_BYTES_MAX
         raise MessageTooLarge(f"a chunked message of {len(payload)} bytes; the limit is {limit}", size=len(payload))
+    growth = 0 if encrypt is None else len(encrypt(metadata, b""))  # by its tag; the keys are in the metadata after it
     metadata.uuid, metadata.total_chunk_msg_size = uuid, len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = (1 << 31) - 1  # the longest encoding: all have the same room
-    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize()
+    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize() - growth
     if room <= 0:
         raise MessageTooLarge(f"the metadata of a message alone takes more than {entry_bytes_max} bytes")
     metadata.num_chunks_from_msg = -(-len(payload) // room)
     entries = []
     for number in range(metadata.num_chunks_from_msg):
         metadata.chunk_id = number
-        entries.append(client_part(metadata, payload[number * room : (number + 1) * room]))
+        part = payload[number * room : (number + 1) * room]
+        entries.append(client_part(metadata, part if encrypt is None else encrypt(metadata, part)))
     return entries
 
 
@@ -156,7 +161,7 @@ class Chunks:
         begun = self._whole.get(last)
         if begun is None:
             return ()
-        self._remember(begun.metadata.uuid)
+        self.expect_again(begun.metadata.uuid)
         return self.acknowledged(last)
 
     def clear(self) -> None:
@@ -218,9 +223,10 @@ class Chunks:
             outcome.dropped.extend(begun.places)
             return
         outcome.given_back.extend(begun.places)
-        self._remember(uuid)
+        self.expect_again(uuid)
 
-    def _remember(self, uuid: str) -> None:
+    def expect_again(self, uuid: str) -> None:
+        """A chunk of the message came and is not kept, but delivered again later."""
         self._given_back[uuid] = None
         if len(self._given_back) > GIVEN_BACK_MAX:
             del self._given_back[next(iter(self._given_back))]

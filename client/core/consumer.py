@@ -50,6 +50,7 @@ from .permits import Permits
 from .reasons import FINAL
 from .redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .state import State
+from .withheld import WithheldEntries
 
 UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
@@ -85,6 +86,7 @@ class ConsumerCore:
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
+        self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
 
     # ------------------------------------------------------------------------------ from any thread
@@ -146,6 +148,7 @@ class ConsumerCore:
 
     def _forget_delivered(self) -> None:
         """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
+        self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
 
@@ -191,6 +194,28 @@ class ConsumerCore:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
 
+    def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
+        """An entry came that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is dropped."""
+        self._withheld.add(place, permits)
+        self.watch(place, now, longer_s)
+        if self._unacked and self._tick_due is None:
+            self._tick_due = now + UNACKED_TICK_S
+        if metadata.num_chunks_from_msg > 1:
+            self.chunks.expect_again(metadata.uuid)
+
+    @property
+    def withholds(self) -> bool:
+        return bool(self._withheld)
+
+    def release(self, place: Position) -> None:
+        """An entry that may have been withheld is decrypted, or acknowledged."""
+        self._free(self._withheld.release(place))
+
+    def _free(self, permits: int) -> None:
+        if permits:
+            with self._lock:
+                self._granted += self.permits.used(permits)
+
     def passed(self, producer: str, place: Position, now: float) -> None:
         """An entry that is no chunk came."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
@@ -211,6 +236,8 @@ class ConsumerCore:
         """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
         self._acks.acknowledge(place, index, size)
         self._unacked.forget(place)
+        if self._withheld and index < 0:
+            self.release(place)
         if self._nacks and (index < 0 or size == 1):
             self._nacks.forget(place)
 
@@ -222,8 +249,9 @@ class ConsumerCore:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it."""
-        floor = self.chunks.floor(place)
+        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it, and of the
+        first entry that cannot be decrypted."""
+        floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:
             if floor.entry_id < 0:
@@ -236,10 +264,13 @@ class ConsumerCore:
 
     def covers(self, place: Position) -> bool:
         """Whether a cumulative ack may cover the entry; then it does, for messages in chunks."""
-        covered = self.chunks.floor(place) == place
+        covered = self._floor(place) == place
         if covered:
             self.chunks.acknowledged_up_to(place)
         return covered
+
+    def _floor(self, place: Position) -> Position:
+        return self._withheld.floor(self.chunks.floor(place))
 
     def taken_over(self, place: Position) -> None:
         """It is acknowledged by a request."""
@@ -260,6 +291,7 @@ class ConsumerCore:
                 effects.append(Redeliver(untouched, counted=False))
             effects += (Redeliver(None), Drop(give_back=True))  # permits last: the oldest comes first
             self._forget_delivered()
+            self._grant(effects)
         return effects
 
     # ------------------------------------------------------------------------------ time
@@ -293,7 +325,9 @@ class ConsumerCore:
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
             late: EntrySets = {}
-            for place in self._unacked.take(now):
+            late_places = self._unacked.take(now)
+            self._free(self._withheld.asked_again(late_places))
+            for place in late_places:
                 for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
@@ -369,6 +403,7 @@ class ConsumerCore:
         if self._first_permits:
             effects.append(Grant(self._first_permits))
             self._first_permits = 0
+        self._grant(effects)
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
         self._seek = None

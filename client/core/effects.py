@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from .acks import AckGroup
@@ -41,6 +42,7 @@ class ProducerOptions(NamedTuple):
     send_timeout_s: float = 30.0  # 0: none
     compression: int = 0
     chunking: bool = False
+    encrypt: Encrypt | None = None  # of every entry; raises CryptoError, which is the outcome of its messages
 
 
 class Added(Enum):

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, MessageTooLarge
 from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import Position
+from ..common.errors import CryptoError
 from .batcher import Batch, Callback, encode, metadata_of
 from .chunking import split
 from .effects import InvalidContent
@@ -85,18 +87,21 @@ class PendingEntries:
 
 
 def entries_of(
-    batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None
-) -> list[bytes] | MagnetarError:
+    batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
+    encrypt: Encrypt | None = None,
+) -> list[bytes] | MagnetarError:  # fmt: skip
     """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. An error:
-    MessageTooLarge, or InvalidContent."""
+    MessageTooLarge, CryptoError, or InvalidContent."""
     if batch.entry:
         return [batch.entry]
+    if batch.message is not None and batch.message.encrypt is not None:
+        encrypt = batch.message.encrypt
     try:
         if chunks_of is not None and batch.message is not None:
             metadata = metadata_of(batch, producer_name, wall_ms, compression)
-            return split(metadata, batch.message.payload, bytes_max, chunks_of)
-        entry = encode(batch, producer_name, wall_ms, compression)
-    except MessageTooLarge as error:
+            return split(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
+        entry = encode(batch, producer_name, wall_ms, compression, encrypt)
+    except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:
         return invalid(cause)

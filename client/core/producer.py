@@ -209,6 +209,7 @@ class ProducerCore:
         entries = self.error or entries_of(
             batch, self.name, wall_ms, self._options.compression, self._entry_max,
             chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
+            encrypt=self._options.encrypt,
         )  # fmt: skip
         if isinstance(entries, MagnetarError):
             self._settle(batch, entries, effects)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ...proto.entry import EntryHeader, MessageFields
+from ...proto.entry import Encrypt, EntryHeader, MessageFields
 from ...proto.entry_pb2 import SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ..common.errors import ChecksumError, PulsarException
+from ..crypto.context import EncryptionContext
 from .message_id import KnownId, MessageId
 from .schema import Schema
 
@@ -33,6 +34,10 @@ class Origin(Protocol):
         ...
 
     def acknowledge(self, which: Message) -> None: ...
+    def encrypt_like(self, message: Message) -> Encrypt | None:
+        """Encrypts a copy of the message for its readers; None: it was not encrypted. CryptoError."""
+        ...
+
 
 
 class ReceivedEntry:
@@ -132,8 +137,10 @@ class Message:
         """Full name of the topic, or of the partition."""
         return self.entry.consumer.topic.full
 
-    def encryption_context(self) -> None:
-        """None: messages are not encrypted."""
+    def encryption_context(self) -> EncryptionContext | None:
+        """How its entry was encrypted; None: it was not."""
+        metadata = self.entry.header.metadata
+        return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
     def index(self) -> int:
         """The message's dense number in its partition: its offset; -1: not known."""
@@ -154,6 +161,16 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"
+
+
+class CiphertextMessage(Message):
+    """Represents an entry that is not decrypted: `data` is its ciphertext, a batch is one message. Properties and key
+    are those of the entry."""
+
+    __slots__ = ()
+
+    def encryption_context(self) -> EncryptionContext:
+        return EncryptionContext(self.entry.header.metadata, failed=True)
 
 
 class DamagedMessage(Message):

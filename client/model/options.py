@@ -20,7 +20,9 @@ from ..common.checks import (
     PROPERTIES,
     TEXT_OR_NONE,
     YES_OR_NO,
+    Check,
     Table,
+    WrongValue,
     enum,
     has,
     instance,
@@ -50,8 +52,7 @@ _UNSUPPORTED_CLIENT = {
     "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
     "logger": "configure the logger 'magnetar.client'",
 }  # fmt: skip
-_UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
-_UNSUPPORTED_CONSUMER = {"crypto_key_reader", "replicate_subscription_state_enabled", "crypto_failure_action"}
+_UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
     "regex_subscription_mode",  # the client refuses what a pattern cannot find
@@ -63,6 +64,12 @@ TUNING = {
     "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
 }
 """Parameters that tune what does not exist here: default, and why."""
+
+
+
+def _is_name(name: object) -> bool:
+    return NAME.problem(name) is None
+
 
 PRODUCER: Table = {
     "producer_name": TEXT_OR_NONE,
@@ -85,6 +92,9 @@ PRODUCER: Table = {
     "access_mode": enum(ProducerAccessMode),
     "message_router": CALLBACK,
     "initial_subscription_name": TEXT_OR_NONE,
+    "encryption_key": NAME._replace(says="a name, or None", optional=True),
+    "encryption_keys": Check("a list of names, or None", (list, tuple), lambda names: all(map(_is_name, names)), True),
+    "crypto_key_reader": has("get_public_key"),
 }
 CONSUMER: Table = {
     "subscription_name": NAME,
@@ -108,6 +118,7 @@ CONSUMER: Table = {
     "batch_index_ack_enabled": YES_OR_NO,
     "regex_subscription_mode": enum(RegexSubscriptionMode),
     "dead_letter_policy": instance(ConsumerDeadLetterPolicy),
+    "crypto_key_reader": has("get_private_key"),
     "crypto_failure_action": enum(ConsumerCryptoFailureAction),
     "is_pattern_topic": YES_OR_NO,
     "negative_ack_redelivery_backoff": has("next"),
@@ -155,7 +166,11 @@ def warn_of_tuning(options: Mapping[str, Any]) -> None:
 
 def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     checks.check(PRODUCER, options)
-    found = _without(options, _UNSUPPORTED_PRODUCER, "producer")
+    found = _without(options, set(), "producer")
+    key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
+    if key is not None and keys is not None:
+        raise WrongValue("encryption_key and encryption_keys exclude each other")
+    found["encryption_keys"] = (key,) if key is not None else tuple(dict.fromkeys(keys or ()))
     mode = PartitionsRoutingMode(found["message_routing_mode"])
     if found["message_router"] is not None and mode is PartitionsRoutingMode.RoundRobinDistribution:
         mode = PartitionsRoutingMode.CustomPartition  # a router was given and no other mode was asked for
@@ -169,7 +184,7 @@ def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
 
 
 def _without(options: Mapping[str, Any], unsupported: set[str], what: str) -> dict[str, Any]:
-    """What is left for the settings; an enum of cryptography is not supported from its second choice on."""
+    """What is left for the settings."""
     for name in sorted(unsupported):
         if options.get(name):
             raise OperationNotSupported(f"{name} of a {what} is not supported yet")

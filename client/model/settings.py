@@ -18,6 +18,7 @@ from ...proto.subscription_types import NUMBERS, client_name
 from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
 from ..core.redelivery import RedeliveryBackoff
 from ..core.router import PartitionsRoutingMode
+from ..crypto.key_reader import KeyReader
 from .events import ConsumerEventListener
 from .schema import BytesSchema, Schema
 
@@ -84,7 +85,11 @@ class RegexSubscriptionMode(IntEnum):
 
 
 class ConsumerCryptoFailureAction(IntEnum):
-    """Of Pulsar: messages are not encrypted here, and it has no effect."""
+    """What becomes of a message that a consumer cannot decrypt.
+
+    FAIL: it is not received and not acknowledged, and comes again after the ack time-out. DISCARD: it is acknowledged.
+    CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
+    """
     FAIL = 0
     DISCARD = 1
     CONSUME = 2
@@ -140,6 +145,8 @@ class ProducerSettings:
     batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/topic/core/publish.py)
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
+    encryption_keys: tuple[str, ...] = ()  # readers to encrypt messages for; costs 2 us a KiB, 300 bytes an entry
+    crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys
 
     def __post_init__(self) -> None:
         if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
@@ -152,6 +159,8 @@ class ProducerSettings:
         )
         custom = self.message_routing_mode is PartitionsRoutingMode.CustomPartition
         _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
+        both = bool(self.encryption_keys) == (self.crypto_key_reader is not None)
+        _require(both, "encryption_key and crypto_key_reader go together: nothing is encrypted without both")
 
 
 class ConsumerKeySharedPolicy:
@@ -235,6 +244,8 @@ class ConsumerSettings:
     start_message_id_inclusive: bool = False  # of a reader, and of a seek
     is_read_compacted: bool = False  # of each key the latest message up to the last compaction; Exclusive and Failover
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
+    crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows private keys; None: of nothing
+    crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL  # of what is not decrypted
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 from ...proto import wire_pb2 as wire
+from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
 from ..common.errors import (
@@ -47,8 +48,9 @@ _LOG = logging.getLogger("magnetar.client")
 
 class PartitionProducer:
     def __init__(
-        self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int
-    ) -> None:
+        self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
+        encrypt: Encrypt | None = None,
+    ) -> None:  # fmt: skip
         self.topic = topic
         self.why = ""  # the reason that was given for the last message that failed; empty: none
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
@@ -58,7 +60,7 @@ class PartitionProducer:
         self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self.core = ProducerCore(
-            settings.producer_name or "", producer_options(settings), max_pending=max_pending, lock=Lock(),
+            settings.producer_name or "", producer_options(settings, encrypt), max_pending=max_pending, lock=Lock(),
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
         )  # fmt: skip
         self._attachment = Attachment(connections, self)

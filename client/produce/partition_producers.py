@@ -19,6 +19,7 @@ from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.batcher import OutgoingMessage
 from ..core.router import PartitionsRoutingMode, Router
+from ..crypto.encryptor import Encryptor
 from ..model.settings import ProducerAccessMode, ProducerSettings
 from .messages import MessageDraft
 from .partition_producer import PartitionProducer
@@ -26,7 +27,7 @@ from .partition_producer import PartitionProducer
 
 class PartitionProducers:
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
-        """`count` 0: the topic is not partitioned."""
+        """`count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted."""
         self.all: list[PartitionProducer] = []
         self._connections = connections
         self._settings = settings
@@ -36,6 +37,8 @@ class PartitionProducers:
         self._topic = topic
         self._router = self._new_router(count) if count else None
         self._watcher: PartitionsWatcher | None = None
+        reader = settings.crypto_key_reader
+        self._encrypt = Encryptor(reader, settings.encryption_keys, self._now) if reader is not None else None
 
     def _new_router(self, count: int) -> Router:
         settings = self._settings
@@ -61,7 +64,10 @@ class PartitionProducers:
 
     async def _add(self, names: list[TopicName]) -> None:
         """The broker names the first one; all carry that name. None is added when one cannot be opened."""
-        new = [PartitionProducer(self._connections, name, self._settings, self._pending_max) for name in names]
+        new = [
+            PartitionProducer(self._connections, name, self._settings, self._pending_max, self._encrypt)
+            for name in names
+        ]
         try:
             if not self.all:
                 await new[0].open()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+from ...proto.entry import Encrypt
 from ...proto.names import TopicName
 from ..common.checks import check_message
 from ..common.closing import ClosedAfterAsyncWith
@@ -175,6 +176,19 @@ class Producer(ClosedAfterAsyncWith):
         partition = await self._enqueue_waiting(content, done, extras)
         if not self._gathers:
             partition.flush_soon()
+        result, message_id = await outcome
+        if result is not Result.Ok:
+            raise partition.exception(result)
+        return message_id
+
+    async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt) -> MessageId:
+        """As `send`, of a copy of an encrypted message: `encrypt` is used in place of the producer's keys."""
+        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
+        message.encrypt = encrypt
+        outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
+        partition = self._partitions.route(message)
+        partition.add_message(message, lambda *found: None if outcome.done() else outcome.set_result(found))
+        partition.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:
             raise partition.exception(result)

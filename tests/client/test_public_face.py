@@ -23,7 +23,7 @@ PRODUCER_DEFAULTS = {
     "compression_type": magnetar.CompressionType.NONE, "batching_type": magnetar.BatchingType.Default,
     "message_routing_mode": magnetar.PartitionsRoutingMode.RoundRobinDistribution,
     "access_mode": magnetar.ProducerAccessMode.Shared, "lazy_start_partitioned_producers": False,
-    "initial_subscription_name": None,
+    "initial_subscription_name": None, "encryption_keys": (), "crypto_key_reader": None,
 }  # fmt: skip
 CONSUMER_DEFAULTS = {
     "consumer_type": magnetar.ConsumerType.Exclusive, "receiver_queue_size": 1000,
@@ -32,7 +32,8 @@ CONSUMER_DEFAULTS = {
     "start_message_id_inclusive": False, "negative_ack_redelivery_backoff": None,
     "ack_timeout_redelivery_backoff": None, "ack_receipt_enabled": False, "dead_letter_policy": None,
     "enable_retry": False, "key_shared_policy": None, "max_pending_chunked_message": 10,
-    "auto_ack_oldest_chunked_message_on_queue_full": False,
+    "auto_ack_oldest_chunked_message_on_queue_full": False, "crypto_key_reader": None,
+    "crypto_failure_action": magnetar.ConsumerCryptoFailureAction.FAIL,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
+| `openssl …`                    | runs it in the folder                                                           |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
@@ -151,6 +152,10 @@ def _pip(place: Place, command: Command) -> None:
         assert match[1] is None or match[1] in project["optional-dependencies"], f"no extra {match[1]}"
 
 
+def _openssl(place: Place, command: Command) -> None:
+    place.run(*command.words)
+
+
 def _simulation(place: Place, command: Command) -> None:
     words = [re.sub(r"^(\d+):\d+$", lambda seeds: f"{seeds[1]}:{int(seeds[1]) + 1}", word) for word in command.words]
     last = json.loads(place.run(sys.executable, *words[1:]).splitlines()[-1])
@@ -209,6 +214,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"curl http://127\.0\.0\.1:\d+/metrics$", _curl),
     (r"make \S", _make),
     (r"pip install \S", _pip),
+    (r"openssl \S", _openssl),
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),

@@ -273,4 +273,4 @@ def test_check_says_what_a_caller_without_credentials_may(secured: Secured) -> N
     found = run_cli("security", "check", open_one, "-o", "json")
     assert found.code == 1
     assert "may list tenants, look up a topic" in found.err
-    assert "be overheard" in found.err
+    assert "read the traffic of others" in found.err

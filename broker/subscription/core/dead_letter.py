@@ -3,7 +3,8 @@
 Each keeps its payload, key, ordering key, event time and properties, and gets REAL_TOPIC, REAL_SUBSCRIPTION,
 ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and sequence id identify the message, so that
 a second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
-sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message.
+sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message. An encrypted one
+stays one entry with its ciphertext: a batch goes as a whole, with the messages in it that are acknowledged.
 Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 """
 
@@ -15,6 +16,7 @@ from ....proto.entry import (
     Buffer,
     EntryHeader,
     MessageFields,
+    client_part,
     decode_batch,
     encode_entry,
     parse_header,
@@ -45,20 +47,30 @@ class Source(NamedTuple):
 
 def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Client-parts, in order; `done`: batch indexes that are acknowledged."""
+    reason = f"given back {source.redeliveries} times, at most {source.max_redeliver_count} redeliveries are allowed"
     try:
-        client_part = split_broker_part(entry)[2]
-        header = parse_header(client_part)
-        messages = decode_batch(header, client_part)
+        body = split_broker_part(entry)[2]
+        header = parse_header(body)
+        if header.metadata.encryption_keys:
+            return [_encrypted(source, header, bytes(body[header.payload_offset :]), now_ms, reason)]
+        messages = decode_batch(header, body)
     except CorruptEntry as error:
         metadata = _addressed(source, -1, MessageMetadata(), now_ms, f"the entry is damaged: {error.message}")
         return [encode_entry(metadata, bytes(entry))]
-    reason = f"given back {source.redeliveries} times, at most {source.max_redeliver_count} redeliveries are allowed"
     letters = []
     for index, (fields, payload) in enumerate(messages):
         if index not in done:
             metadata = _addressed(source, index if header.batched else -1, _copied(header, fields), now_ms, reason)
             letters.append(encode_entry(metadata, payload))
     return letters
+
+
+def _encrypted(source: Source, header: EntryHeader, ciphertext: bytes, now_ms: int, reason: str) -> bytes:
+    metadata = MessageMetadata()
+    metadata.CopyFrom(header.metadata)
+    metadata.ClearField("deliver_at_time")
+    metadata.ClearField("highest_sequence_id")
+    return client_part(_addressed(source, -1, metadata, now_ms, reason), ciphertext)
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:

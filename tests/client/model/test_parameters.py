@@ -33,14 +33,9 @@ REFUSED: dict[str, dict[str, Any]] = {
         "tls_allow_insecure_connection": True, "log_conf_file_path": "x", "logger": logging.getLogger(),
         "listener_name": "x",
     },
-    "create_producer": {"encryption_key": "x", "crypto_key_reader": object()},
     "subscribe": {
-        "crypto_key_reader": object(), "replicate_subscription_state_enabled": True,
-        "crypto_failure_action": magnetar.ConsumerCryptoFailureAction.DISCARD,
+        "replicate_subscription_state_enabled": True,
         "regex_subscription_mode": magnetar.RegexSubscriptionMode.AllTopics,
-    },
-    "create_reader": {
-        "crypto_key_reader": object(), "crypto_failure_action": magnetar.ConsumerCryptoFailureAction.CONSUME,
     },
     "send": {"replication_clusters": ["other"], "disable_replication": True},
 }  # fmt: skip
@@ -48,7 +43,7 @@ REFUSED["send_async"] = REFUSED["send_nowait"] = REFUSED["send"]
 ALWAYS = {"batch_index_ack_enabled"}
 """What they ask for is done whether they ask or not."""
 SETTINGS = {field.name for kind in (ClientSettings, ProducerSettings, ConsumerSettings) for field in fields(kind)}
-SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms"}
+SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms", "encryption_key"}
 
 CLASSES = [
     blocking.Client, blocking.Producer, blocking.Consumer, blocking.Reader, blocking.TableView,
@@ -97,14 +92,12 @@ def test_a_client_refuses_what_is_not_there(name: str, value: object) -> None:
             face(URL, **{name: value})
 
 
-@pytest.mark.parametrize("function", ["create_producer", "subscribe", "create_reader"])
-def test_what_producers_and_consumers_cannot_do_is_refused(function: str) -> None:
-    first = {"create_producer": ["t"], "subscribe": ["t", "s"], "create_reader": ["t", magnetar.MessageId.earliest]}
+def test_what_consumers_cannot_do_is_refused() -> None:
 
     async def body(client: Client, broker: FakeBroker) -> None:
-        for name, value in REFUSED[function].items():
+        for name, value in REFUSED["subscribe"].items():
             with pytest.raises(OperationNotSupported):
-                await getattr(client, function)(*first[function], **{name: value})
+                await client.subscribe("t", "s", **{name: value})
         assert not broker.streams, "it is refused before anything is sent"
 
     simulate(body)

@@ -1,0 +1,50 @@
+"""Entries that are kept from the application because they cannot be decrypted (ConsumerCryptoFailureAction.FAIL).
+
+An entry is withheld from its first delivery until it is decrypted, or acknowledged, or all is delivered again. In
+between it is asked for again after the ack time-out, like what is not acknowledged in time. Its permits count
+as held until then; without an ack time-out they stay held, and a full queue of such entries stops the consumer. No
+cumulative ack covers it. Guards: tests/client/core/test_withheld.py, tests/client/crypto/test_end_to_end.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...proto.names import Position
+
+
+class WithheldEntries:
+    __slots__ = ("_permits",)
+
+    def __init__(self) -> None:
+        self._permits: dict[Position, int] = {}  # 0: they were given back
+
+    def __bool__(self) -> bool:
+        return bool(self._permits)
+
+    def add(self, place: Position, permits: int) -> None:
+        self._permits[place] = self._permits.get(place, 0) + permits
+
+    def asked_again(self, places: Iterable[Position]) -> int:
+        """Permits that are free now."""
+        freed = 0
+        for place in places:
+            if place in self._permits:
+                freed += self._permits[place]
+                self._permits[place] = 0
+        return freed
+
+    def release(self, place: Position) -> int:
+        """It is decrypted, or acknowledged. Permits that are free now."""
+        return self._permits.pop(place, 0)
+
+    def clear(self) -> int:
+        """All come again. Permits that are free now."""
+        freed = sum(self._permits.values())
+        self._permits.clear()
+        return freed
+
+    def floor(self, place: Position) -> Position:
+        """Up to here a cumulative ack at `place` may go: before the first of them."""
+        first = min((each for each in self._permits if each <= place), default=None)
+        return place if first is None else Position(first[0], first[1] - 1)
