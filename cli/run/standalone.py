@@ -133,10 +133,14 @@ async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: s
     """gRPC on Pulsar's port too, until Pulsar's own protocol replaces it. If the port is taken, it logs that."""
     from ...broker.protocols.grpc.admin import AdminService
     from ...broker.protocols.grpc.broker import BrokerService
+    from ...broker.protocols.grpc.checked import Checked
     from ...proto.errors import Busy
     from ...runtime.network import Endpoint
 
-    services = [("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned))]
+    services = [
+        (name, Checked(name, service, broker.owned.access))
+        for name, service in (("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned)))
+    ]
     try:
         serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
         await parts.start("pulsar-port", serving, lambda serving: serving.close())
