@@ -2,13 +2,13 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 COPY . .
-RUN pip wheel --no-cache-dir --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[security]'
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
     && useradd --system --create-home --uid 10001 magnetar \
-    && install -d -o magnetar -g magnetar /data
+    && install -d -o magnetar -g magnetar /data /security
 USER magnetar
 WORKDIR /data
 VOLUME /data

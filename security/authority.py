@@ -63,6 +63,11 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     return Made(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether `initialize` has made all of it."""
+    return (folder / MEMBERS / f"{ROLES[-1]}.pem").is_file()  # the last one that it writes
+
+
 _SETTINGS = f"""# Paths are relative to this file. See docs/security.md.
 [tls]
 certificate = "broker.pem"

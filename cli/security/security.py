@@ -42,13 +42,17 @@ FOLDER = click.option(
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
 @click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
-def init(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+@click.option("--keep", is_flag=True, help="A folder that is complete is left as it is; for scripts that run again.")
+def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool) -> None:
     """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
     """
-    from ...security.authority import initialize
+    from ...security.authority import initialize, is_complete
 
+    if keep and is_complete(Path(folder)):
+        click.echo(f"{folder} is complete and stays as it is", err=True)
+        return
     made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
