@@ -180,7 +180,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
         config = cluster.bookie_config(name, 99)
         metadata = await cluster.session(twin.world)
         try:
-            bookie = await Bookie.start(twin.world, config, metadata)
+            bookie = await Bookie.start(await cluster.joined(twin.world), config, metadata)
         except (MagnetarError, OSError) as error:
             cluster.simulation.note(f"the twin of {name} does not start: {error!r}"[:200])
         else:
