@@ -114,7 +114,7 @@ class Authorizer:
             if topic.name.tenant == (tenant or topic.name.tenant)
             and topic.name.namespace == (namespace or topic.name.namespace)
         ]  # fmt: skip
-        while left := await self._undecided(left):
+        while left := await self._undecided(left):  # noqa: ASYNC110 - a broken metadata store has no event for it
             await asyncio.sleep(AGAIN_S)
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:

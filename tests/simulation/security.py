@@ -62,7 +62,8 @@ class Security:
         self._simulation = simulation
         self._rng = simulation.stream("tokens")
         # Where the servers' clocks are hours off, a token that expires would be refused all the while.
-        self._life_s = 0.0 if {"clock-jump", "clock-skew"} & set(options.times) else self._rng.choice((3.0, 7.0, 20.0))
+        self.clocks_agree = not {"clock-jump", "clock-skew"} & set(options.times)
+        self._life_s = self._rng.choice((3.0, 7.0, 20.0)) if self.clocks_agree else 0.0
         self._members: dict[object, Members] = {}
         self._settings = SecuritySettings(
             token=TokenSection(secret_key=_inline(KEY)),

@@ -126,9 +126,10 @@ class Roles:
         tokens: dict[str, Callable[[], str]] = {
             "without grants": lambda: security.token(STRANGER_ROLE),
             "of another key": lambda: security.token(APP, key=OTHER_KEY),
-            "that has expired": lambda: security.token(APP, -5.0),
             "that is none": lambda: "none",
         }
+        if security.clocks_agree:
+            tokens["that has expired"] = lambda: security.token(APP, -5.0)
         while not self._over:
             await asyncio.sleep(self._rng.expovariate(1.0 / INTRUDE_S))
             which = self._rng.choice([*tokens, "of a reader"])

@@ -107,21 +107,26 @@ class RightsJudge:
     def used(self, number: int, principal: Principal, action: str) -> None:
         """46 and 47: an entry or a delivery, in the process that runs now."""
         key = principal.name, action
+        process: Any = PROCESS.get()
+        over_s = (process.world.clock.wall_ms() - principal.expires_ms) / 1000 if principal.expires_ms else 0.0
+        if over_s > HEARD_S and self._simulation.loop.elapsed_s > self._resumed.get(process.node, -inf) + HEARD_S:
+            self._violated(f"{number}: {process.node} lets {principal} {action} {over_s:.3f} s after its token's end")
         lost = self._lost.get(key)
         if lost is None:
             return
         self.uses += 1
         if lost == inf:
             return
-        process: Any = PROCESS.get()
         now, node = self._simulation.loop.elapsed_s, process.node
         late = self._resumed.get(node, -inf)
         read = self._read.get((node, key), inf)
         ends = lost + (HEARD_S if self.calm else REACH_S)
         if now > max(late + HEARD_S, min(ends, read + HEARD_S)):
-            text = f"{number}: {node} lets {principal} {action} {now - lost:.3f} s after that right was lost"
-            self._simulation.note(f"VIOLATION {text}")
-            self.violations.append(text)
+            self._violated(f"{number}: {node} lets {principal} {action} {now - lost:.3f} s after that right was lost")
+
+    def _violated(self, text: str) -> None:
+        self._simulation.note(f"VIOLATION {text}")
+        self.violations.append(text)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
