@@ -39,7 +39,7 @@ class Outcome:
     steps: int
     figures: dict[str, int] = field(default_factory=dict)
     struck: dict[str, float] = field(default_factory=dict)  # strikes by name, and when
-    options: Options | None = None  # of a whole cluster
+    secured: bool = False
 
 
 def run_seed(
@@ -74,7 +74,7 @@ def run_seed(
     figures |= {"adds": observer.adds_seen, "fences": observer.fences_seen, "ledgers": len(observer.closed)}
     return Outcome(
         seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
-        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck, options,
+        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck, options.secured,
     )  # fmt: skip
 
 
