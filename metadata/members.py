@@ -12,7 +12,9 @@ metadata is the root of trust, and no key is in a file.
 - *A new member* is known before its first message: a key that is not in the table is looked up once more, by one
   listing for all that ask meanwhile, and at most one every LOOK_EVERY_S. So strangers cost the metadata nothing more.
 - *Without metadata* the last known table decides; a key that is not in it is not admitted, and may come again.
-- *A lost session* is followed by another one, and our key is written again with it.
+- *A lost session* is followed by another one, and our key is written again with it. Meanwhile the others serve the
+  connections that this process has, for LEAVE_S: a broker without a session serves its topics on for so long
+  (`session_lost_grace_s`), and fencing protects the data. A new connection needs a key that is in the table.
 Guarded by tests/metadata/test_members.py.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from ..proto.errors import MagnetarError, Unavailable
@@ -35,6 +37,8 @@ from .update import get_record
 
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
+LEAVE_S = 30.0
+"""How long the connections of a process are served whose key is gone."""
 
 _LOG = logging.getLogger("magnetar.members")
 
@@ -50,6 +54,7 @@ class Members:
         self._open_session = open_session
         self._record = records.MemberRecord(role=role, name=name, key=self.keys.public)
         self._known: dict[str, Principal] = {}
+        self._gone: dict[str, tuple[Principal, float]] = {}  # key → until when its connections are served
         self._session: MetadataStore | None = None
         self._looking = asyncio.Lock()
         self._looks = 0
@@ -92,7 +97,17 @@ class Members:
         return key in self._known
 
     def principal(self, key: str) -> Principal | None:
-        return self._known.get(key)
+        return self._known.get(key) or self._leaving(key)
+
+    def _leaving(self, key: str) -> Principal | None:
+        principal, until = self._gone.get(key, (None, 0.0))
+        return principal if self._clock.monotonic() < until else None
+
+    def _left(self, keys: Iterable[str]) -> None:
+        now = self._clock.monotonic()
+        self._gone = {key: left for key, left in self._gone.items() if now < left[1]}
+        for key in keys:
+            self._gone[key] = self._known[key], now + LEAVE_S
 
     async def _look_again(self) -> None:
         looks = self._looks
@@ -164,12 +179,14 @@ class Members:
             for key in await session.children(f"{paths.MEMBERS}/{role}"):
                 if (principal := await self._read(session, role, key)) is not None:
                     found[key] = principal
+        self._left(self._known.keys() - found.keys())
         self._known = found
 
     async def _refresh(self, session: MetadataStore, path: str) -> None:
         role, _, key = path.removeprefix(f"{paths.MEMBERS}/").partition("/")
         principal = await self._read(session, role, key)
         if principal is None:
+            self._left(self._known.keys() & {key})
             self._known.pop(key, None)
         else:
             self._known[key] = principal

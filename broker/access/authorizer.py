@@ -11,6 +11,7 @@ first look at the topic, and is the same for a topic, namespace or tenant that i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -24,6 +25,9 @@ from ..topic.topic import Topic
 from .audit import AuditLog
 from .core.rights import Right, Rights, decide
 from .core.table import Permission
+
+AGAIN_S = 0.5
+"""Between two tries to decide again while the grants cannot be read."""
 
 _LOG = logging.getLogger("magnetar.broker")
 _VERBS = {
@@ -104,17 +108,27 @@ class Authorizer:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
     async def _decide_again(self, tenant: str, namespace: str) -> None:
-        turns = Turns(self._clock)
-        for topic in list(self._loaded()):
-            name = topic.name
-            if (tenant and name.tenant != tenant) or (namespace and name.namespace != namespace):
-                continue
+        """Until all is decided: a change whose grants could not be read is not forgotten."""
+        left = [
+            topic for topic in self._loaded()
+            if topic.name.tenant == (tenant or topic.name.tenant)
+            and topic.name.namespace == (namespace or topic.name.namespace)
+        ]  # fmt: skip
+        while left := await self._undecided(left):  # noqa: ASYNC110 - a broken metadata store has no event for it
+            await asyncio.sleep(AGAIN_S)
+
+    async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
+        """Decides again for the topics; those whose grants cannot be read now."""
+        turns, left = Turns(self._clock), []
+        for topic in topics:
             try:
-                self._look_at(topic, await self._rights(name.namespace_name))
+                self._look_at(topic, await self._rights(topic.name.namespace_name))
             except MagnetarError as error:
-                _LOG.warning("%s: who is connected is decided again with the next change: %s", name, error)
+                _LOG.warning("%s: who is connected is decided when the grants can be read: %s", topic.name, error)
+                left.append(topic)
             if turns.over:
                 await turns.next()
+        return left
 
     def _look_at(self, topic: Topic, rights: Rights) -> None:
         """Closes the producers and consumers of the topic that may not be there any more."""

@@ -17,6 +17,10 @@ history of all clients is judged (workload/judge.py). Prints each fault, what is
 
 SIGTERM and Ctrl-C end a run without a verdict, and leave no process, mount or file behind.
 
+With `--secured` every process asks who calls: TLS and tokens at the brokers, members' certificates at the metadata,
+keys of live members at the bookies. Clients renew tokens of a minute, and `revoke` takes the rights of a role that has
+a producer and a consumer of each topic (tests/chaos/processes/security.py).
+
 `--control` is the known-bad configuration: disks that lie about syncs, and power cuts. Something has to be lost
 or refuse to start, and the exit code is 0 only when that is said.
 """
@@ -60,13 +64,15 @@ BETWEEN = 10
 @click.option("--metadata", type=click.Choice(["sqlite", "zookeeper"]), default="sqlite", help="Which metadata store.")
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
+@click.option("--secured", is_flag=True, help="Everything asks who calls: TLS, tokens of a minute, grants and keys.")
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
 @click.option(
     "--logs", type=click.Path(file_okay=False), default=None, help="Keep logs there, and a history that is wrong."
 )
 def main(
-    minutes: float, seed: int | None, metadata: str, kinds: str, every: float, control: bool, logs: str | None
-) -> None:
+    minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
+    logs: str | None,
+) -> None:  # fmt: skip
     if metadata == "zookeeper" and (why := why_no_zookeeper()):
         raise click.UsageError(why)
     wanted = [each.split("+") for each in ("power_cut" if control else kinds).split(",") if each]
@@ -79,14 +85,17 @@ def main(
     with tempfile.TemporaryDirectory(prefix="magnetar-chaos-") as folder:
         _log_clients(Path(folder))
         try:
-            run = Run(Path(folder), random.Random(seed), wanted, every, zookeeper=metadata == "zookeeper", lies=control)
+            how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured}
+            run = Run(Path(folder), random.Random(seed), wanted, every, how)
             result = run.run(minutes * 60)
         finally:
             if logs is not None:
                 _keep(Path(folder), Path(logs))
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
+    result |= {"secured": secured}
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
+        only += " --secured" if secured else ""
         print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed} --metadata {metadata}{only}")
     print(json.dumps(result))
     sys.exit(1 - result["failed"] if control else result["failed"])
@@ -119,17 +128,17 @@ class Run:
     """One cluster from its start to the verdict."""
 
     def __init__(
-        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, *, zookeeper: bool, lies: bool
+        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, bool]
     ) -> None:
-        self.folder, self.rng, self.kinds, self.every = folder, rng, kinds, every
-        self.zookeeper, self.lies = zookeeper, lies
+        """`how`: of ChaosCluster."""
+        self.folder, self.rng, self.kinds, self.every, self.how = folder, rng, kinds, every, how
         self.rounds = 0
         self.slowest_s = 0.0
         self.begin = time.monotonic()
 
     def run(self, seconds: float) -> dict[str, Any]:
-        with ChaosCluster(self.folder, zookeeper=self.zookeeper, lies=self.lies) as cluster:
-            clients, faults = Clients(cluster.url, TOPICS, self.rng), Faults(cluster, self.rng)
+        with ChaosCluster(self.folder, **self.how) as cluster:
+            clients, faults = Clients(cluster.url, TOPICS, self.rng, cluster.security), Faults(cluster, self.rng)
             clients.start()
             stuck = self._disturb(clients, faults, time.monotonic() + seconds)
             stuck += self._settle(clients, faults) if not stuck else []
@@ -178,7 +187,8 @@ class Run:
             os.kill(broker.pid, signal.SIGUSR1)
         for topic in TOPICS:
             for verb in ("stats", "stats-internal"):
-                said = run_cli("topics", verb, topic, "--url", clients.url)
+                cli = run_cli if cluster.security is None else cluster.security.cli
+                said = cli("topics", verb, topic, "--url", clients.url)
                 print(said.out or said.err, flush=True)
 
     def _settle(self, clients: Clients, faults: Faults) -> list[str]:

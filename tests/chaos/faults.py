@@ -12,6 +12,7 @@
 | power_cut | kill -9 of all, and bookies lose what they had not synced; sometimes again while they start |
 | replace | an empty bookie takes the port of one, which goes on elsewhere with its data |
 | wipe | a bookie's directory is removed: refused, forgotten, started as a new one |
+| revoke | a role that publishes and consumes loses its rights for some seconds (only in a secured cluster) |
 | lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
 
 `wipe` and `lose` cost one copy of each entry. They wait until auto-recovery has made all copies again that were lost
@@ -36,11 +37,13 @@ from magnetar.cli.common.processes import NotReady
 from tests.chaos.processes.cluster import SESSION_S, ChaosCluster, fill
 from tests.chaos.processes.nodes import Node, Target
 from tests.chaos.processes.proxy import ANY, WHOLE, Link, Mode
+from tests.chaos.processes.security import VISITOR
 from tests.chaos.waiting import wait_until
 
 WEIGHTS = {
     "kill": 6, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1, "delay": 1,
     "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
+    "revoke": 3,
 }  # fmt: skip
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
 LOSING = ("wipe", "lose")
@@ -67,7 +70,7 @@ class Faults:
         self.dropped = 0
         self.copied = self.gave_up = 0
         self._frozen: list[Target] = []
-        self._disk_was_full = False
+        self._disk_was_full = self._revoked = False
         self._sudden: dict[str, Callable[[], str]] = {
             "power_cut": self._power_cut, "replace": self._replace, "wipe": self._wipe, "lose": self._lose,
         }  # fmt: skip
@@ -76,7 +79,7 @@ class Faults:
             "delay": self._delay, "cut": lambda: self._link(Mode.CUT), "hold": lambda: self._link(Mode.HOLD),
             "one_way": lambda: self._link(self.rng.choice([Mode.HOLD_REQUESTS, Mode.HOLD_ANSWERS])),
             "half_open": lambda: self._link(Mode.HALF_OPEN), "reset": self._reset, "isolate": self._isolate,
-            "full_disk": self._full_disk,
+            "full_disk": self._full_disk, "revoke": self._revoke,
         }  # fmt: skip
 
     @property
@@ -97,6 +100,7 @@ class Faults:
         bookies = len(self.cluster.bookies)
         impossible = (
             (kind == "full_disk" and self.cluster.small is None)
+            or (kind == "revoke" and self.cluster.security is None)
             or (kind == "replace" and bookies > BOOKIES)
             or (kind == "lose" and bookies <= BOOKIES)
         )
@@ -147,6 +151,10 @@ class Faults:
         for node in self.cluster.nodes:
             self._wait_ready(node)
         self._disk_was_full = False
+        if self._revoked:
+            assert self.cluster.security is not None
+            self.cluster.security.grant(self.cluster.url, VISITOR)
+            self._revoked = False
         return wrong
 
     def _wait_ready(self, node: Target) -> None:
@@ -223,6 +231,15 @@ class Faults:
         self._disk_was_full = True
         lasts = self._lasting(3.0, 8.0)
         return Begun(f"for {lasts} s", lasts, lambda: filler.unlink(missing_ok=True))
+
+    def _revoke(self) -> Begun:
+        """Given back when all is healed: until then a broker may not be reached."""
+        security = self.cluster.security
+        assert security is not None
+        self._revoked = True
+        done = security.revoke(self.cluster.url, VISITOR)
+        lasts = self._lasting(1.0, SESSION_S + 4)
+        return Begun(f"the rights of {VISITOR} for {lasts} s{'' if done else ', perhaps'}", lasts, lambda: None)
 
     # ---------------------------------------------------------------------------------------- sudden ones
     def _power_cut(self) -> str:

@@ -1,6 +1,6 @@
 """The defects, by the numbers of the catalogue (docs/defects.md). One id is one defect: M05b is a relative of M05.
 
-M33 and those above it are ours: the protocol simulation, and attacks, found them.
+M33 and those above it are ours: the protocol simulation, and attacks, found them; those from M50 on are of security.
 
 `fells` says what is expected to fall: invariants by their numbers,
 "assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, ledgers
+from tests.mutants import bookies, brokers, clients, ledgers, security
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
@@ -64,6 +64,7 @@ def _all() -> Iterator[Mutant]:
     yield from _cores()
     yield from _store()
     yield from _processes()
+    yield from _of_security()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -156,6 +157,45 @@ def _processes() -> Iterator[Mutant]:
         ("M42", clients.refusal_of_one_settles_its_namesakes, DIRECTED, "",
          "tests/client/test_as_pulsar.py::test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other",
          "programs of the seeds name no sequence id twice"),
+    ):  # fmt: skip
+        yield _of(id_, plant, tier, fells, target, why)
+
+
+_GRANTS, _MEMBERS = "tests/broker/access/test_grants.py", "tests/metadata/test_members.py"
+_TABLE, _WHO = "tests/broker/access/test_table.py", "tests/security/test_settings.py"
+_SECURED = "tests/simulation/test_secured.py"
+_STRANGERS = f"{_SECURED}::test_a_stranger_with_keys_is_answered_by_no_bookie"
+_STALE = f"{_GRANTS}::test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read"
+
+
+def _of_security() -> Iterator[Mutant]:
+    for id_, plant, tier, fells, target, why in (
+        ("M50", security.open_ones_stay, CLUSTER, "46 47", "bookies", ""),
+        ("M51", security.broken_watch_changes_nothing, DIRECTED, "46 47", _STALE,
+         "needs a change while a watch is broken and nothing else changes"),
+        ("M52", security.stale_for_ever, DIRECTED, "46 47", _STALE, "a seed has no 30 s without metadata"),
+        ("M53", security.read_failed_is_decided, DIRECTED, "46 47",
+         f"{_GRANTS}::test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as_they_can",
+         "needs a read that fails between two changes"),
+        ("M54", security.second_name_is_not_asked, CLUSTER, "46", "bookies", ""),
+        ("M55", security.forwarded_by_anybody, DIRECTED, "46",
+         f"{_TABLE}::test_an_identity_in_a_request_counts_for_nothing", "clients of a seed do not speak as brokers"),
+        ("M56", security.partitions_have_no_base, DIRECTED, "49", "tests/broker/access", "a seed has one partition"),
+        ("M57", security.wrong_becomes_anonymous, DIRECTED, "46 47",
+         f"{_WHO}::test_a_token_says_who_calls_and_wrong_credentials_never_become_anonymous",
+         "seeds have no anonymous role"),
+        ("M58", security.streams_outlive_credentials, CLUSTER, "46 47", "bookies", ""),
+        ("M59", security.remembered_for_ever, DIRECTED, "46 47",
+         f"{_WHO}::test_a_remembered_token_expires_and_a_new_key_forgets_it", "programs of a seed renew their tokens"),
+        ("M60", security.any_key_is_a_members, DIRECTED, "46",
+         f"{_MEMBERS}::test_members_know_each_other_at_once_and_no_stranger {_STRANGERS}",
+         "seeds with a stranger and keys are few"),
+        ("M61", security.dead_members_stay, DIRECTED, "46",
+         f"{_MEMBERS}::test_the_key_of_a_dead_process_opens_nothing_when_its_session_ends_and_that_of_a_closed_one_at_once",
+         "the processes of a seed lose their keys with their lives"),
+        ("M62", security.keys_end_with_the_session, DIRECTED, "48",
+         f"{_SECURED}::test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_is_admitted",
+         "a seed sees it as a delay alone"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

@@ -10,7 +10,7 @@ from tests.mutants.bank import BANK, CRASHES, FENCE, NO_COUNTERPART, PROTOCOL, p
 from tests.mutants.hunt import falls, hunt
 from tests.simulation.protocol.run import run_protocol
 
-CATALOGUE = [f"M{number:02}" for number in range(1, 50)]
+CATALOGUE = [f"M{number:02}" for number in range(1, 63)]
 QUICK = ["M01", "M03", "M04", "M05", "M05b", "M10", "M12", "M13", "M18", "M18b", "M19", "M19b", "M22"]
 SEEDS = 600
 

@@ -28,16 +28,16 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from tests.simulation import options as cluster_options
+from tests.simulation.options import Options, draw
 from tests.simulation.protocol import options as protocol_options
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.protocol.shrink import shrink as shrink_protocol
 from tests.simulation.run import Outcome, combine, quiet, run_seed
 from tests.simulation.shrink import shrink as shrink_cluster
 from tests.simulation.strikes.faults import kinds
-from tests.simulation.tiers import CLUSTER_EVERY, run_any
+from tests.simulation.tiers import CLUSTER_EVERY, SECURED, run_any
 
-TIERS = ("both", "protocol", "cluster")
+TIERS = ("both", "protocol", "cluster", SECURED)
 SHRUNK_MAX = 3
 
 
@@ -116,8 +116,8 @@ def _outcomes(tier: str, seeds: range, jobs: int, trace: bool, details: bool) ->
 
 def _report(outcome: Outcome, done: int, total: int) -> None:
     if outcome.failures:
-        tier = "protocol" if outcome.kind == "protocol" else "cluster"
-        options = protocol_options.draw(outcome.seed) if tier == "protocol" else cluster_options.draw(outcome.seed)
+        tier = "protocol" if outcome.kind == "protocol" else SECURED if outcome.secured else "cluster"
+        options = protocol_options.draw(outcome.seed) if tier == "protocol" else _options(outcome)
         print(f"seed {outcome.seed} ({outcome.kind}) FAILED after {outcome.virtual_seconds:.3f} virtual s:")
         for failure in outcome.failures[:5]:
             print(f"    {failure[:1000]}")
@@ -134,6 +134,11 @@ def _report(outcome: Outcome, done: int, total: int) -> None:
         print(f"{done}/{total} seeds", flush=True)
 
 
+def _options(outcome: Outcome) -> Options:
+    """Of a whole cluster."""
+    return draw(outcome.seed, secured=outcome.secured)
+
+
 def _show_shrunk(outcome: Outcome, *, trace: bool) -> None:
     seed = outcome.seed
     if outcome.kind == "protocol":
@@ -143,7 +148,7 @@ def _show_shrunk(outcome: Outcome, *, trace: bool) -> None:
             if trace:
                 run_protocol(seed, options=found.options, only=found.only, show=print)
         return
-    shrunk = shrink_cluster(seed)
+    shrunk = shrink_cluster(seed, _options(outcome))
     if shrunk is not None:
         print(f"seed {seed}", *shrunk.lines(), sep="\n    ", flush=True)
         if trace:

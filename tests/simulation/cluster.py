@@ -23,6 +23,7 @@ from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound, TimedOut
+from magnetar.runtime.access import OPEN
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.wires import NetworkFaults
@@ -31,7 +32,9 @@ from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World
 from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.options import Options
+from tests.simulation.security import CHANGING, READING, STRANGER_ROLE, Security
 from tests.simulation.verdict.observer import Observer
+from tests.simulation.verdict.rights import RightsJudge
 
 T = TypeVar("T")
 
@@ -73,6 +76,11 @@ class Cluster:
         self.struck: dict[str, float] = {}
         self.options = options
         self.observer = observer
+        self.security = Security(simulation, options) if options.secured else None
+        uses = {CHANGING: CHANGING, STRANGER_ROLE: "intruder", READING: "letters"}
+        self.rights = RightsJudge(simulation, (*options.rates, *options.times), uses)
+        if options.secured:
+            observer.on_commit = self.rights.committed
         self.metadata: Endpoint
         self.service: FaultyService
         self.bookies: dict[str, Bookie] = {}
@@ -197,13 +205,27 @@ class Cluster:
         self.simulation.crash(name)
 
     async def session(self, world: World) -> MetadataStore:
+        world = world if self.security is None else self.security.member(world)
         return await connect_metadata(world, self.metadata, SESSION_TIMEOUT_S)
+
+    async def _broker_session(self, name: str, world: World) -> MetadataStore:
+        store = await self.session(world)
+        return store if self.security is None else self.rights.listening(name, store)
+
+    async def joined(self, world: World) -> World:
+        """The world with which the process speaks to bookies."""
+        return world if self.security is None else await self.security.joined(world, self.session)
+
+    def credentials(self, role: str) -> object:
+        """What a client of that role brings to a broker: `authentication` of Client and AdminClient."""
+        return None if self.security is None else self.security.of(role)
 
     async def _start_metadata(self, world: World) -> None:
         store = await ObservedStore.open(world, ":memory:")
         store.observer = self.observer
         self.service = FaultyService(store, self.simulation.stream("metadata"))
-        serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)])
+        access = OPEN if self.security is None else self.security.listener
+        serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)], access)
         self.metadata = serving.endpoint
 
     def bookie_config(self, name: str, number: int) -> BookieConfig:
@@ -230,6 +252,7 @@ class Cluster:
 
         async def start(world: World) -> None:
             metadata = await self.session(world)
+            world = await self.joined(world)
             bookie = await Bookie.start(world, config, metadata, lambda: self.session(world))
             self.bookies[name] = bookie
 
@@ -346,8 +369,10 @@ class Cluster:
         )  # fmt: skip
 
         async def start(world: World) -> None:
-            metadata = await self.session(world)
-            self.brokers[name] = await Broker.start(world, config, metadata, lambda: self.session(world))
+            metadata = await self._broker_session(name, world)
+            own = await self.joined(world)
+            own = own if self.security is None else self.security.broker(own)
+            self.brokers[name] = await Broker.start(own, config, metadata, lambda: self._broker_session(name, world))
 
         return start
 

@@ -23,6 +23,9 @@ LOADS = {
 }
 """By seed % 4."""
 
+SECURED_RATE = 0.25
+"""Of the seeds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -56,6 +59,7 @@ class Options:
     tight: bool  # bounds of what waits are so small that bookies are BUSY and writers have no room
     direct: bool  # disks take direct I/O, as those of production: two blocks of a journal are written at once
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
+    secured: bool  # tokens, grants, and keys among the processes (security.py)
 
     @property
     def faultless(self) -> bool:
@@ -67,8 +71,8 @@ class Options:
         return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def draw(seed: int) -> Options:
-    """The options of a seed: a function of the number alone."""
+def draw(seed: int, *, secured: bool | None = None) -> Options:
+    """The options of a seed: a function of the number alone. `secured`: whatever the number says."""
     rng = random.Random(f"options {seed}")
     kind = LOADS[seed % 4]
     quorum = rng.choice(QUORUMS)
@@ -77,7 +81,9 @@ def draw(seed: int) -> Options:
     seconds = rng.choice((3.0, 8.0, 16.0))
     messages = rng.choice((10, 25, 60, 150))
     loser = rng.randrange(bookies) if quorum[2] > 1 else -1
-    rates, times = _faults(seed, kind, loser)
+    if secured is None:
+        secured = random.Random(f"options {seed} secured").random() < SECURED_RATE
+    rates, times = _faults(seed, kind, loser, secured=secured)
     return Options(
         seed=seed,
         kind=kind,
@@ -106,10 +112,11 @@ def draw(seed: int) -> Options:
         tight=random.Random(f"options {seed} tight").random() < 0.3,
         direct=random.Random(f"options {seed} direct").random() < 0.8,
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
+        secured=secured,
     )
 
 
-def _faults(seed: int, kind: str, loser: int) -> tuple[dict[str, float], dict[str, int]]:
+def _faults(seed: int, kind: str, loser: int, *, secured: bool) -> tuple[dict[str, float], dict[str, int]]:
     """Each kind has its own stream: one more kind leaves the others as they are."""
     appetite = random.Random(f"options {seed} appetite").choice((0.05, 0.1, 0.2))
     load = "ledgers" if kind == "ledgers" else "topics"
@@ -122,7 +129,8 @@ def _faults(seed: int, kind: str, loser: int) -> tuple[dict[str, float], dict[st
     for name, each in TIMES.items():
         rng = random.Random(f"options {seed} {name}")
         drawn = rng.random() < appetite + (0.3 if name in USUAL else 0.0)
-        possible = each.needs in ("", load) and (name not in LOSSES or loser >= 0) and name not in PENDING
+        fits = each.needs in ("", load) or (each.needs == "grants" and secured and load == "topics")
+        possible = fits and (name not in LOSSES or loser >= 0) and name not in PENDING
         if drawn and possible:
             times[name] = rng.randint(1, each.most)
     return rates, times

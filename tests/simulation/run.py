@@ -39,6 +39,7 @@ class Outcome:
     steps: int
     figures: dict[str, int] = field(default_factory=dict)
     struck: dict[str, float] = field(default_factory=dict)  # strikes by name, and when
+    secured: bool = False
 
 
 def run_seed(
@@ -58,7 +59,8 @@ def run_seed(
     failures: list[str] = []
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
-    with _observed_writers(observer):
+    seen = cluster.rights.watching() if options.secured else contextlib.nullcontext()
+    with _observed_writers(observer), seen:
         try:
             with _cut_off():
                 failures += simulation.run(_scenario(cluster, figures))
@@ -66,12 +68,13 @@ def run_seed(
             failures.append(f"{type(error).__name__}: {error}")
             if show is not None:
                 show(traceback.format_exc())
-    failures += observer.violations
+    failures += observer.violations + cluster.rights.violations
     failures += [f"asyncio: {complaint}" for complaint in simulation.complaints]
+    figures |= {"grants": cluster.rights.changes, "uses": cluster.rights.uses}
     figures |= {"adds": observer.adds_seen, "fences": observer.fences_seen, "ledgers": len(observer.closed)}
     return Outcome(
         seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
-        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck,
+        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck, options.secured,
     )  # fmt: skip
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.options import draw
 from tests.simulation.protocol import options as protocol_options
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.run import Outcome, run_seed
 
 CLUSTER_EVERY = 25
 """Of the seeds: a whole cluster costs about a hundred times as much."""
+
+SECURED = "secured"
+"""The tier of whole clusters that are all secured; a share of the seeds is so in any case (options.py)."""
 
 
 def tier_of(seed: int, wanted: str = "both") -> str:
@@ -19,8 +23,9 @@ def tier_of(seed: int, wanted: str = "both") -> str:
 
 
 def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None, details: bool = False) -> Outcome:
-    if tier_of(seed, tier) == "cluster":
-        return run_seed(seed, show=show, details=details)
+    if tier_of(seed, tier) in ("cluster", SECURED):
+        change = (lambda _: draw(seed, secured=True)) if tier == SECURED else None
+        return run_seed(seed, show=show, details=details, change=change)
     if show is not None:
         show(f"options {protocol_options.draw(seed).describe()}")
     found = run_protocol(seed, show=show)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.access import authorizer
 from magnetar.broker.access import grants as module
 from magnetar.broker.access.core.rights import Rights
 from magnetar.broker.access.grants import Grants
@@ -238,6 +239,25 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
         await grants.close()
         await inner.close()
         await sqlite.close()
+
+
+async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as_they_can(
+    acme: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authorizer, "AGAIN_S", 0.05)
+    producer = await acme.producer("etl", TOPIC)
+    read, failed = Grants._read, []
+
+    async def fails_twice(grants: Grants, name: NamespaceName) -> Rights:
+        if len(failed) < 2:
+            failed.append(name)
+            raise Unavailable("the metadata does not answer")
+        return await read(grants, name)
+
+    monkeypatch.setattr(Grants, "_read", fails_twice)
+    await acme.revoke("etl", namespace=NAMESPACE)
+    assert await ended(producer) < WITHIN_S
+    assert len(failed) == 2
 
 
 async def test_names_that_strangers_ask_for_take_a_bounded_memory(

@@ -5,6 +5,7 @@ same port (Linux has all of 127/8); for the metadata each has an address of its 
 to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata, which is `magnetar metadata`
 (SQLite) or a real ZooKeeper. Who a connection comes from is asked of /proc; "client" is this process.
 
+With `secured` everything asks who calls: TLS and tokens at the brokers, certificates at the metadata, keys at bookies.
 Auto-recovery runs in the bookies, with shorter times than by default: copies are made again many times in a run.
 """
 
@@ -26,6 +27,7 @@ from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.processes.copies import missing_copies
 from tests.chaos.processes.nodes import READY_S, Node, Target, ZookeeperNode
 from tests.chaos.processes.proxy import Proxy, owner_of
+from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
 from tests.layout import ROOT
 from tests.support.processes import run_cli
@@ -55,9 +57,12 @@ degraded_roll_s = 10.0
 
 class ChaosCluster(Processes):
     def __init__(
-        self, directory: Path, *, bookies: int = 4, brokers: int = 2, zookeeper: bool = False, lies: bool = False
-    ) -> None:
+        self, directory: Path, *, bookies: int = 4, brokers: int = 2, zookeeper: bool = False, lies: bool = False,
+        secured: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(directory)
+        self.security = Security(directory / "security") if secured else None
+        self.environment = {} if self.security is None else self.security.environment
         self.lies = lies
         self.proxy = Proxy(self._source_of)
         self.proxy.__enter__()
@@ -115,7 +120,8 @@ class ChaosCluster(Processes):
 
     @property
     def url(self) -> str:
-        return "magnetar://" + ",".join(f"{ADVERTISED}:{broker.port}" for broker in self.brokers)
+        scheme = "magnetar://" if self.security is None else "magnetar+ssl://"
+        return scheme + ",".join(f"{ADVERTISED}:{broker.port}" for broker in self.brokers)
 
     def _where(self) -> tuple[str, ...]:
         return "--session-timeout", str(SESSION_S), "--config", str(self.config)
@@ -137,7 +143,7 @@ class ChaosCluster(Processes):
             where += ["--metadata", self.metadata.at(own.host)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {"PYTHONPATH": path}
+        environment = {"PYTHONPATH": path, **self.environment}
         if role == "bookie":
             environment[UNDO] = str(self.directory / f"{name}.undo")
             if self.lies:
@@ -186,7 +192,8 @@ class ChaosCluster(Processes):
         bookie.wait()
         assert "magnetar bookies forget" in bookie.output(), bookie.output()[-2000:]
         deadline = time.monotonic() + READY_S
-        while (done := run_cli("bookies", "forget", was, "--metadata", self.at, "--yes")).code:
+        forget = "bookies", "forget", was, "--metadata", self.at, "--yes"
+        while (done := run_cli(*forget, **self.environment)).code:
             assert "is registered" in done.err, done.err  # until its session has ended
             assert time.monotonic() < deadline, done.err
             time.sleep(0.2)
@@ -217,7 +224,7 @@ class ChaosCluster(Processes):
 
     def missing_copies(self) -> list[str]:
         """What tests/chaos/processes/copies.py says; empty: one bookie may lose its data."""
-        return missing_copies(self.at, [bookie.id for bookie in self.bookies])
+        return missing_copies(self.at, [bookie.id for bookie in self.bookies], self.environment)
 
 
 def fill(disk: Path) -> Path:

@@ -11,13 +11,15 @@ A process of its own (`python -m tests.chaos.processes.copies METADATA BOOKIE…
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from magnetar.bookie.repair import marks
 from magnetar.bookie.repair.core.marks import placed
+from magnetar.cli.run.members import as_member
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
 from magnetar.metadata.connect import connect
@@ -29,11 +31,12 @@ LOOK_S = 60.0
 AT_ONCE = 32
 
 
-def missing_copies(metadata: str, there: Collection[str]) -> list[str]:
-    """Sentences; empty: every ledger has its copies, on these bookies."""
+def missing_copies(metadata: str, there: Collection[str], environment: Mapping[str, str]) -> list[str]:
+    """Sentences; empty: every ledger has its copies, on these bookies. `environment`: of the cluster's security."""
     command = [sys.executable, "-m", "tests.chaos.processes.copies", metadata, *there]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S, check=False,
+                              env={**os.environ, **environment})  # fmt: skip
     except subprocess.TimeoutExpired:
         return ["the metadata does not say where copies are"]
     if done.returncode:
@@ -42,7 +45,8 @@ def missing_copies(metadata: str, there: Collection[str]) -> list[str]:
 
 
 async def _look(metadata: str, there: Collection[str]) -> list[str]:
-    store = await connect(real_world(), parse(metadata), SESSION_S)
+    world = as_member(real_world(), os.environ.get("MAGNETAR_SECURITY"), "operator")
+    store = await connect(world, parse(metadata), SESSION_S)
     try:
         return await _marked(store) + await _named(store, there)
     finally:

@@ -1,7 +1,8 @@
 """Producers, consumers and an auditor that write down all they see (tests/chaos/workload/history.py), whatever breaks.
 
 For each topic: two producers with keys; an exclusive subscription and a shared one of two consumers that refuses some
-messages; consumers are closed and opened again now and then. `wait_served` waits until each producer and each
+messages; consumers are closed and opened again now and then. In a secured cluster one more producer and subscription
+have a role of their own, which loses its rights and gets them again. `wait_served` waits until each producer and each
 subscription has gone on. At the end `settle` waits until everything has an outcome, reads each topic from its
 beginning, lets every subscription catch up, and looks whether what was acknowledged and is durable by then is given to
 new consumers.
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import magnetar
+from tests.chaos.processes.security import LOAD, VISITOR, Security
 from tests.chaos.waiting import STUCK_S, wait_until
 from tests.chaos.workload import history
 
@@ -64,7 +66,9 @@ def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, s
 
 
 class Clients:
-    def __init__(self, url: str, topics: tuple[str, ...], rng: random.Random) -> None:
+    def __init__(
+        self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None
+    ) -> None:
         self.url, self.topics, self.rng = url, topics, rng
         self.note = history.Recorder()
         self.failures: list[str] = []
@@ -74,21 +78,33 @@ class Clients:
         self._reconnects = Reconnects(self.note)
         logging.getLogger("magnetar.client").setLevel(logging.INFO)
         logging.getLogger("magnetar.client").addHandler(self._reconnects)
-        self._client = magnetar.Client(url)
+        self._security = security
+        self._client = self._visitor = self._new_client(LOAD)
+        self._subscriptions = SUBSCRIPTIONS
+        self._producer_names = ("0", "1")
+        if security is not None:
+            for role in (LOAD, VISITOR):
+                security.grant(url, role)
+            self._visitor = self._new_client(VISITOR)
+            self._subscriptions += ((VISITOR, history.Order.NONE, 1),)
+            self._producer_names += (VISITOR,)
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
         self._consumers: list[threading.Thread] = []
 
+    def _new_client(self, role: str) -> Any:
+        return magnetar.Client(self.url) if self._security is None else self._security.client(self.url, role)
+
     def start(self) -> None:
         for topic in self.topics:
             self._subscribe(topic, "audit", history.Order.NONE).close()  # it never looks, so that nothing is trimmed
-            for name, order, consumers in SUBSCRIPTIONS:
+            for name, order, consumers in self._subscriptions:
                 self.acked[topic, name], self.served[f"{topic} {name}"] = set(), 0
                 self._subscribe(topic, name, order).close()
                 self.note(history.Subscribed(topic, name, order))
                 for number in range(consumers):
                     self._consumers.append(self._thread(self._consume, topic, name, order, f"{name}-{number}"))
-            for producer in (f"{topic}-{i}" for i in range(2)):
+            for producer in (f"{topic}-{each}" for each in self._producer_names):
                 self.served[producer] = 0
                 self._producers.append(self._thread(self._produce, topic, producer))
         for thread in (*self._consumers, *self._producers):
@@ -101,6 +117,8 @@ class Clients:
             if thread.is_alive():
                 thread.join(STUCK_S)
         self._client.close()
+        if self._visitor is not self._client:
+            self._visitor.close()
         logging.getLogger("magnetar.client").removeHandler(self._reconnects)
 
     @property
@@ -133,7 +151,7 @@ class Clients:
             for id_ in sorted(ids):
                 self.note(history.Acked(topic, name, id_, True))
         for topic in self.topics:
-            for name, order, _ in SUBSCRIPTIONS:
+            for name, order, _ in self._subscriptions:
                 self._look_again(topic, name, order)
                 self.note(history.Drained(topic, name))
         return stuck
@@ -146,7 +164,7 @@ class Clients:
         ]
 
     def _read(self, topic: str) -> set[history.Id]:
-        with magnetar.Client(self.url) as client:
+        with self._new_client(LOAD) as client:
             return read_to_end(client, topic, self.note)[1]
 
     def _look_again(self, topic: str, name: str, order: history.Order) -> None:
@@ -176,18 +194,23 @@ class Clients:
         producer = self._retried(lambda: self._producer(topic, name), self._sending)
         seq = 0
         while producer is not None and not self._sending.wait(PAUSE_S):
+            finished = False
             for _ in range(BURST):
-                self._send(producer, topic, name, seq)
+                finished |= not self._send(producer, topic, name, seq)
                 seq += 1
             try:
                 producer.flush()
             except magnetar.PulsarException as error:
                 self.failures.append(repr(error))
+            if finished:
+                producer = self._retried(lambda: self._producer(topic, name), self._sending)
 
     def _producer(self, topic: str, name: str) -> Any:
-        return self._client.create_producer(topic, producer_name=name, batching_enabled=True, batching_max_messages=4)
+        client = self._visitor if name.endswith(VISITOR) else self._client
+        return client.create_producer(topic, producer_name=name, batching_enabled=True, batching_max_messages=4)
 
-    def _send(self, producer: Any, topic: str, name: str, seq: int) -> None:
+    def _send(self, producer: Any, topic: str, name: str, seq: int) -> bool:
+        """False: the producer is finished, because its rights were taken."""
         def outcome(result: magnetar.Result, message_id: Any) -> None:
             if result == magnetar.Result.Ok:
                 self.note(history.SendOk(topic, name, seq, id_of(message_id)))
@@ -201,10 +224,16 @@ class Clients:
             producer.send_async(value.encode(), outcome, partition_key=key)
         except magnetar.ProducerQueueIsFull:
             self.note(history.SendFailed(topic, name, seq))
+        except (magnetar.AuthorizationError, magnetar.AlreadyClosed) as error:
+            self.failures.append(repr(error))
+            self.note(history.SendFailed(topic, name, seq))
+            return False
+        return True
 
     def _subscribe(self, topic: str, name: str, order: history.Order) -> Any:
         kind = magnetar.ConsumerType.Exclusive if order is history.Order.ALL else magnetar.ConsumerType.Shared
-        return self._client.subscribe(
+        client = self._visitor if name == VISITOR else self._client
+        return client.subscribe(
             topic, name, consumer_type=kind, initial_position=magnetar.InitialPosition.Earliest,
             receiver_queue_size=100, negative_ack_redelivery_delay_ms=300,
         )  # fmt: skip

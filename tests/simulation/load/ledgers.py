@@ -73,7 +73,7 @@ class LedgerLoad:
     async def _write(self, world: World) -> None:
         pending = 8 if self._options.tight else CONFIG.pending_entries_max
         config = replace(CONFIG, close_timeout_s=self._options.patience_s, pending_entries_max=pending)
-        client = LedgerClient(world, await self._cluster.session(world), config)
+        client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), config)
         ensemble, write, ack = self._options.quorum
         while not self._over:
             create = client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
@@ -101,7 +101,7 @@ class LedgerLoad:
             self._simulation.note(f"writer of {writer.ledger_id} ends without an end: {error!r}")
 
     async def _recover_some(self, world: World) -> None:
-        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
         while not self._over:
             await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
             if not self.appended:
@@ -116,7 +116,7 @@ class LedgerLoad:
 
     async def _follow_some(self, world: World) -> None:
         rng = self._simulation.stream("tail")
-        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
         while not self._over:
             await asyncio.sleep(rng.expovariate(1.0))
             if self.appended:
@@ -149,7 +149,7 @@ class LedgerLoad:
 
         And a writer makes progress again.
         """
-        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
         await self._probe(client)
         for ledger, appended in self.appended.items():
             if ledger in self._cluster.observer.deleted:

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result
 from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.message import Message
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.client.produce.producer import Producer
@@ -23,10 +24,14 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
+from tests.simulation.load.roles import Roles
+from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
 from tests.simulation.verdict.history import History, Id, Sub, check
 from tests.simulation.verdict.rest import LIVENESS_S, at_rest
+
+T = TypeVar("T")
 
 SEND_TIMEOUT_MS = 20_000
 NACK_DELAY_MS = 500
@@ -42,6 +47,10 @@ class TopicLoad:
         self._rng: random.Random = self._simulation.stream("load")
         self._delays: random.Random = self._simulation.stream("delays")
         subscriptions = [Sub("exclusive", True), Sub("shared", False)][: self._options.subscriptions]
+        security = cluster.security
+        self._roles = None if security is None else Roles(cluster, security, self)
+        if self._roles is not None:
+            subscriptions[1:] = [Sub(CHANGING, False)]
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
         self._producing = 0
@@ -57,15 +66,21 @@ class TopicLoad:
 
     async def run(self) -> None:
         world = self._simulation.world(CLIENT)
-        client = Client(self._cluster.service_url, world=world, operation_timeout_seconds=15)
+        loops = []
+        if self._roles is not None:
+            await self._roles.grant()
+            loops += await self._roles.begin()
+        own = self._cluster.credentials(APP)
+        client = Client(self._cluster.service_url, own, world=world, operation_timeout_seconds=15)
         consumers = [
             await self._subscribe_first(client, subscription, number)
             for subscription in self.history.subscriptions
+            if subscription.name != CHANGING
             for number in range(1 if subscription.exclusive else 2)
         ]
-        loops = [self._in_client(loop) for loop in consumers]
+        loops += [self.in_client(loop) for loop in consumers]
         self._producing = self._options.producers
-        producers = [self._in_client(self._produce(client, f"p{number}")) for number in range(self._producing)]
+        producers = [self.in_client(self._produce(client, f"p{number}")) for number in range(self._producing)]
         await Nemesis(self._cluster).run()
         await self._cluster.heal()
         await self._until_quiet(client, asyncio.gather(*producers), loops)
@@ -73,7 +88,7 @@ class TopicLoad:
         if not self.violations:
             self.violations += await at_rest(self._cluster)
 
-    def _in_client(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+    def in_client(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         return self._simulation.spawn(CLIENT, coroutine)
 
     # ------------------------------------------------------------------ producing
@@ -86,7 +101,7 @@ class TopicLoad:
                 producer = await self._new_producer(client)
             value = f"{name}:{number}"
             try:
-                self._send(producer, value)
+                self.send(producer, value)
                 number += 1
             except ProducerQueueIsFull:
                 await asyncio.sleep(0.05)
@@ -120,7 +135,7 @@ class TopicLoad:
                 self._simulation.note(f"no producer yet: {error!r}")
                 await asyncio.sleep(0.5)
 
-    def _send(self, producer: Producer, value: str) -> None:
+    def send(self, producer: Producer, value: str) -> None:
         padding = self._rng.randint(0, self._options.message_bytes_max)
 
         def answered(result: Result, message_id: MessageId) -> None:
@@ -166,12 +181,7 @@ class TopicLoad:
         while True:
             try:
                 message = await self._cluster.call("receive", consumer.receive())
-                value = message.data().split(b" ")[0].decode()
-                self._simulation.note(f"{subscription.name} gets {value} {message.message_id()}")
-                self.history.deliver(
-                    subscription.name, value, id_of(message.message_id()), message.redelivery_count(),
-                    None if {"clock-jump", "clock-skew"} & set(self._options.times) else self._now_ms,
-                )
+                self.delivered(subscription.name, message)
                 if rng.random() < self._options.nack_rate:
                     await consumer.negative_acknowledge(message)
                 else:
@@ -185,6 +195,14 @@ class TopicLoad:
                 await asyncio.sleep(0.2)
                 consumer = await self._subscribe(client, subscription)
 
+    def delivered(self, subscription: str, message: Message) -> None:
+        value = message.data().split(b" ")[0].decode()
+        self._simulation.note(f"{subscription} gets {value} {message.message_id()}")
+        self.history.deliver(
+            subscription, value, id_of(message.message_id()), message.redelivery_count(),
+            None if {"clock-jump", "clock-skew"} & set(self._options.times) else self._now_ms,
+        )  # fmt: skip
+
     # ------------------------------------------------------------------ the end
     async def _until_quiet(
         self, client: Client, producing: asyncio.Future[Any], loops: list[asyncio.Future[None]]
@@ -194,7 +212,9 @@ class TopicLoad:
         try:
             async with asyncio.timeout(LIVENESS_S) as limit:
                 await producing
-                await self._in_client(self._probe(client))
+                await self.in_client(self._probe(client))
+                if self._roles is not None:
+                    await self._roles.finish()
                 while any(self.history.missing(subscription.name) for subscription in self.history.subscriptions):
                     self._fail_fast(loops)
                     await asyncio.sleep(0.5)
@@ -211,7 +231,7 @@ class TopicLoad:
         """Clients make progress again: a message of a new producer is stored."""
         for number in range(10_000):
             producer = await self._new_producer(client)
-            self._send(producer, f"probe:{number}")
+            self.send(producer, f"probe:{number}")
             with contextlib.suppress(MagnetarError):
                 await producer.flush()
                 await producer.close()
@@ -233,7 +253,8 @@ class TopicLoad:
     _statistics = ""
 
     async def _backlog_is_empty(self) -> bool:
-        client = Client(self._cluster.service_url, world=self._simulation.world("admin"))
+        own = self._cluster.credentials(ADMIN_ROLE)
+        client = Client(self._cluster.service_url, own, world=self._simulation.world("admin"))
         try:
             topic = TopicName.parse(TOPIC)
             reply: wire.TopicStatsReply = await client.connections.ask_owner(

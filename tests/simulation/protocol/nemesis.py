@@ -37,7 +37,7 @@ class Nemesis:
             return  # whoever came instead of one that lost its data would be one more of the same ensembles
         client = rng.choice(simulation.asking())
         where = {"recover": "", "delete": "", "die": "", "expire": "", "blackout": "", "metadata-down": "", "cut": "",
-                 "repair": "",
+                 "repair": "", "unadmitted": client.name,
                  "pause": client.name, "partition": f"{client.name}, {node.bookie.name}"}.get(kind, node.bookie.name)
         if simulation.faults.allowed(kind, self._scheduler.now, where):
             simulation.story(f"!! {kind} {where}")
@@ -122,6 +122,15 @@ class Nemesis:
         else:
             links = [simulation.network.link(client.name, each) for each in simulation.nodes]  # type: ignore[attr-defined]
         self._part(links, rng.choice(("there", "back", "both")), self._down_s(rng))
+
+    def _unadmitted(self, rng: random.Random, node: Node, client: object) -> None:
+        """At one bookie, or at all: its session ended, or they have not read its record yet."""
+        simulation = self._simulation
+        nodes = simulation.nodes if rng.random() < 0.5 else [node]
+        for each in nodes:
+            link = simulation.network.link(client.name, each)  # type: ignore[attr-defined]
+            link.refused = True
+            self._scheduler.after(self._down_s(rng), setattr, link, "refused", False)
 
     def _part(self, links: list[Link], way: str, seconds: float) -> None:
         for link in links:

@@ -55,10 +55,11 @@ class Node:
 
 
 class Link:
-    __slots__ = ("back", "calls", "cut_back", "cut_there", "epoch", "there")
+    __slots__ = ("back", "calls", "cut_back", "cut_there", "epoch", "refused", "there")
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.refused = False  # the bookie does not admit the client's key: nothing is done, and it is told so
         self.there = self.back = 0.0  # when the last message arrives: a connection keeps the order
         self.cut_there = self.cut_back = False
         self.calls: dict[Call, None] = {}
@@ -126,7 +127,7 @@ class Network:
         link, bookie = call.link, node.bookie
         if link.cut_there or epoch != link.epoch:
             return
-        if not bookie.up or (bookie.name != name and bookie.rules.name_is_checked):
+        if not bookie.up or link.refused or (bookie.name != name and bookie.rules.name_is_checked):
             if not link.cut_back:
                 self._scheduler.after(self._latency, self._fail, call)
             return
@@ -180,7 +181,7 @@ class Network:
 
     def heal(self) -> None:
         for link in self._links.values():
-            link.cut_there = link.cut_back = False
+            link.cut_there = link.cut_back = link.refused = False
 
     # ------------------------------------------------------------------------------ who is there
     def registered(self) -> list[str]:

@@ -48,6 +48,7 @@ TIMES: Mapping[str, int] = MappingProxyType({
     "expire": 2,  # a recoverer's session: its process ends itself
     "die": 1,  # a writer's process
     "recover": 3,  # one more recoverer, of a ledger in use
+    "unadmitted": 3,  # bookies refuse the key of a client, whose record of a live member they do not have, or no more
     "repair": 3,  # a slot of any fragment is copied to another bookie
     "delete": 2,  # a ledger, once it is closed; bookies delete it later
     # only bookies of the atlas
@@ -56,7 +57,7 @@ TIMES: Mapping[str, int] = MappingProxyType({
     "damage": 3,  # some entries of a bookie: checksums fail
 })  # fmt: skip
 
-ALONE = ("repair",)
+ALONE = ("repair", "unadmitted")
 """Kinds that came later: each is drawn by itself, so that the seeds before it stay what they were."""
 
 LOSSES = ("replace", "wipe", "damage")

@@ -29,7 +29,7 @@ class Rate(NamedTuple):
 class Times(NamedTuple):
     what: str
     most: int  # in a seed
-    needs: str = ""  # "topics" | "ledgers": only with that load
+    needs: str = ""  # "topics" | "ledgers": only with that load; "grants": with topics, in a secured cluster
 
 
 RATES: Mapping[str, Rate] = MappingProxyType({
@@ -114,13 +114,14 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "delete-ledger": Times("a closed ledger is deleted", 3, "ledgers"),
     "repair-off": Times("auto-recovery is switched off, and on again later", 1),
     "compact": Times("a bookie collects garbage and compacts every log that is not full", 2),
+    "revoke": Times("rights of a role that has traffic are taken, and given back later", 5, "grants"),
 })  # fmt: skip
 
 PENDING: tuple[str, ...] = ()
 """Not drawn yet: the product does not stand them. Strikes by hand (tests) alone."""
 
 LOSSES = ("bit-flip", "truncated-log", "replaced", "rolled-back", "leaves")
-USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute")
+USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute", "revoke")
 """Drawn more often than the others: most of what else goes wrong needs a restart or a take-over to matter."""
 
 KINDS: Mapping[str, str] = MappingProxyType(

@@ -20,6 +20,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
+from magnetar.runtime.access import CLEAR, PeerCalling
 from magnetar.runtime.network import Channel, Endpoint, rpc
 from magnetar.runtime.sim.loop import SimTask, throw_into
 from magnetar.runtime.sim.world import NodeCrashed
@@ -118,13 +119,18 @@ async def _talk_to_bookie(cluster: Cluster, world: World, rng: random.Random, na
         return
     port = FIRST_BOOKIE_PORT + int(name.partition("-")[2]) - 1
     identity = bookie._identity.uuid if rng.random() < 0.9 else rng.randbytes(16)
-    peer = world.network.peer(Endpoint("127.0.0.1", port), identity)
+    keys = CLEAR
+    if cluster.security is not None and rng.random() < 0.7:  # it read the bookie's key, and has one of its own
+        keys = PeerCalling(bookie._serving.key, world.network.new_keys())
+    peer = world.network.peer(Endpoint("127.0.0.1", port), identity, keys)
     for _ in range(rng.randint(1, 20)):
         frames = [_noise(rng) for _ in range(rng.randrange(4))]
         try:
             await peer.request(_head(cluster, rng), frames, timeout_s=0.5)
         except MagnetarError:
             continue
+        if cluster.security is not None:
+            cluster.observer.violations.append(f"46: {name} answers a process that is no member")
     await peer.close()
 
 
@@ -180,7 +186,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
         config = cluster.bookie_config(name, 99)
         metadata = await cluster.session(twin.world)
         try:
-            bookie = await Bookie.start(twin.world, config, metadata)
+            bookie = await Bookie.start(await cluster.joined(twin.world), config, metadata)
         except (MagnetarError, OSError) as error:
             cluster.simulation.note(f"the twin of {name} does not start: {error!r}"[:200])
         else:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from magnetar.bookie.repair import marks
 from magnetar.client.admin import AdminClient
 from magnetar.ledger.client import LedgerClient
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord
+from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
 from magnetar.metadata.store import ANY, MetadataStore
-from magnetar.metadata.update import get_record, put_record
+from magnetar.metadata.update import get_record, put_record, update_record
 from magnetar.proto.errors import NotFound
 from magnetar.proto.policies import Policies
 from magnetar.runtime.sim.world import NodeCrashed
 from magnetar.runtime.world import World
 from tests.simulation.cluster import METADATA, Cluster
+from tests.simulation.security import ADMIN_ROLE, CHANGING
 
 TOPIC = "persistent://public/default/simulated"
 NAMESPACE = "public/default"
@@ -101,7 +105,8 @@ def _ask(cluster: Cluster, what: str, work: Callable[[World, MetadataStore], Any
 
 def _ask_broker(cluster: Cluster, what: str, work: Callable[[AdminClient], Any]) -> None:
     async def ask(world: World, store: MetadataStore) -> None:
-        async with AdminClient(cluster.service_url, timeout_s=5.0, world=world) as admin:
+        own = cluster.credentials(ADMIN_ROLE)
+        async with AdminClient(cluster.service_url, timeout_s=5.0, world=world, authentication=own) as admin:
             await work(admin)
 
     _ask(cluster, what, ask)
@@ -128,7 +133,7 @@ def _recover(cluster: Cluster, rng: random.Random) -> None:
     ledger = rng.choice(open_)
 
     async def recover(world: World, store: MetadataStore) -> None:
-        client = LedgerClient(world, store)
+        client = LedgerClient(await cluster.joined(world), store)
         try:
             reader = await client.recover(ledger)
             cluster.observer.ended(ledger, reader.last_entry, "a recoverer")
@@ -178,6 +183,56 @@ def _compact(cluster: Cluster, rng: random.Random) -> None:
     cluster.background(compact())
 
 
+# ---------------------------------------------------------------------------------- grants
+WAYS = (("produce",), ("consume",), ("produce", "consume"), ("the list",))
+"""What `changing` loses; the list is that of its subscription."""
+
+
+def _changed(cluster: Cluster, lost: Sequence[str]) -> Callable[[], Awaitable[bool]]:
+    """An operator writes the grants: everything but what is lost. Whether it worked."""
+    left = tuple(each for each in ("produce", "consume") if each not in lost)
+
+    def change(found: GrantsRecord | None) -> GrantsRecord:
+        assert found is not None, "the load has granted"
+        others = {role: actions for role, actions in found.roles.items() if role != CHANGING}
+        lists = {CHANGING: ("another",)} if "the list" in lost else {}
+        return replace(found, roles={**others, CHANGING: left} if left else others, subscriptions=lists)
+
+    async def ask(world: World, store: MetadataStore) -> None:
+        await update_record(store, paths.grants("public", "default"), GrantsRecord, change)
+
+    return lambda: cluster.ask(f"{CHANGING} loses {', '.join(lost) or 'nothing'}", ask)
+
+
+async def taken_and_given_back(cluster: Cluster, lost: Sequence[str], seconds: float) -> None:
+    """Returns when the rights are back."""
+    for what, pause_s in ((lost, seconds), ((), 0.0)):
+        change = _changed(cluster, what)
+        while not await change():  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(pause_s)
+
+
+def _revoke(cluster: Cluster, rng: random.Random) -> None:
+    """By a broker, or by the metadata alone: then every broker hears of it from there."""
+    lost, back = rng.choice(WAYS), _changed(cluster, ())
+
+    async def revoke() -> None:
+        if lost == ("produce", "consume") and rng.random() < 0.5:
+            _ask_broker(
+                cluster, f"revoke {CHANGING}", lambda admin: admin.revoke_namespace_permission(NAMESPACE, CHANGING)
+            )
+        else:
+            await _changed(cluster, lost)()
+
+    async def give_back() -> None:
+        await back()
+
+    cluster.background(revoke())
+    cluster.later(rng.uniform(0.5, 6.0), lambda: cluster.background(give_back()))
+    cluster.on_heal.append(back)
+
+
 OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "expire-bookie": _expire_bookie,
     "expire-broker": _expire_broker,
@@ -192,4 +247,5 @@ OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "delete-ledger": _delete_ledger,
     "repair-off": _repair_off,
     "compact": _compact,
+    "revoke": _revoke,
 }

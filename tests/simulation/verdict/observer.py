@@ -27,8 +27,8 @@ mark of auto-recovery, no report of damage, no bookie in limbo, and clients make
 Not here: 9, 11 (events inside a core: the protocol tier judges them); 18 to 20 (the enumeration of crash states); 21
 and 22 by their consequence alone, 6 and 17; 24, 26 (bounds: tests/bookie); 25 (the wire refuses another name; 6 and 17
 would fall); 29, 30, 31, 32 and 35 by what clients see (4, 12, history.py); 33 (test_dedup.py of
-the broker's core); 36, 37, 39, 41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50
-(no matter of the cluster).
+the broker's core); 36, 37, 39, 41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 and 50
+(no matter of the cluster); 46 to 49 (rights.py, and load/roles.py).
 
 It reads journals from the writes and syncs that reach the simulated disks (journals.py), in the order of their bytes:
 what the store believes to have synced, and which of two blocks was in the disk first, play no part.
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar.bookie.format import entry_log, journal
@@ -105,6 +105,8 @@ class Observer:
         self.deleted: dict[int, None] = {}
         self.ids_given = 0
         self.adds_seen = self.fences_seen = 0
+        self.on_commit: Callable[[object], None] | None = None
+        """Told of every operation of the metadata, in the moment in which it is durable."""
         self._fencing: dict[tuple[int, int], int] = {}
         self._adding: dict[tuple[int, int], list[int]] = {}  # entries of each ADD_MANY under way
         self._reading: dict[tuple[int, int], bool] = {}  # reads of what is synced there
@@ -249,9 +251,7 @@ class Observer:
             for entry in entries:
                 self._recovered[request.ledger, entry] = None
 
-    def _answer(
-        self, node: str, connection: int, id_: int, answer: peer.AnswerHead, frames: list[bytes]
-    ) -> None:
+    def _answer(self, node: str, connection: int, id_: int, answer: peer.AnswerHead, frames: list[bytes]) -> None:
         synced = self.synced.get(node)
         if synced is None:
             return
@@ -278,6 +278,8 @@ class Observer:
     # ------------------------------------------------------------------ metadata
     def committed(self, operation: object, version: int) -> None:
         """An operation of a transaction, in the moment in which it is durable."""
+        if self.on_commit is not None:
+            self.on_commit(operation)
         path = getattr(operation, "path", "")
         value = operation.value if isinstance(operation, Put) else None
         if value is not None and value[:2] == MAGIC and value[2] > VERSION:

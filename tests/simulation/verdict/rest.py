@@ -54,7 +54,7 @@ class _Rest:
         self.waits_for = ""
 
     async def run(self, world: World) -> None:
-        client = LedgerClient(world, await self._cluster.session(world))
+        client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world))
         copier = Copier(client.bookies, world.clock, RepairConfig())
         await client.bookies.ready()
         forced_at = world.clock.monotonic() + FORCED_S

@@ -1,0 +1,151 @@
+"""Defects of security: who is admitted, what a role may do, and what becomes of a right that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from magnetar.broker.access import grants
+from magnetar.broker.access.authorizer import Authorizer
+from magnetar.broker.access.core.table import Rule
+from magnetar.broker.access.grants import Grants
+from magnetar.broker.protocols.grpc import checked
+from magnetar.broker.protocols.grpc.admin import AdminService
+from magnetar.broker.session import consumer
+from magnetar.broker.topic.topic import Topic
+from magnetar.metadata import members
+from magnetar.metadata.members import Members
+from magnetar.proto.errors import Unauthenticated
+from magnetar.proto.names import TopicName
+from magnetar.runtime.access import Caller, Principal, PrincipalKind
+from magnetar.runtime.grpc import server
+from magnetar.runtime.sim import rpc as simulated
+from magnetar.security.authenticator import Authenticator
+from magnetar.security.remembered import Remembered
+from tests.mutants.ledgers import Stack, put
+
+
+# ------------------------------------------------------------------------------------ grants
+def open_ones_stay(stack: Stack) -> None:
+    """M50: a revocation is not told to producers and consumers that are open."""
+    put(stack, Authorizer, "changed", lambda *_: None)
+
+
+def broken_watch_changes_nothing(stack: Stack) -> None:
+    """M51: what was known before a watch broke is taken for current when it is back."""
+    put(stack, Grants, "_forget_all", lambda self: None)
+
+
+def stale_for_ever(stack: Stack) -> None:
+    """M52: a broker that cannot read the grants decides by those that it knows for ever."""
+    put(stack, grants, "STALE_S", math.inf)
+
+
+def read_failed_is_decided(stack: Stack) -> None:
+    """M53: a change whose grants cannot be read is forgotten: who lost a right stays until the next change."""
+    honest = Authorizer._undecided
+
+    async def undecided(self: Authorizer, topics: Any) -> list[Topic]:
+        await honest(self, topics)
+        return []
+
+    put(stack, Authorizer, "_undecided", undecided)
+
+
+def second_name_is_not_asked(stack: Stack) -> None:
+    """M54: of a request with two topics the first alone is checked: a dead letter topic is written by the broker."""
+    honest = consumer._authorize
+
+    async def authorize(broker: Any, options: Any, caller: Any) -> None:
+        letters = options.subscription_properties.pop(consumer.DEAD_LETTER_TOPIC, None)
+        await honest(broker, options, caller)
+        if letters is not None:
+            options.subscription_properties[consumer.DEAD_LETTER_TOPIC] = letters
+
+    async def checks_nothing(self: AdminService, topic: str, context: Any) -> None:
+        return
+
+    put(stack, consumer, "_authorize", authorize)
+    put(stack, AdminService, "_check_letters", checks_nothing)
+
+
+def forwarded_by_anybody(stack: Stack) -> None:
+    """M55: a request that says that a broker forwards it is taken from every caller."""
+    honest = checked._authorize
+
+    async def authorize(path: str, rule: Rule, request: Any, context: Any, access: Authorizer) -> None:
+        if not getattr(request, "here", False):
+            await honest(path, rule, request, context, access)
+
+    put(stack, checked, "_authorize", authorize)
+
+
+def partitions_have_no_base(stack: Stack) -> None:
+    """M56: grants of a topic are looked up by the name of the partition, which has none."""
+    put(stack, TopicName, "base", property(lambda self: self))
+
+
+# ------------------------------------------------------------------------------------ credentials
+def wrong_becomes_anonymous(stack: Stack) -> None:
+    """M57: a caller whose token is refused becomes the anonymous role, where there is one."""
+    honest = Authenticator._of_header
+
+    async def of_header(self: Authenticator, caller: Caller) -> Principal:
+        try:
+            return await honest(self, caller)
+        except Unauthenticated:
+            role = self._settings.authentication.anonymous_role
+            if not role:
+                raise
+            return Principal(role, PrincipalKind.ANONYMOUS)
+
+    put(stack, Authenticator, "_of_header", of_header)
+
+
+def streams_outlive_credentials(stack: Stack) -> None:
+    """M58: a stream goes on after the credentials of its caller have expired."""
+    for module in (server, simulated):
+        put(stack, module, "expires_in_s", lambda principal, clock: 1e6)
+
+
+def remembered_for_ever(stack: Stack) -> None:
+    """M59: a token that was verified once is taken after its end."""
+    honest = Remembered.add
+
+    def add(self: Remembered, digest: bytes, principal: Principal, until_ms: int) -> None:
+        honest(self, digest, principal, 0)
+
+    put(stack, Remembered, "add", add)
+
+
+# ------------------------------------------------------------------------------------ members
+def any_key_is_a_members(stack: Stack) -> None:
+    """M60: a bookie takes requests of every process that has a key, of a member or not."""
+
+    async def admit(self: Members, key: str) -> bool:
+        return True
+
+    put(stack, Members, "admit", admit)
+    put(stack, Members, "principal", lambda self, key: Principal("broker/any", PrincipalKind.MEMBER, "key"))
+
+
+def dead_members_stay(stack: Stack) -> None:
+    """M61: the key of a process whose session has ended is taken as before."""
+    honest = Members._list
+
+    async def listed(self: Members, session: Any) -> None:
+        before = self._known
+        await honest(self, session)
+        self._known = {**before, **self._known}
+
+    async def refresh(self: Members, session: Any, path: str) -> None:
+        await asyncio.sleep(0)
+
+    put(stack, Members, "_list", listed)
+    put(stack, Members, "_refresh", refresh)
+
+
+def keys_end_with_the_session(stack: Stack) -> None:
+    """M62: a bookie refuses a broker whose metadata session has ended, on the connections that it has, too."""
+    put(stack, members, "LEAVE_S", 0.0)

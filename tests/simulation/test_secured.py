@@ -1,0 +1,110 @@
+"""Secured clusters in the simulation: they pass as others do, and a right that is lost, or was never there, is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from magnetar.client.client import Client
+from magnetar.client.connect.authentication import AuthenticationToken
+from magnetar.client.model.settings import InitialPosition
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.sim.world import Simulation
+from tests.mutants.bank import BANK, planted
+from tests.simulation.cluster import CLIENT, METADATA, Cluster
+from tests.simulation.load.roles import Roles
+from tests.simulation.load.topics import TopicLoad
+from tests.simulation.options import SECURED_RATE, Options, draw
+from tests.simulation.run import Outcome, run_seed
+from tests.simulation.security import APP
+from tests.simulation.strikes.operations import TOPIC
+from tests.simulation.verdict.observer import Observer
+
+
+def secured(seed: int, **times: int) -> Outcome:
+    """With these strikes alone, where any are named."""
+
+    def change(_: Options) -> Options:
+        drawn = draw(seed, secured=True)
+        return replace(drawn, rates={}, times=times) if times else drawn
+
+    return run_seed(seed, change=change)
+
+
+def test_a_share_of_the_seeds_is_secured() -> None:
+    assert abs(sum(draw(seed).secured for seed in range(1, 1001)) - 1000 * SECURED_RATE) < 60
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_secured_seed_passes_and_has_the_same_trace_again(seed: int) -> None:
+    first, second = secured(seed), secured(seed)
+    assert first.failures == []
+    assert first.trace_hash == second.trace_hash
+
+
+def test_rights_that_come_and_go_under_traffic_lose_nothing_and_are_obeyed() -> None:
+    outcome = secured(1, revoke=8)
+    assert outcome.failures == []
+    assert outcome.figures["grants"] > 6
+    assert outcome.figures["uses"] > 20
+
+
+def test_a_stranger_with_keys_is_answered_by_no_bookie() -> None:
+    assert secured(6, stranger=4).failures == []
+
+
+FOUND: dict[str, dict[str, int]] = {"M50": {"revoke": 1}, "M54": {}, "M58": {}, "M60": {"stranger": 6}}
+
+
+@pytest.mark.parametrize(("id_", "strikes"), FOUND.items())
+def test_a_seed_finds(id_: str, strikes: dict[str, int]) -> None:
+    with planted(BANK[id_]):
+        assert any(secured(seed, **strikes).failures for seed in (1, 4, 6)), BANK[id_].what
+
+
+# ---------------------------------------------------------------------------------- grants that cannot be read
+def run(seed: int, program: Callable[[Cluster], Any]) -> None:
+    options = replace(draw(seed, secured=True), rates={}, times={}, ledger_entries_max=1000)
+    simulation = Simulation(seed)
+    cluster = Cluster(simulation, options, Observer(simulation))
+
+    async def main() -> None:
+        await cluster.start()
+        await cluster.start_brokers(1)
+        assert cluster.security is not None
+        await Roles(cluster, cluster.security, TopicLoad(cluster)).grant()
+        await cluster.simulation.spawn(CLIENT, program(cluster))
+
+    simulation.run(main())
+
+
+def test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_is_admitted() -> None:
+    async def program(cluster: Cluster) -> None:
+        world = cluster.simulation.world(CLIENT)
+        assert cluster.security is not None
+        lasting = AuthenticationToken(cluster.security.token(APP))
+        client = Client(cluster.service_url, lasting, 3, world=world)
+        producer = await client.create_producer(TOPIC)
+        consumer = await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
+        await producer.send(b"before")
+        assert (await consumer.receive()).data() == b"before"
+        cluster.simulation.wires.partition("broker-1", METADATA)
+        for number in range(25):
+            await producer.send(b"%d" % number)
+            assert (await consumer.receive()).data() == b"%d" % number
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)
+        with pytest.raises(MagnetarError):
+            await client.create_producer(TOPIC)
+        cluster.simulation.wires.heal("broker-1", METADATA)
+        await asyncio.sleep(10.0)
+        await (await client.create_producer(TOPIC)).send(b"after")
+        while (await consumer.receive()).data() != b"after":
+            continue  # what was not acknowledged comes again
+        await client.close()
+
+    run(1, program)
