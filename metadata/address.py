@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -21,12 +22,27 @@ JUTE_MAXBUFFER = (1 << 20) - 1
 """ZooKeeper's own default: it closes the connection of a client that sends a larger request."""
 
 
+class ZookeeperAccess(NamedTuple):
+    """What a process brings to ZooKeeper: TLS with `ca`, and who it is; then its nodes are open to that alone."""
+
+    ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
+    certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one
+    key: str = ""
+    credentials: Callable[[], str] | None = None  # "user:password" of the scheme `digest`, read at each session
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ZooKeeper can tell it from others."""
+        return self.credentials is not None or bool(self.certificate)
+
+
 class ZookeeperAddress(NamedTuple):
     """A ZooKeeper ensemble and the znode below which the tree is kept."""
 
     servers: tuple[Endpoint, ...]
     root: str = ROOT
     jute_maxbuffer: int = JUTE_MAXBUFFER
+    access: ZookeeperAccess = ZookeeperAccess()
 
     @property
     def hosts(self) -> str:

@@ -48,6 +48,14 @@ Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, a
 brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
 brokers show each other their certificate of [tls].
 
+    [zookeeper]                     # of a cluster whose metadata is in a ZooKeeper
+    ca = "zk-ca.pem"                # who signs its certificates; set: TLS, and the host's name is compared
+    certificate = ""                # a client certificate and its key, where ZooKeeper asks for one
+    key = ""
+    credentials = "zk.secret"       # a file, or env:NAME, with user:password of ZooKeeper's scheme `digest`
+
+With credentials or a certificate each node that is made is open to this identity alone.
+
     [audit]
     file = "audit.log"              # where acts and denials are written; without it with the server's log
 
@@ -140,6 +148,14 @@ class MembersSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ZookeeperSection:
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    credentials: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditSection:
     file: str = ""
 
@@ -147,11 +163,13 @@ class AuditSection:
 _SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
-    "broker": BrokerSection, "members": MembersSection, "audit": AuditSection,
+    "broker": BrokerSection, "members": MembersSection, "zookeeper": ZookeeperSection,
+    "audit": AuditSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
-          ("members", "folder"), ("members", "ca"), ("audit", "file")}  # fmt: skip
+          ("members", "folder"), ("members", "ca"), ("audit", "file"), ("zookeeper", "ca"),
+          ("zookeeper", "certificate"), ("zookeeper", "key"), ("zookeeper", "credentials")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +183,7 @@ class SecuritySettings:
     authorization: AuthorizationSection = AuthorizationSection()
     broker: BrokerSection = BrokerSection()
     members: MembersSection | None = None
+    zookeeper: ZookeeperSection | None = None
     audit: AuditSection = AuditSection()
 
     @property
@@ -225,6 +244,8 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
     tls, token, members = settings.tls, settings.token, settings.members
     if members is not None and not (members.folder and members.ca and members.cluster):
         yield "[members] needs folder, ca and cluster"
+    if (zookeeper := settings.zookeeper) is not None:
+        yield from _zookeeper_faults(zookeeper)
     if tls is not None and not (tls.certificate and tls.key):
         yield "[tls] needs certificate and key"
     if members is not None and tls is None and not settings.has_callers:
@@ -246,6 +267,15 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
         yield "the anonymous role is no super user"
     if not settings.broker.token and settings.certificate is None:
         yield "[broker] needs token, which this broker shows to the others"
+
+
+def _zookeeper_faults(zookeeper: ZookeeperSection) -> Iterator[str]:
+    if not (zookeeper.ca or zookeeper.credentials):
+        yield "[zookeeper] needs ca, or credentials, or both"
+    if bool(zookeeper.certificate) != bool(zookeeper.key):
+        yield "[zookeeper] has a certificate and its key: give both"
+    if zookeeper.certificate and not zookeeper.ca:
+        yield "[zookeeper] with a certificate needs ca: it is shown over TLS"
 
 
 def _token_faults(token: TokenSection) -> Iterator[str]:

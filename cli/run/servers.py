@@ -124,14 +124,21 @@ def endpoint(text: str, option: str) -> Endpoint:
         raise click.UsageError(f"{option}: {error}") from error
 
 
-def metadata_address(text: str) -> Address:
-    """The value of --metadata."""
+def metadata_address(text: str, security: str | None = None) -> Address:
+    """The value of --metadata; `security`: of --security, whose section [zookeeper] says what ZooKeeper is shown."""
     from ...metadata.address import parse
 
     try:
-        return parse(text)
+        found = parse(text)
     except ValueError as error:
         raise click.UsageError(f"--metadata: {error}") from error
+    if security is None:
+        return found
+    from ...security.settings import SecuritySettings
+    from .zookeeper import with_access
+
+    section = SecuritySettings.load(security).zookeeper
+    return found if section is None else with_access(found, section)
 
 
 def metrics_endpoint(text: str | None) -> Endpoint | None:
@@ -374,7 +381,7 @@ def broker(
 
     Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
     """
-    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
     warning = check_reach(insecure, listen=None if asks_and_encrypts(security) else where, metrics=scraped)

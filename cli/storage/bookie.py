@@ -68,7 +68,7 @@ def bookie(
     """
     if context.invoked_subcommand is not None:
         return 0
-    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
     warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 

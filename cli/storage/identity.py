@@ -64,7 +64,7 @@ async def metadata_at(where: Where, data: str | None) -> AsyncIterator[MetadataS
     world = real_world()
     if data is None:
         member = as_member(world, where.security, ROLE)
-        store: MetadataStore = await connect(member, metadata_address(where.address), WAIT_S, SESSION_S)
+        store: MetadataStore = await connect(member, metadata_address(where.address, where.security), WAIT_S, SESSION_S)
         try:
             yield store
         finally:

@@ -52,7 +52,7 @@ class Operator(NamedTuple):
         if section is None:
             return world, None
         world = as_member(world, self.security, ROLE)
-        address = metadata_address(self.metadata)
+        address = metadata_address(self.metadata, self.security)
 
         async def session() -> MetadataStore:
             return await connect(world, address, self.timeout_s, SESSION_S)

@@ -60,7 +60,7 @@ def repair(
     """
     if context.invoked_subcommand is not None:
         return 0
-    tree = metadata_address(metadata_)
+    tree = metadata_address(metadata_, security)
 
     async def main(world: World) -> None:
         from dataclasses import replace

@@ -7,6 +7,7 @@ protocol. This module adds what kazoo lacks, or does through threads that would 
   in the order of their arrival. So a client that reads and watches knows which of two was first.
   Kazoo's own callback threads are not started.
 - *Requests that kazoo lacks*: metadata/zookeeper/requests.py.
+- *Access lists.* They are not inherited: each node that is made has one, of the process' own identity.
 - *No second session.* When ZooKeeper reports that the session has expired, kazoo would open another; here it stops.
 
 No call blocks: requests are futures, and kazoo's thread is asked to end; the loop does not wait for it.
@@ -33,6 +34,7 @@ from kazoo.protocol.serialization import (
     CloseInstance,
     Connect,
     Exists,
+    GetACL,
     GetChildren2,
     GetData,
     SetData,
@@ -43,10 +45,11 @@ from kazoo.protocol.serialization import Create as CreateRequest
 from kazoo.protocol.serialization import Delete as DeleteRequest
 from kazoo.protocol.states import KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
-from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ...proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from ...runtime.clock import Clock
+from ..address import ZookeeperAccess
 from ..core import znodes
 from .requests import EPHEMERAL, AddWatch, CreateFolder, Multi, RemoveWatches
 
@@ -168,14 +171,18 @@ class ZooKeeperConnection:
     """The connection of one session. `on_state` and `on_event` are called on the loop, in order with the answers."""
 
     def __init__(
-        self, hosts: str, timeout_s: float, clock: Clock,
+        self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
         on_state: Callable[[ConnectionState], None], on_event: Callable[[Event], None],
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
+        self._acl = CREATOR_ALL_ACL if access.is_known else OPEN_ACL_UNSAFE
         self.client = KazooClient(
-            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG
-        )
+            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG,
+            use_ssl=bool(access.ca), ca=access.ca or None, verify_certs=True, check_hostname=bool(access.ca),
+            certfile=access.certificate or None, keyfile=access.key or None,
+            auth_data=[("digest", access.credentials())] if access.credentials is not None else None,
+        )  # fmt: skip
         self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
         self._connection.on_event = lambda event: self.on_loop(self._heard, event)
         self._connection.clock = clock
@@ -271,10 +278,14 @@ class ZooKeeperConnection:
         return self.request(Sync(path))
 
     def create(self, path: str) -> asyncio.Future[Answer]:
-        return self.request(CreateRequest(path, b"", OPEN_ACL_UNSAFE, 0))
+        return self.request(CreateRequest(path, b"", self._acl, 0))
 
     def create_folder(self, path: str) -> asyncio.Future[Answer]:
-        return self.request(CreateFolder(path))
+        return self.request(CreateFolder(path, self._acl))
+
+    def acl(self, path: str) -> asyncio.Future[Answer]:
+        """(access list, stat)"""
+        return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
         """Events of the znode and of everything below it, from the answer until the connection ends."""
@@ -285,7 +296,7 @@ class ZooKeeperConnection:
 
     async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
         """The transaction's zxid (or a later one). Refused, Missing: nothing was done."""
-        answer = await self.request(Multi(tuple(_request(root, step) for step in steps)))
+        answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
         failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
         if zk.NoAuthError.code in failed:
             raise Unauthorized("ZooKeeper refuses the transaction: its nodes have an access list without us")
@@ -320,11 +331,11 @@ _NEVER_TRIED = -2  # RUNTIMEINCONSISTENCY: a step after the one that failed
 _STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
 
 
-def _request(root: str, step: znodes.Step) -> Any:
+def _request(root: str, step: znodes.Step, acl: Any) -> Any:
     path = root + znodes.value(step.path)
     match step:
         case znodes.Create():
-            return CreateRequest(path, step.value, OPEN_ACL_UNSAFE, EPHEMERAL if step.ephemeral else 0)
+            return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
         case znodes.Set():
             return SetData(path, step.value, step.version)
         case znodes.Remove():

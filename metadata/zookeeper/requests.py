@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from kazoo.protocol.serialization import Create as CreateRequest
 from kazoo.protocol.serialization import MultiHeader, SetData, int_struct, read_string, stat_struct, write_string
-from kazoo.security import OPEN_ACL_UNSAFE
 
 EPHEMERAL, CONTAINER = 1, 4
 RECURSIVE = 1  # AddWatchMode.PERSISTENT_RECURSIVE
@@ -55,13 +54,14 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class CreateFolder:
-    """Makes a container."""
+    """Makes a container, with an access list."""
 
     path: str
+    acl: Any
     type: ClassVar[int] = 19  # createContainer
 
     def serialize(self) -> bytes:
-        return bytes(CreateRequest(self.path, b"", OPEN_ACL_UNSAFE, CONTAINER).serialize())
+        return bytes(CreateRequest(self.path, b"", self.acl, CONTAINER).serialize())
 
     @staticmethod
     def deserialize(buffer: bytes, offset: int) -> None:

@@ -46,6 +46,7 @@ from ..core.rules import check_operations, check_path, check_prefix
 from ..session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionState, SessionStore
 from ..store import Changed, Operation, Reset, Versioned
 from .connection import ConnectionState, Missing, Refused, Taken, ZooKeeperConnection
+from .tls import check_tls
 from .watch import Watches
 
 _LOG = logging.getLogger("magnetar.metadata.zookeeper")
@@ -58,6 +59,8 @@ T = TypeVar("T")
 
 async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
     """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
+    if address.access.ca:
+        await check_tls(address)
     return await ZookeeperStore(world, address, timeout_s).started()
 
 
@@ -72,7 +75,7 @@ class ZookeeperStore(SessionStore):
         self._line_ended = asyncio.Event()
         self._watches = Watches(lambda: self._line, address.root)
         self._line = ZooKeeperConnection(
-            address.hosts, timeout_s, world.clock, self._on_state, self._watches.on_event
+            address.hosts, timeout_s, world.clock, address.access, self._on_state, self._watches.on_event
         )
 
     # -------------------------------------------------------------------------------------------- the session
@@ -85,6 +88,17 @@ class ZookeeperStore(SessionStore):
         if self._state is not SessionState.CONNECTED:
             raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
         await self._make_root()
+        if self._address.access.is_known:
+            await self._check_access_list()
+
+    async def _check_access_list(self) -> None:
+        """Of a tree that was made before: it says what to type when others may read and write it."""
+        found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
+        if any(each.id.scheme == "world" for each in found):
+            _LOG.warning(
+                "every client of ZooKeeper may use %s: it was made without credentials. In zkCli.sh, after addauth: "
+                "setAcl -R %s auth::cdrwa", self._address, self._address.root,
+            )  # fmt: skip
 
     async def _make_root(self) -> None:
         parts = self._address.root.split("/")

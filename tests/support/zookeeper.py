@@ -15,6 +15,7 @@ import importlib.util
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from functools import cache
@@ -24,6 +25,7 @@ from typing import Self
 
 from magnetar.cli.common.processes import dies_with_parent
 from magnetar.cli.demo.java import find_java
+from magnetar.runtime.access import TlsFiles
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
 JUTE_MAXBUFFER = 16 << 20
@@ -63,9 +65,11 @@ def _free_port() -> int:
 class ZookeeperServer:
     """Starts at once; `start` again after `kill` or `stop` takes the same port and the same data."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tls: TlsFiles | None = None) -> None:
+        """`tls`: it takes TLS only, and no client certificates."""
         self.directory = directory
         self.port = _free_port()
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -91,13 +95,15 @@ class ZookeeperServer:
         """Answers when this returns, unless it shall not `wait` (a program is started in a moment, Java is not)."""
         assert not self.running, "ZooKeeper runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
+        port = "clientPort" if self._tls is None else "secureClientPort"
         (self.directory / "zoo.cfg").write_text(
-            f"dataDir={self.directory}/data\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
+            f"dataDir={self.directory}/data\n{port}={self.port}\n{port}Address=127.0.0.1\n{self._tls_settings()}"
             f"tickTime={TICK_MS}\nmaxSessionTimeout=600000\nmaxClientCnxns=0\nadmin.enableServer=false\n"
         )
         java = find_java()
         assert java is not None, why_no_zookeeper()
-        jars = ":".join(str(jar) for name in JARS for jar in sorted(_jars().glob(f"{name}.jar")))
+        names = JARS if self._tls is None else (*JARS, "netty-*")
+        jars = ":".join(str(jar) for name in names for jar in sorted(_jars().glob(f"{name}.jar")))
         command = [
             os.path.join(java.home, "bin", "java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m",
             f"-Djute.maxbuffer={JUTE_MAXBUFFER}", "-cp", jars,
@@ -110,6 +116,17 @@ class ZookeeperServer:
         if wait:
             self.wait_ready()
 
+    def _tls_settings(self) -> str:
+        if self._tls is None:
+            return ""
+        both = self.directory / "server.pem"
+        both.write_bytes(Path(self._tls.key).read_bytes() + Path(self._tls.certificate).read_bytes())
+        return (
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\nssl.clientAuth=none\n"
+            f"ssl.keyStore.location={both}\nssl.keyStore.type=PEM\n"
+            f"ssl.trustStore.location={self._tls.ca}\nssl.trustStore.type=PEM\n"
+        )
+
     def wait_ready(self) -> None:
         end = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
@@ -120,7 +137,11 @@ class ZookeeperServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 5.0) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), 5.0) as plain:
+                connection = plain
+                if self._tls is not None:
+                    context = ssl.create_default_context(cafile=self._tls.ca)
+                    connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
                 connection.sendall(b"srvr")
                 return b"Mode: " in connection.makefile("rb").read()
         except OSError:
