@@ -52,7 +52,7 @@ bench: $(STAMP)
 proto: $(STAMP)
 	@mkdir -p $(VENV)/generated
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
-		magnetar/proto/entry.proto magnetar/proto/wire.proto
+		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
 clean:

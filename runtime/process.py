@@ -22,7 +22,7 @@ from .access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess,
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
-from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from .network import ByteService, ByteServing, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
@@ -45,8 +45,8 @@ class SystemNetwork:
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
-        return await byte_streams.serve(endpoint, service)
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+        return await byte_streams.serve(endpoint, service, access)
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
         return await byte_streams.connect(endpoint)

@@ -12,6 +12,7 @@ shrink: ledgers are on all of them.
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,14 +35,13 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
-    from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
 DATA = "magnetar-data"
-PORT, PULSAR_PORT = 7650, 6650
+PORT, PULSAR_PORT, PULSAR_TLS_PORT = 7650, 6650, 6651
 
 
 @click.command()
@@ -49,7 +49,7 @@ PORT, PULSAR_PORT = 7650, 6650
     "--data", type=click.Path(file_okay=False), envvar="MAGNETAR_DATA", default=DATA, show_default=True, help="Folder."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=None, help="0: a free one (default 7650, and 6650).")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="0: free ones (default 7650 and 6650).")
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
@@ -61,8 +61,8 @@ def standalone(
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it listens on 7650, and on 6650 if that is
-    free: that is Pulsar's port, and programs that name it find us.
+    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and
+    Pulsar's protocol on 6650 (with TLS 6651) if that is free; with --port 0 on any free ones, which the line names.
 
     \b
     Examples:
@@ -113,6 +113,9 @@ async def _serve(
         "write_quorum": copies,
         "ack_quorum": copies // 2 + 1,
     }
+    pulsar = _free_pulsar_port(host, port, security)
+    if pulsar is not None:
+        given["pulsar_listen"] = str(pulsar)
     settings = load(BrokerConfig, "broker", file=config, overrides=given)
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
@@ -123,31 +126,27 @@ async def _serve(
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat, world.clock))
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
-        if port is None and await _serve_pulsar_port(parts, asking, broker, host):
-            facts["also"] = Endpoint(host, PULSAR_PORT)
+        for [url] in broker.pulsar_urls.values():
+            facts["pulsar"] = url
         ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(warning)
 
 
-async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:
-    """gRPC on Pulsar's port too, until Pulsar's own protocol replaces it. If the port is taken, it logs that."""
-    from ...broker.protocols.grpc.admin import AdminService
-    from ...broker.protocols.grpc.broker import BrokerService
-    from ...broker.protocols.grpc.checked import Checked
-    from ...proto.errors import Busy
+def _free_pulsar_port(host: str, port: int | None, security: str | None) -> Endpoint | None:
+    """Where Pulsar's protocol is served. None: its port is taken, which is logged; with --port 0 it is any."""
     from ...runtime.network import Endpoint
 
-    services = [
-        (name, Checked(name, service, broker.owned.access))
-        for name, service in (("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned)))
-    ]
-    try:
-        serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
-        await parts.start("pulsar-port", serving, lambda serving: serving.close())
-    except Busy:
-        print(f"magnetar: port {PULSAR_PORT} is taken; serving on {broker.endpoint} only", file=sys.stderr)
-        return False
-    return True
+    if port is not None:
+        return Endpoint(host, 0)
+    wanted = PULSAR_TLS_PORT if asks_and_encrypts(security) else PULSAR_PORT
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError:
+            print(f"magnetar: port {wanted} is taken; Pulsar's protocol is not served", file=sys.stderr)
+            return None
+    return Endpoint(host, wanted)
 
 
 def _count(folder: Path, wanted: int | None) -> int:
