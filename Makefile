@@ -30,11 +30,13 @@ demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
 # Looks for Java first, and installs it where we are root; without it the Spark tests are skipped and say so.
-# What starts processes runs by itself, one test after the other: time is real there.
+# What starts processes runs by itself, one test after the other: time is real there. Not so where only what the
+# documents show is run.
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	$(BIN)/python -m pytest -m 'not processes and not spark' --numprocesses auto
-	$(BIN)/python -m pytest -m 'processes or spark'
+	$(BIN)/python -m pytest tests/docs -m 'processes or spark' --numprocesses auto
+	$(BIN)/python -m pytest -m 'processes or spark' --ignore=tests/docs
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

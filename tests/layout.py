@@ -66,11 +66,13 @@ def tracked() -> list[str]:
 def modules(*tops: str) -> tuple[Module, ...]:
     """Our own Python modules in `tops` (default: all of the package, with the root's `__init__`)."""
     wanted = tops or (*PACKAGES, "")
-    found = []
-    for name in [n for top in wanted for n in _python_files(top)]:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        found.append(Module(name, text, ast.parse(text, name)))
-    return tuple(found)
+    return tuple(_module(name) for top in wanted for name in _python_files(top))
+
+
+@cache
+def _module(name: str) -> Module:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return Module(name, text, ast.parse(text, name))
 
 
 def _python_files(top: str) -> list[str]:
@@ -154,7 +156,8 @@ def symbols(tree: ast.Module) -> set[str]:
 
 def _set_on_self(function: ast.AST) -> Iterator[str]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if stored and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr
 
 

@@ -194,7 +194,13 @@ def _pytest(place: Place, command: Command) -> None:
 
 
 def _tables(place: Place, command: Command) -> None:
-    place.run(sys.executable, *command.words[1:], "--check", timeout_s=180)
+    """Once a run: several pages name it."""
+    if not _tables_are_fresh:
+        place.run(sys.executable, *command.words[1:], "--check", timeout_s=180)
+        _tables_are_fresh.append(True)
+
+
+_tables_are_fresh: list[bool] = []
 
 
 def _ci(place: Place, command: Command) -> None:

@@ -14,6 +14,8 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.options import parse_sink, parse_source
 from tests.client.crypto.keys import files
 
+pytestmark = pytest.mark.spark
+
 
 def test_the_options_of_encryption_go_together() -> None:
     url = {"service.url": "magnetar://localhost", "topic": "t"}
