@@ -1,7 +1,7 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
 Three transports, each real (runtime/grpc/client.py and server.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
-runtime/byte_streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
+runtime/tcp/streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming

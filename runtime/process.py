@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from . import byte_streams
 from .access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
@@ -26,6 +25,7 @@ from .network import ByteService, ByteServing, ByteStream, Channel, Endpoint, Pe
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
+from .tcp import streams
 from .threads import SystemWorkers
 from .world import World
 
@@ -46,10 +46,10 @@ class SystemNetwork:
         return client.connect(endpoint, access)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
-        return await byte_streams.serve(endpoint, service, access)
+        return await streams.serve(endpoint, service, access)
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        return await byte_streams.connect(endpoint)
+        return await streams.connect(endpoint)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None

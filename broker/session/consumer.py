@@ -141,6 +141,14 @@ class ConsumerSession:
         """Its state in the dispatcher: to be read."""
         return self._consumer.member
 
+    def messages_of(self, position: Position) -> int:
+        """How many messages an entry has that this consumer holds; 0: it is not known."""
+        cursor = self.subscription.cursor
+        partial = cursor.partial.get(position)
+        if partial is not None and partial.size:
+            return int(partial.size)
+        return self.member.outstanding.get(position, 0) + cursor.acked_count(position)
+
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])

@@ -19,7 +19,7 @@ from .wires import End, Owner, Wires
 WINDOW_BYTES = 1 << 20
 """Bytes in transit or unread in one direction."""
 CLOSE_S = 1.0
-"""As runtime/byte_streams.py."""
+"""As runtime/tcp/streams.py."""
 PIECE_BYTES = 1000
 """One arrival: about a packet, so that a protocol meets torn frames."""
 

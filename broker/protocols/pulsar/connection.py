@@ -35,6 +35,8 @@ from .consumer import ConsumerHandler
 from .credentials import caller_of
 from .errors import number_of
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, entry_of, frame, parse
+from .names import ProducerNames
+from .ports import Handler
 from .producer import ProducerHandler
 
 KEEP_ALIVE_S = 30.0
@@ -44,6 +46,8 @@ OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
 PROTOCOL_VERSION = 21
+METADATA_BYTES = 10 << 10
+"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told."""
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 Command = pulsar.BaseCommand
@@ -51,8 +55,9 @@ T = TypeVar("T")
 
 
 class Connection:
-    def __init__(self, broker: TopicManager, stream: ByteStream) -> None:
+    def __init__(self, broker: TopicManager, stream: ByteStream, names: ProducerNames) -> None:
         self.broker = broker
+        self.names = names
         self.caller = CallContext(stream.peer)
         self.client = ""  # its name and version, as it says
         self.version = 0  # of the protocol; 0: not connected
@@ -168,7 +173,7 @@ class Connection:
             raise InvalidRequest("the first command is CONNECT")
         asked = command.connect
         if asked.proxy_to_broker_url or asked.original_principal:
-            await self._refuse(Unauthenticated("there is no proxy here: nobody's word for another is taken"))
+            await self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
         try:
             principal = await self._authenticated(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
@@ -180,7 +185,7 @@ class Connection:
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
         self.send(frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
-            max_message_size=self.broker.config.max_message_bytes,
+            max_message_size=max(1, self.broker.config.max_message_bytes - METADATA_BYTES),
         )))  # fmt: skip
 
     async def _authenticated(self, method: str, data: bytes) -> Principal:
@@ -295,7 +300,7 @@ class Connection:
         else:
             self.leave_later(handler.close(asked.request_id))
 
-    def forget_producer(self, handler: ProducerHandler) -> None:
+    def forget_producer(self, handler: Handler) -> None:
         if self._producers.get(handler.id) is handler:
             del self._producers[handler.id]
 
@@ -335,7 +340,7 @@ class Connection:
         asked = getattr(command, Command.Type.Name(command.type).lower())
         self.start(lookup.of_consumer(self, command.type, asked, self._consumers.get(asked.consumer_id)))
 
-    def forget_consumer(self, handler: ConsumerHandler) -> None:
+    def forget_consumer(self, handler: Handler) -> None:
         if self._consumers.get(handler.id) is handler:
             del self._consumers[handler.id]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -21,7 +20,7 @@ from ....proto.entry import split_broker_part
 from ....proto.entry_pb2 import MessageIdData
 from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavailable
 from ....proto.model import InitialPosition
-from ....proto.names import MessageId, Position
+from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
 from ...log.cache import StoredEntry
 from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
@@ -31,9 +30,7 @@ from ...subscription.core.policies.slot_owners import KeySharedOptions
 from . import translate
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame, message_frame
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .ports import Connection
 
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
@@ -265,9 +262,10 @@ def _options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
         shared.keySharedMode == pulsar.STICKY, shared.allowOutOfOrderDelivery,
         tuple((each.start, each.end) for each in shared.hashRanges),
     )  # fmt: skip
+    again = start is not None and start.position < LATEST  # the client passes over what it wants no more
     return SubscribeOptions(
         asked.topic, asked.subscription, type_of(asked.subType), InitialPosition(asked.initialPosition),
-        asked.consumer_name, asked.durable, start, start is not None, translate.properties(asked.metadata),
+        asked.consumer_name, asked.durable, start, again, translate.properties(asked.metadata),
         asked.priority_level, translate.properties(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
     )  # fmt: skip

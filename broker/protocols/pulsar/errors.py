@@ -1,7 +1,7 @@
 """Pulsar's error numbers of our errors, as its clients rely on them.
 
-A client tries again, gives up, or opens its connection anew by the number (docs/pulsar.md). The first class that fits
-counts, so a class stands before those that it is derived from.
+A client tries again, gives up, or opens its connection anew by the number. The first class that fits counts, so a class
+comes before those that it is derived from.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -30,6 +31,10 @@ FRAME_EXTRA_BYTES = 64 << 10
 
 NO_REQUEST = (1 << 64) - 1
 """The request id of what a client did not ask for."""
+
+
+FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
+"""Of a BaseCommand, by its type."""
 
 
 class Frames:
@@ -73,6 +78,8 @@ def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
         command = pulsar.BaseCommand.FromString(bytes(frame[4 : 4 + size]))
     except DecodeError as error:
         raise InvalidRequest("a command that does not parse") from error
+    if not command.HasField(FIELDS[command.type]):
+        raise InvalidRequest(f"a command {FIELDS[command.type]} without its fields")
     return command, frame[4 + size :]
 
 

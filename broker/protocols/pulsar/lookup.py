@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 
@@ -20,13 +20,11 @@ from ....proto.names import NamespaceName, TopicName
 from ...access.core.table import Permission
 from ...session import statistics
 from ...session.topics import Topics
+from .consumer import ConsumerHandler
 from .errors import number_of, typed
 from .frames import frame
+from .ports import Connection
 from .translate import wire_id
-
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .consumer import ConsumerHandler
 
 Command = pulsar.BaseCommand
 _TRANSACTIONS = ("new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "tc_client_connect_request")

@@ -3,16 +3,12 @@
 Each SEND is answered once, in the order of the SENDs: a receipt, or an error that ends the message. An error that
 passes closes the producer instead (CLOSE_PRODUCER): the client opens it again and sends what has no answer again, in
 its order. Entries for which the session has no credit wait here; the connection bounds them (`Connection.held`).
-
-**Who returns.** Pulsar's clients count the openings of a producer (`epoch`) and have no other identity than its name:
-the same name from the same host with a higher epoch is the producer that was cut off, and replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry_pb2 import MessageIdData
@@ -30,9 +26,7 @@ from ....runtime.network import network_of
 from ...session.producer import ProducerOptions, ProducerSession
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .ports import Connection
 
 WAIT_NOTICE_S = 1.0
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
@@ -48,6 +42,8 @@ class ProducerHandler:
     def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
+        self.place = network_of(connection.caller.peer)
+        self.instance = ""
         self._connection = connection
         self._asked = asked
         self._session: ProducerSession | None = None
@@ -73,11 +69,12 @@ class ProducerHandler:
     def _options(self) -> ProducerOptions:
         asked, broker = self._asked, self._connection.broker
         name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_id()}"
-        place = network_of(self._connection.caller.peer) if asked.user_provided_producer_name else ""
-        mode = AccessMode(asked.producer_access_mode)
+        known = self._connection.names.instance(asked.topic, name, self.place, self.epoch)
+        self.instance = known or broker.world.rng.randbytes(8).hex()
         return ProducerOptions(
-            asked.topic, name, mode, {each.key: each.value for each in asked.metadata},
-            f"pulsar:{place}:{name}"[:250], asked.epoch, asked.initial_subscription_name, asked.topic_epoch,
+            asked.topic, name, AccessMode(asked.producer_access_mode),
+            {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
+            asked.initial_subscription_name, asked.topic_epoch,
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -95,6 +92,7 @@ class ProducerHandler:
             if notice is not None:
                 notice.cancel()
         self._session = session
+        self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def _waits(self, name: str) -> None:
@@ -203,6 +201,7 @@ class ProducerHandler:
         self._waiting.clear()
         await self._stop_opening()
         if self._session is not None:
+            self._connection.names.remove(self._asked.topic, self._session.name, self)
             self._session.leave()
 
     async def _stop_opening(self) -> None:

@@ -13,15 +13,17 @@ from ....runtime.network import ByteStream
 from ....runtime.unbroken import unbroken
 from ...node.topic_manager import TopicManager
 from .connection import Connection
+from .names import ProducerNames
 
 
 class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
+        self._names = ProducerNames()
 
     async def serve(self, stream: ByteStream) -> None:
         """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
-        connection = Connection(self._broker, stream)
+        connection = Connection(self._broker, stream, self._names)
         try:
             await connection.serve()
         finally:

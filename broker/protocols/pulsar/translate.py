@@ -6,7 +6,7 @@ first, bit 1: **not** acknowledged; zero words at its end are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from ....proto import pulsar_pb2 as pulsar
@@ -59,14 +59,14 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
         for acked in cumulative(ack.message_id[0]):
             yield from session.ack_cumulative(acked)
     else:
-        yield from session.ack(individual(ack.message_id))
+        yield from session.ack(individual(ack.message_id, session.messages_of))
 
 
 def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
     """In steps, before the first of them is acknowledged."""
     each, reached = iter(ids), 0
     while some := list(islice(each, ACK_ENTRIES)):
-        reached += sum(max(64 * len(id_.ack_set), id_.batch_size if id_.ack_set else 0) for id_ in some)
+        reached += sum(64 * len(id_.ack_set) for id_ in some)
         yield
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
@@ -74,14 +74,14 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
         )
 
 
-def individual(ids: Iterable[MessageIdData]) -> Iterator[AckedEntry]:
+def individual(ids: Iterable[MessageIdData], messages_of: Callable[[Position], int]) -> Iterator[AckedEntry]:
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
             continue
         if not each.ack_set:
             yield AckedEntry(position)
-        elif acked := _acked(each):
+        elif acked := _acked(each, messages_of(position)):
             yield AckedEntry(position, acked)
 
 
@@ -100,9 +100,10 @@ def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
         yield AckedEntry(position)
 
 
-def _acked(of: MessageIdData) -> int:
-    size = max(64 * len(of.ack_set), min(of.batch_size, BATCH_INDEXES_MAX))
-    return ~_bits(of.ack_set) & ((1 << size) - 1)
+def _acked(of: MessageIdData, messages: int) -> int:
+    """Where the size of the batch is not known, what is above the highest bit is left for later."""
+    left = _bits(of.ack_set)
+    return ~left & ((1 << (messages or left.bit_length())) - 1)
 
 
 def _bits(words: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 The files are looked at before each handshake, as gRPC does (runtime/grpc/access.py): open connections stay, the next
 one is shown the new certificate, and asked for one of the new authority. Files that cannot be used leave those before
-in use, and are logged. Guarding tests: tests/runtime/test_tls.py.
+in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import os
 import ssl
 
-from ..proto.errors import InvalidConfiguration
-from .access import TlsFiles
+from ...proto.errors import InvalidConfiguration
+from ..access import TlsFiles
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 1.0

@@ -7,10 +7,10 @@ import logging
 import ssl
 from collections import Counter
 
-from ..proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
-from .access import OPEN, Caller, Guard, ListenerAccess
-from .network import STREAM_QUEUE_BYTES, ByteService, Endpoint, network_of
-from .tasks import Tasks
+from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
+from ..access import OPEN, Caller, Guard, ListenerAccess
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, network_of
+from ..tasks import Tasks
 from .tls import HANDSHAKE_S, SHUTDOWN_S, listener_context
 
 READ_BYTES = 256 << 10
