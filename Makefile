@@ -34,9 +34,13 @@ demo: $(STAMP)
 # documents show is run.
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
-	$(BIN)/python -m pytest -m 'not processes and not spark' --numprocesses auto
+	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses auto
 	$(BIN)/python -m pytest tests/docs -m 'processes or spark' --numprocesses auto
 	$(BIN)/python -m pytest -m 'processes or spark' --ignore=tests/docs
+
+# Pulsar's official clients against a real server; Maven brings the Java client.
+interop: $(STAMP)
+	$(BIN)/python -m pytest tests/interop
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -240,10 +240,12 @@ class Connection:
         self._flush()
         await self._stream.drained()
 
-    def error(self, request_id: int, error: MagnetarError) -> None:
-        self.send(frame(error=pulsar.CommandError(
-            request_id=request_id, error=number_of(error), message=error.message
-        )))  # fmt: skip
+    def error(
+        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
+    ) -> None:
+        """`number`: in place of the one that errors.py has."""
+        number = number_of(error) if number is None else number
+        self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
     def success(self, request_id: int) -> None:
         self.send(frame(success=pulsar.CommandSuccess(request_id=request_id)))

@@ -22,6 +22,7 @@ from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavaila
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
+from ...common.refusals import SubscribeRefusal
 from ...log.cache import StoredEntry
 from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
 from ...subscription.core.deliveries import Delivery
@@ -34,6 +35,9 @@ from .ports import Connection
 
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
+
+SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
+"""Refusals of a Key_Shared consumer that are about its slots."""
 
 
 class ConsumerHandler:
@@ -80,7 +84,9 @@ class ConsumerHandler:
                 raise
         except Exception as error:
             connection.forget_consumer(self)
-            connection.error(asked.request_id, typed(error))
+            why = typed(error)
+            assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
+            connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
         connection.success(asked.request_id)

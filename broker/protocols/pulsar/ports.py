@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import MagnetarError
 from ....runtime.files import Buffer
 from ....runtime.network import CallContext
@@ -34,7 +35,9 @@ class Connection(Protocol):
         """One frame of `size` bytes, in parts."""
         ...
 
-    def error(self, request_id: int, error: MagnetarError) -> None: ...
+    def error(
+        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
+    ) -> None: ...
     def success(self, request_id: int) -> None: ...
     def held(self, size: int) -> None:
         """So many bytes of entries more (or less) wait for credit."""

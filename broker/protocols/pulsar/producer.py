@@ -97,15 +97,16 @@ class ProducerHandler:
 
     def _waits(self, name: str) -> None:
         self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
-            request_id=self._asked.request_id, producer_name=name, producer_ready=False
+            request_id=self._asked.request_id, producer_name=name, producer_ready=False, schema_version=b""
         )))  # fmt: skip
 
     def _succeeded(self, request_id: int, name: str, last_sequence_id: int) -> None:
         assert self._session is not None, "it is open"
         epoch = self._session.topic_epoch
         answer = pulsar.CommandProducerSuccess(
-            request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id
-        )
+            request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
+            schema_version=b"",  # empty: none. Java's client ends its connection when it is left out
+        )  # fmt: skip
         if epoch:
             answer.topic_epoch = epoch
         self._connection.send(frame(producer_success=answer))

@@ -4,7 +4,7 @@
 
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
 for owners, partitions and topics (lookup.py). The messages are proto/pulsar.proto, the frames frames.py.
-What it does not do is said to the client: transactions and topic watchers are refused, schemas are not kept.
+Transactions and topic watchers are refused. Schemas are accepted and not kept: there is no registry.
 """
 
 from __future__ import annotations
