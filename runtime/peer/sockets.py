@@ -65,6 +65,11 @@ def new_keys() -> KeyPair:
     return KeyPair(z85.decode(public).hex(), z85.decode(secret))
 
 
+_UNENDED: set[zmq.Context[zmq.Socket[bytes]]] = set()
+"""Kept from the garbage collector: pyzmq ends a context that it collects, and waits without end for sockets that were
+not closed."""
+
+
 class Context:
     """The ZeroMQ context of a world, made with the first socket and ended with the last."""
 
@@ -79,6 +84,7 @@ class Context:
 
         if self._context is None or self._pid != os.getpid():
             self._context = zmq.Context(io_threads=1)
+            _UNENDED.add(self._context)
             self._pid = os.getpid()
             self._sockets = 0
             self._admission = None
@@ -107,7 +113,11 @@ class Context:
 
         if self._admission is None:
             handler = self.open(zmq.ROUTER)
-            handler.bind(ZAP_ENDPOINT)
+            try:
+                handler.bind(ZAP_ENDPOINT)
+            except zmq.ZMQError:
+                self.close(handler)
+                raise
             self._admission = Admission(handler)
         domain = self._admission.add(access.gate)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -129,6 +139,8 @@ class Context:
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None
             admission.close()
+            if not admission.socket.closed:
+                admission.socket.unbind(ZAP_ENDPOINT)  # now: one that is closed gives its address back some time later
             self.close(admission.socket)
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
@@ -137,6 +149,7 @@ class Context:
         if self._sockets == 0 and self._context is not None and self._pid == os.getpid():
             context, self._context = self._context, None
             context.term()
+            _UNENDED.discard(context)
 
 
 class Wire:
