@@ -25,14 +25,14 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> str:
     copied = ["mvn", "-q", "-B", "-f", str(JAVA / "pom.xml"), "dependency:copy-dependencies"]
     subprocess.run([*copied, f"-DoutputDirectory={folder / 'lib'}"], check=True, timeout=600)
     sources = [str(path) for path in sorted((JAVA / "src").glob("*.java"))]
-    subprocess.run(["javac", "-cp", f"{folder / 'lib'}/*", "-d", str(folder / "out"), *sources], check=True, timeout=120)
-    return f"{folder / 'lib'}/*:{folder / 'out'}"
+    jars = f"{folder / 'lib'}/*"
+    subprocess.run(["javac", "-cp", jars, "-d", str(folder / "out"), *sources], check=True, timeout=120)
+    return f"{jars}:{folder / 'out'}"
 
 
 def test_each_part_of_the_java_client_works(classes: str, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         server = processes.start("standalone", "standalone", "--port", "0", "--data", "data")
-        done = subprocess.run(
-            ["java", "-cp", classes, "Interop", url_of(server)], capture_output=True, text=True, timeout=300, check=False
-        )
+        command = ["java", "-cp", classes, "Interop", url_of(server)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.splitlines() == [f"ok {part}" for part in PARTS], done.stdout + done.stderr

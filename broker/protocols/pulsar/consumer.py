@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry import split_broker_part
-from ....proto.entry_pb2 import MessageIdData
 from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavailable
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
@@ -54,7 +53,8 @@ class ConsumerHandler:
         self._asked = asked
         self._before = before
         self._opening: asyncio.Task[None] | None = None
-        self._epoch = asked.consumer_epoch
+        self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
+        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
         self._head = b"\x08" + varint(self.id)
         self._over = False
 
@@ -134,7 +134,8 @@ class ConsumerHandler:
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
-            self._epoch = asked.consumer_epoch
+            self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
+        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
         if self.session is not None and not self.sought:
             yield from translate.redeliver_steps(self.session, asked)
 
@@ -181,23 +182,21 @@ class ConsumerHandler:
             self._connection.send_parts((head, part), len(head) + len(part))
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
+        """A CommandMessage."""
         assert self.session is not None, "a delivery comes after the opening"
         partition = self.session.topic.name.partition
-        if delivery.acked_indexes or self._epoch:
-            entry = delivery.entry
-            message = pulsar.CommandMessage(
-                consumer_id=self.id, redelivery_count=delivery.redelivery_count,
-                message_id=MessageIdData(ledgerId=position[0], entryId=position[1], partition=partition),
-                ack_set=translate.ack_set(delivery.acked_indexes, entry.count) if delivery.acked_indexes else (),
-            )  # fmt: skip
-            if self._epoch:
-                message.consumer_epoch = self._epoch
-            return message.SerializeToString()
         place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))
         if partition >= 0:
             place += b"\x18" + varint(partition)
-        count = delivery.redelivery_count
-        return b"".join((self._head, b"\x12", varint(len(place)), place, b"\x18" + varint(count) if count else b""))
+        parts = [self._head, b"\x12", varint(len(place)), place]
+        if delivery.redelivery_count:
+            parts.append(b"\x18" + varint(delivery.redelivery_count))
+        if delivery.acked_indexes:
+            words = translate.ack_set(delivery.acked_indexes, delivery.entry.count)
+            parts += [b"\x20" + varint(translate.unsigned(word)) for word in words]
+        if self._epoch is not None:
+            parts.append(b"\x28" + varint(self._epoch))
+        return b"".join(parts)
 
     def ended(self) -> None:
         if not self._connection.client.startswith(END_UNKNOWN_TO):

@@ -11,7 +11,7 @@ import pytest
 from magnetar.broker.protocols.pulsar import connection as connection_module
 from magnetar.broker.protocols.pulsar.frames import frame
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import client_part, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
@@ -326,6 +326,56 @@ def test_what_a_client_may_not_acknowledge_is_told_with_a_receipt_and_passed_ove
             assert (answer.request_id, answer.HasField("error")) == (request, True), given
         raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[id_], request_id=9))
         assert not (await raw.next("ack_response")).HasField("error")
+
+    simulate(scenario)
+
+
+def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_valid() -> None:
+    """What Java's client reads of it: the ack set, and the epoch that it gave last."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        payloads = [b"%d" % number for number in range(70)]
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        entry = encode_batch(metadata, plain_items(payloads), 70)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=70))
+        await raw.subscribe(subType=2, consumer_epoch=0)
+        message = await raw.next("message")
+        assert (message.consumer_epoch, message.HasField("consumer_epoch"), list(message.ack_set)) == (0, True, [])
+        partly = MessageIdData(ledgerId=message.message_id.ledgerId, entryId=0, ack_set=[-2, 0b111111])
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[partly]))
+        raw.send(redeliver_unacknowledged_messages=pulsar.CommandRedeliverUnacknowledgedMessages(
+            consumer_id=1, consumer_epoch=3
+        ))  # fmt: skip
+        again = await raw.next("message")
+        assert (again.consumer_epoch, list(again.ack_set), again.redelivery_count) == (3, [-2, 0b111111], 1)
+
+    simulate(scenario)
+
+
+def test_a_producer_gets_an_empty_schema_version_and_a_schema_is_accepted() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        schema = pulsar.Schema(name="s", schema_data=b"", type=1)
+        opened = await raw.open_producer(schema=schema)
+        assert (opened.HasField("schema_version"), opened.schema_version) == (True, b"")
+        raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=schema))
+        answer = await raw.next("get_or_create_schema_response")
+        assert (answer.HasField("error_code"), answer.schema_version) == (False, b"")
+
+    simulate(scenario)
+
+
+def test_ranges_of_keys_that_overlap_are_refused_as_ranges() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        sticky = {"keySharedMode": pulsar.STICKY}
+        mine = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=0, end=99)], **sticky)
+        other = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=99, end=200)], **sticky)
+        assert isinstance(await raw.subscribe(1, subType=3, keySharedMeta=mine), pulsar.CommandSuccess)
+        assert (await raw.subscribe(2, subType=3, keySharedMeta=other)).error == pulsar.ConsumerAssignError
+        assert (await raw.subscribe(3, subType=1)).error == pulsar.ConsumerBusy
 
     simulate(scenario)
 
