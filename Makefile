@@ -34,9 +34,13 @@ demo: $(STAMP)
 # documents show is run.
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
-	$(BIN)/python -m pytest -m 'not processes and not spark' --numprocesses auto
+	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses auto
 	$(BIN)/python -m pytest tests/docs -m 'processes or spark' --numprocesses auto
 	$(BIN)/python -m pytest -m 'processes or spark' --ignore=tests/docs
+
+# Pulsar's official clients against a real server; Maven brings the Java client.
+interop: $(STAMP)
+	$(BIN)/python -m pytest tests/interop
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
@@ -54,7 +58,7 @@ bench: $(STAMP)
 proto: $(STAMP)
 	@mkdir -p $(VENV)/generated
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
-		magnetar/proto/entry.proto magnetar/proto/wire.proto
+		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
 clean:

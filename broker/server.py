@@ -21,7 +21,7 @@ from ..metadata.store import MetadataStore
 from ..metadata.update import ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.access import Limits, ListenerAccess
-from ..runtime.network import Endpoint, Serving
+from ..runtime.network import ByteServing, Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .common.config import BrokerConfig
@@ -29,6 +29,8 @@ from .node.topic_manager import TopicManager
 from .protocols.grpc.admin import AdminService
 from .protocols.grpc.broker import BrokerService
 from .protocols.grpc.checked import Checked
+from .protocols.pulsar.listeners import advertised_urls
+from .protocols.pulsar.protocol import PulsarProtocol
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -54,6 +56,7 @@ class Broker:
         self._new_session = new_session
         self.background = Supervisor()
         self._serving: Serving | None = None
+        self._pulsar: ByteServing | None = None
         self._closing = False
 
     @classmethod
@@ -72,12 +75,17 @@ class Broker:
             for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
         ]
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
-        self._serving = await self._world.network.serve(config.listen, services, ListenerAccess(limits=limits))
+        network, access = self._world.network, ListenerAccess(limits=limits)
+        self._serving = await network.serve(config.listen, services, access)
         try:
+            if config.pulsar_listen is not None:
+                self._pulsar = await network.serve_bytes(
+                    config.pulsar_listen, PulsarProtocol(self.owned).serve, access
+                )
             await ensure_ids(self._metadata)
-            await self.owned.enter(self._metadata, str(self.endpoint))
+            await self.owned.enter(self._metadata, str(self.endpoint), self.pulsar_urls)
         except BaseException:
-            await self._serving.close()
+            await self._stop_serving()
             raise
         self.background.keep("broker-session", self._keep_session)
         self.background.keep("broker-upkeep", self._look_after_topics)
@@ -101,6 +109,13 @@ class Broker:
         if advertised is None:
             return listening
         return advertised if advertised.port else Endpoint(advertised.host, listening.port)
+
+    @property
+    def pulsar_urls(self) -> dict[str, tuple[str, ...]]:
+        """Where clients of Pulsar reach it, by the name of the listener."""
+        if self._pulsar is None:
+            return {}
+        return advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
 
     async def _look_after_topics(self) -> None:
         while True:
@@ -177,7 +192,7 @@ class Broker:
             if self.owned.entered:
                 await self.owned.resume(fresh)
             else:
-                await self.owned.enter(fresh, str(self.endpoint))
+                await self.owned.enter(fresh, str(self.endpoint), self.pulsar_urls)
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.owned.entered:
@@ -193,5 +208,9 @@ class Broker:
         self._closing = True
         await self.background.close()
         await self.owned.close()
-        assert self._serving is not None, "a broker that closes has started"
-        await self._serving.close(self._config.close_grace_s)
+        await self._stop_serving(self._config.close_grace_s)
+
+    async def _stop_serving(self, grace_s: float = 0.0) -> None:
+        for serving in (self._pulsar, self._serving):
+            if serving is not None:
+                await serving.close(grace_s)

@@ -128,6 +128,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     kind = 6
     name: str
     endpoint: str  # host:port of its gRPC services, as clients reach it
+    pulsar: dict[str, tuple[str, ...]] = {}  # name of a listener ("": the default) → URLs of Pulsar's protocol
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):

@@ -80,7 +80,11 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    return _check_loose("producer", text)
+    """Any printable text: Pulsar's Java client names its producers of dead letters after topics."""
+    _check_size("producer", text)
+    if not text or not text.isprintable() or text != text.strip():
+        raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
+    return text
 
 
 def is_role(text: str) -> bool:

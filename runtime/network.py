@@ -1,7 +1,7 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
 Three transports, each real (runtime/grpc/client.py and server.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
-runtime/byte_streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
+runtime/tcp/streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
@@ -33,7 +33,9 @@ from .access import (
     LOCAL,
     NOTHING,
     OPEN,
+    Caller,
     CallerAccess,
+    Guard,
     KeyPair,
     ListenerAccess,
     PeerCalling,
@@ -85,6 +87,18 @@ class Endpoint(NamedTuple):
         if not host or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.strip("[]"), int(port))
+
+
+def network_of(peer: str) -> str:
+    """The host of HOST:PORT; of an IPv6 address its network of 64 bits, which one host has for itself."""
+    host = peer.rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
 Out = TypeVar("Out", contravariant=True)
@@ -177,6 +191,15 @@ class Serving(Protocol):
     async def close(self, grace_s: float = 0.0) -> None: ...
 
 
+class ByteServing(Serving, Protocol):
+    """A listener for bytes."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether its callers need TLS."""
+        ...
+
+
 class PeerServing(Serving, Protocol):
     """A listener for peers."""
 
@@ -253,6 +276,16 @@ class ByteStream(Protocol):
         """Address of the other end, for logs and statistics."""
         ...
 
+    @property
+    def caller(self) -> Caller:
+        """What the connection says of the other end before anything is read."""
+        ...
+
+    @property
+    def guard(self) -> Guard | None:
+        """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
+        ...
+
     async def read(self) -> bytes:
         """At least one byte; empty: the other end has closed. ConnectionLost. One reader at a time."""
         ...
@@ -293,8 +326,11 @@ class Network(Protocol):
         """InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this machine in clear."""
         ...
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
-        """Serves TCP. Port 0: a free one. Busy: the port is taken."""
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+        """Serves TCP, or TLS. Port 0: a free one. Busy: the port is taken. InvalidConfiguration: the TLS files.
+
+        Of the limits of `access` it keeps to `connections` and `streams_per_address`.
+        """
         ...
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:

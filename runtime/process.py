@@ -17,15 +17,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from . import byte_streams
 from .access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
-from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from .network import ByteService, ByteServing, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
+from .tcp import streams
 from .threads import SystemWorkers
 from .world import World
 
@@ -45,11 +45,11 @@ class SystemNetwork:
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
-        return await byte_streams.serve(endpoint, service)
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+        return await streams.serve(endpoint, service, access)
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        return await byte_streams.connect(endpoint)
+        return await streams.connect(endpoint)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None

@@ -29,7 +29,7 @@ from ..runtime.access import (
 )
 from ..runtime.clock import Clock
 from ..runtime.monitoring.logs import audit_to
-from ..runtime.network import Channel, Endpoint, Network, Serving
+from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving
 from ..runtime.threads import SystemWorkers
 from ..runtime.workers import Workers
 from ..runtime.world import World
@@ -114,13 +114,16 @@ class SecuredNetwork:
         self._inner = inner
         self._listener = ListenerAccess(Authenticator(settings, clock, workers), settings.tls_files)
         self._caller = _own_access(settings)
-        self.serve_bytes, self.connect_bytes = inner.serve_bytes, inner.connect_bytes
+        self.connect_bytes = inner.connect_bytes
         self.serve_peers, self.peer, self.new_keys = inner.serve_peers, inner.peer, inner.new_keys
 
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
         return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
+        return await self._inner.serve_bytes(endpoint, service, replace(self._listener, limits=access.limits))
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller)

@@ -36,6 +36,8 @@ class BrokerConfig(Applied):
     authorization_allow_wildcards_matching: bool = False  # a role of a grant may be a pattern: `team-*`, `*-reader`
     listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
+    pulsar_listen: Endpoint | None = None  # where clients of Pulsar connect; port 0 takes a free one; none: nowhere
+    pulsar_listeners: str = ""  # what their look-ups answer: NAME:URL,NAME:URL; none: as advertised; the first: to all
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
     min_racks_per_write_quorum: Positive = 1  # racks of the copies of an entry, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning

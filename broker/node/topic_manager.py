@@ -120,10 +120,14 @@ class TopicManager:
         self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
-    async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
-        """Begins to own topics: the broker is registered and can be found when this returns."""
+    async def enter(
+        self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """Begins to own topics: the broker is registered, with where clients reach it, and can be found when this
+        returns.
+        """
         self.endpoint = endpoint
-        me = BrokerRecord(name=self.name, endpoint=endpoint)
+        me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {})
         changed = (self._policies_changed, self.access.changed)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed)
         try:

@@ -134,7 +134,20 @@ class ConsumerSession:
 
     @property
     def name(self) -> str:
-        return self._consumer.member.name
+        return self.member.name
+
+    @property
+    def member(self) -> Member:
+        """Its state in the dispatcher: to be read."""
+        return self._consumer.member
+
+    def messages_of(self, position: Position) -> int:
+        """How many messages an entry has that this consumer holds; 0: it is not known."""
+        cursor = self.subscription.cursor
+        partial = cursor.partial.get(position)
+        if partial is not None and partial.size:
+            return int(partial.size)
+        return self.member.outstanding.get(position, 0) + cursor.acked_count(position)
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
@@ -230,13 +243,15 @@ class ConsumerSession:
             done = max(0, index - place.first_index) if log.shape.readable(place.position) else 0
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
-    async def unsubscribe(self) -> None:
-        """Removes the subscription for good. NotAllowed: a reader has none; Busy: it has other consumers."""
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        """Removes the subscription for good. NotAllowed: a reader has none; Busy: it has other consumers, which `force`
+        disconnects.
+        """
         subscription = self.subscription
         if not subscription.durable:
             raise NotAllowed("a reader has no subscription to remove")
         others = len(subscription.consumers) - 1
-        if others > 0:
+        if others > 0 and not force:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
         self._removing = True  # removed by its own consumer: the answer reports it, not `closed`
         try:

@@ -147,7 +147,7 @@ class Subscription(Pump):
         return self.type.title if self.type is not None else "of no type"
 
     def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
-        return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
+        return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
         """Removes the consumer; what it held goes to the others. Idempotent. `lost`: it left without saying so."""

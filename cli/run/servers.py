@@ -19,6 +19,7 @@ from ..common.lazy import Lazy, LazyGroup
 from .members import as_member, asks_members, join
 
 if TYPE_CHECKING:
+    from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
@@ -252,6 +253,12 @@ def ready(url: str, **facts: object) -> None:
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
+def pulsar_fact(broker: Broker) -> dict[str, object]:
+    """Of the ready line: where clients of Pulsar connect."""
+    urls = broker.pulsar_urls.get("", ())
+    return {"pulsar": urls[0]} if urls else {}
+
+
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
     """Serves metrics if requested; returns the fact for the ready line. Busy: the port is taken."""
     if where is None:
@@ -358,6 +365,9 @@ def metadata(
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
+@click.option(
+    "--pulsar-listen", default=None, metavar="HOST:PORT", help="Serve Pulsar's protocol there (default: nowhere)."
+)
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
@@ -365,6 +375,7 @@ def metadata(
 @server_options("info")
 def broker(
     listen: str,
+    pulsar_listen: str | None,
     advertise: str | None,
     metadata_: str,
     wait_s: float,
@@ -381,10 +392,12 @@ def broker(
 
     Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
     """
+    pulsar = None if pulsar_listen is None else endpoint(pulsar_listen, "--pulsar-listen")
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
-    warning = check_reach(insecure, listen=None if asks_and_encrypts(security) else where, metrics=scraped)
+    served = (None, None) if asks_and_encrypts(security) else (where, pulsar)
+    warning = check_reach(insecure, **dict(zip(("listen", "pulsar-listen"), served, strict=True)), metrics=scraped)
 
     async def main(world: World) -> None:
         from ...broker.common.config import BrokerConfig
@@ -393,7 +406,10 @@ def broker(
         from ...runtime.lifecycle import Parts
         from ..metrics.samples import Measured
 
-        given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
+        given = {
+            "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
+            "pulsar_listen": None if pulsar is None else str(pulsar),
+        }  # fmt: skip
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
         world = as_member(world, security, "broker")
         async with Parts(world.clock) as parts:
@@ -412,7 +428,7 @@ def broker(
 
             starting = Broker.start(secured(serving, security), settings, store, session)
             running = await parts.start("broker", starting, close)
-            facts = await serve_metrics(parts, scraped, Measured(broker=running))
+            facts = await serve_metrics(parts, scraped, Measured(broker=running)) | pulsar_fact(running)
             ready(f"{scheme(security)}://{running.endpoint}", **facts)
             await serve_for_ever(warning)
 

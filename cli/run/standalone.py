@@ -12,9 +12,10 @@ shrink: ledgers are on all of them.
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -23,6 +24,7 @@ from .servers import (
     asks_and_encrypts,
     check_reach,
     metrics_endpoint,
+    pulsar_fact,
     ready,
     scheme,
     secured,
@@ -34,14 +36,13 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
-    from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
 DATA = "magnetar-data"
-PORT, PULSAR_PORT = 7650, 6650
+PORT, PULSAR_PORT, PULSAR_TLS_PORT = 7650, 6650, 6651
 
 
 @click.command()
@@ -49,20 +50,24 @@ PORT, PULSAR_PORT = 7650, 6650
     "--data", type=click.Path(file_okay=False), envvar="MAGNETAR_DATA", default=DATA, show_default=True, help="Folder."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=None, help="0: a free one (default 7650, and 6650).")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Of gRPC; 0: a free one (default 7650).")
+@click.option(
+    "--pulsar-port", type=click.IntRange(0, 65535), default=None,
+    help="Of Pulsar's protocol; 0: a free one (default 6650, with TLS 6651; with --port a free one).",
+)  # fmt: skip
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
 @SECURITY
 @server_options("warning", bookies=True)
 def standalone(
-    data: str, host: str, port: int | None, bookies: int | None, security: str | None, config: str | None,
-    metrics: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
+    data: str, host: str, port: int | None, pulsar_port: int | None, bookies: int | None, security: str | None,
+    config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it listens on 7650, and on 6650 if that is
-    free: that is Pulsar's port, and programs that name it find us.
+    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and
+    Pulsar's protocol on 6650 (with TLS 6651) if that is free; the line names both.
 
     \b
     Examples:
@@ -71,49 +76,54 @@ def standalone(
     """
     from ...runtime.network import Endpoint
 
-    folder = Path(data).absolute()
     scraped = metrics_endpoint(metrics)
     where = Endpoint(host, PORT if port is None else port)
     warning = check_reach(insecure, host=None if asks_and_encrypts(security) else where, metrics=scraped)
-    return serve(
-        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat, warning, security),
-        log_level, log_format,
-    )  # fmt: skip
+    pulsar = _pulsar_endpoint(host, port, pulsar_port, encrypted=asks_and_encrypts(security))
+    given = Given(
+        Path(data).absolute(), where, pulsar, bookies, config, scraped, metrics_compat, warning, security
+    )
+    return serve(lambda world: run(world, given), log_level, log_format)
 
 
-async def _main(
-    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None = None, compat: str = "none", warning: str = "",
-    security: str | None = None,
-) -> None:  # fmt: skip
+class Given(NamedTuple):
+    """What the command was given."""
+
+    folder: Path
+    listen: Endpoint
+    pulsar: Endpoint | None = None
+    bookies: int | None = None
+    config: str | None = None
+    metrics: Endpoint | None = None
+    compat: str = "none"
+    warning: str = ""
+    security: str | None = None
+
+
+async def run(world: World, given: Given) -> None:
     from ...bookie.node.identity import lock_directory
 
-    world.files.make_directories(str(folder))
-    with contextlib.closing(lock_directory(world.files, str(folder))):
-        await _serve(world, folder, host, port, bookies, config, metrics, compat, warning, security)
+    world.files.make_directories(str(given.folder))
+    with contextlib.closing(lock_directory(world.files, str(given.folder))):
+        await _serve(world, given)
 
 
-async def _serve(
-    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None, compat: str, warning: str, security: str | None,
-) -> None:  # fmt: skip
+async def _serve(world: World, given: Given) -> None:
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...runtime.config import load
     from ...runtime.lifecycle import Parts
-    from ...runtime.network import Endpoint
     from ..metrics.samples import Measured, second_names
 
-    count = _count(folder, bookies)
+    folder, config, security = given.folder, given.config, given.security
+    count = _count(folder, given.bookies)
     copies = min(3, count)
-    given = {
-        "listen": str(Endpoint(host, PORT if port is None else port)),
-        "ensemble_size": copies,
-        "write_quorum": copies,
-        "ack_quorum": copies // 2 + 1,
-    }
-    settings = load(BrokerConfig, "broker", file=config, overrides=given)
+    overrides = {
+        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
+        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
+    }  # fmt: skip
+    settings = load(BrokerConfig, "broker", file=config, overrides=overrides)
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
@@ -121,33 +131,29 @@ async def _serve(
         started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat, world.clock))
-        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
-        if port is None and await _serve_pulsar_port(parts, asking, broker, host):
-            facts["also"] = Endpoint(host, PULSAR_PORT)
+        second = second_names(given.compat, world.clock)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second)
+        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
+        facts |= pulsar_fact(broker)
         ready(f"{scheme(security)}://{broker.endpoint}", **facts)
-        await serve_for_ever(warning)
+        await serve_for_ever(given.warning)
 
 
-async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:
-    """gRPC on Pulsar's port too, until Pulsar's own protocol replaces it. If the port is taken, it logs that."""
-    from ...broker.protocols.grpc.admin import AdminService
-    from ...broker.protocols.grpc.broker import BrokerService
-    from ...broker.protocols.grpc.checked import Checked
-    from ...proto.errors import Busy
+def _pulsar_endpoint(host: str, port: int | None, wanted: int | None, *, encrypted: bool) -> Endpoint | None:
+    """Where Pulsar's protocol is served. None: its default port is taken, which is said."""
     from ...runtime.network import Endpoint
 
-    services = [
-        (name, Checked(name, service, broker.owned.access))
-        for name, service in (("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned)))
-    ]
-    try:
-        serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
-        await parts.start("pulsar-port", serving, lambda serving: serving.close())
-    except Busy:
-        print(f"magnetar: port {PULSAR_PORT} is taken; serving on {broker.endpoint} only", file=sys.stderr)
-        return False
-    return True
+    if wanted is not None or port is not None:
+        return Endpoint(host, wanted or 0)
+    wanted = PULSAR_TLS_PORT if encrypted else PULSAR_PORT
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError:
+            print(f"magnetar: port {wanted} is taken; Pulsar's protocol is not served", file=sys.stderr)
+            return None
+    return Endpoint(host, wanted)
 
 
 def _count(folder: Path, wanted: int | None) -> int:

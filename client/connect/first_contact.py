@@ -22,7 +22,7 @@ from ...runtime.network import Endpoint
 
 REFUSED_S = 1.0
 """A server that is being started listens within half a second."""
-SERVED_PORTS = (7650, 6650)
+SERVED_PORT = 7650
 """Where `magnetar standalone` listens without being told."""
 
 
@@ -56,7 +56,7 @@ def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "
     """What to raise for `error`, the last one: with what to do, and with the cause that it had."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     first = endpoints[0]
-    how = "" if first.port in SERVED_PORTS else f" --port {first.port}"
+    how = "" if first.port == SERVED_PORT else f" --port {first.port}"
     told = Unavailable(
         f"{error.message}{when}{others}. Is a server running there? 'magnetar standalone{how}' starts one",
         **error.fields,

@@ -19,7 +19,17 @@ from ...runtime.access import (
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
 from ...runtime.grpc import client
-from ...runtime.network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from ...runtime.network import (
+    ByteService,
+    ByteServing,
+    ByteStream,
+    Channel,
+    Endpoint,
+    Peer,
+    PeerService,
+    PeerServing,
+    Serving,
+)
 from ...runtime.threads import SystemWorkers
 from ...runtime.world import World
 
@@ -35,7 +45,7 @@ class _ClientNetwork:
     ) -> Serving:
         raise NotAllowed("a client serves nothing")
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
         raise NotAllowed("a client serves nothing")
 
     async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
 from ..access import AUTHORIZATION_MAX, Limits
+from ..network import network_of
 from .options import SERVER_OPTIONS
 
 HANDSHAKE_S = 5
@@ -123,15 +123,3 @@ class OpenStreams:
         seen.unread = seen.unread + 1 if stream.queued_bytes and left == seen.left else 0
         seen.left = left
         return f"it took nothing for {self._limits.unread_s:g} s" if seen.unread > self._unread_max else ""
-
-
-def network_of(peer: str) -> str:
-    """The host of HOST:PORT; of an IPv6 address its network of 64 bits, which one host has for itself."""
-    host = peer.rpartition(":")[0].strip("[]")
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))

@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from ...proto.errors import ConnectionLost, MagnetarError
+from ..access import Caller, Guard
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint
 from ..tasks import Tasks
 from .wires import End, Owner, Wires
@@ -18,7 +19,7 @@ from .wires import End, Owner, Wires
 WINDOW_BYTES = 1 << 20
 """Bytes in transit or unread in one direction."""
 CLOSE_S = 1.0
-"""As runtime/byte_streams.py."""
+"""As runtime/tcp/streams.py."""
 PIECE_BYTES = 1000
 """One arrival: about a packet, so that a protocol meets torn frames."""
 
@@ -28,8 +29,9 @@ _LOG = logging.getLogger("magnetar.bytes")
 class SimByteStream:
     """A `runtime.network.ByteStream` on one end of a cable."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: End, guard: Guard | None = None) -> None:
         self._end = end
+        self.guard = guard
         self._out = bytearray()
         self._on_the_way = 0
         self._in = bytearray()
@@ -41,6 +43,10 @@ class SimByteStream:
     @property
     def peer(self) -> str:
         return self._end.peer
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.peer)
 
     @property
     def queued_bytes(self) -> int:
@@ -112,10 +118,15 @@ class SimByteStream:
 
 
 class SimByteServing:
-    """A listener of TCP (`runtime.network.Serving`). `owner` is the process that serves."""
+    """A listener of TCP (`runtime.network.ByteServing`). `owner` is the process that serves."""
 
-    def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint, service: ByteService) -> None:
+    is_encrypted = False
+
+    def __init__(
+        self, wires: Wires, owner: Owner, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
+    ) -> None:
         self.owner = owner
+        self._guard = guard
         self._wires = wires
         self._service = service
         self._handlers = Tasks()
@@ -125,7 +136,7 @@ class SimByteServing:
         if self._handlers.closed:
             end.close()
         else:
-            self._handlers.spawn(self._handle(SimByteStream(end)), "bytes-connection")
+            self._handlers.spawn(self._handle(SimByteStream(end, self._guard)), "bytes-connection")
 
     async def _handle(self, stream: SimByteStream) -> None:
         try:

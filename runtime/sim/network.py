@@ -42,9 +42,11 @@ class SimNetwork:
         self._check()
         return SimChannel(self._wires, self._owner, endpoint, access.authorization)
 
-    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> SimByteServing:
+    async def serve_bytes(
+        self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN
+    ) -> SimByteServing:
         self._check()
-        return SimByteServing(self._wires, self._owner, endpoint, service)
+        return SimByteServing(self._wires, self._owner, endpoint, service, access.guard)
 
     async def connect_bytes(self, endpoint: Endpoint) -> SimByteStream:
         self._check()

@@ -1,4 +1,4 @@
-"""The default ports: gRPC on ours, and on Pulsar's where that is free."""
+"""The ports of a standalone server: gRPC on ours, Pulsar's protocol on Pulsar's where that is free."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
 from magnetar.runtime.process import real_world
+from tests.broker.protocols.pulsar.raw import Raw
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
     """The facts of the ready line while it serves."""
     said: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(standalone, "ready", lambda url, **facts: said.set_result({"url": url, **facts}))
-    serving = asyncio.create_task(standalone._main(real_world(), folder, "127.0.0.1", port, None, None))
+    serving = asyncio.create_task(standalone.run(real_world(), _given(folder, port)))
     try:
         done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         assert said in done, serving
@@ -41,6 +42,11 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+def _given(folder: Path, port: int | None) -> standalone.Given:
+    pulsar = standalone._pulsar_endpoint("127.0.0.1", port, None, encrypted=False)
+    return standalone.Given(folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar)
 
 
 async def _tenants(port: int) -> list[str]:
@@ -51,13 +57,20 @@ async def _tenants(port: int) -> list[str]:
         await channel.close()
 
 
+async def _speaks_pulsar(port: int) -> bool:
+    raw = await Raw.connected(real_world(), Endpoint("127.0.0.1", port))
+    await raw.stream.close()
+    return True
+
+
 async def test_both_default_ports_serve(
     ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _serving(tmp_path, None, monkeypatch) as facts:
         assert facts["url"] == f"magnetar://127.0.0.1:{ports[0]}"
-        assert facts["also"] == Endpoint("127.0.0.1", ports[1])
-        assert await _tenants(ports[0]) == await _tenants(ports[1]) == ["public"]
+        assert facts["pulsar"] == f"pulsar://127.0.0.1:{ports[1]}"
+        assert await _tenants(ports[0]) == ["public"]
+        assert await _speaks_pulsar(ports[1])
 
 
 async def test_a_taken_pulsar_port_is_said_and_ours_serves(
@@ -65,15 +78,15 @@ async def test_a_taken_pulsar_port_is_said_and_ours_serves(
 ) -> None:
     with socket.create_server(("127.0.0.1", ports[1])):
         async with _serving(tmp_path, None, monkeypatch) as facts:
-            assert "also" not in facts
+            assert "pulsar" not in facts
             assert await _tenants(ports[0]) == ["public"]
     assert f"port {ports[1]} is taken" in capsys.readouterr().err
 
 
-async def test_with_an_explicit_port_only_that_is_served(
+async def test_with_an_explicit_port_pulsars_protocol_takes_a_free_one(
     ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _serving(tmp_path, ports[0], monkeypatch) as facts:
-        assert "also" not in facts
-        with socket.socket() as free:
-            assert free.connect_ex(("127.0.0.1", ports[1])) != 0
+        port = int(str(facts["pulsar"]).rpartition(":")[2])
+        assert port not in (0, *ports)
+        assert await _speaks_pulsar(port)

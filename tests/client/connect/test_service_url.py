@@ -12,14 +12,15 @@ from magnetar.runtime.network import Endpoint
     ("text", "endpoints"),
     [
         ("magnetar://localhost", [("localhost", 7650)]),
-        ("pulsar://localhost", [("localhost", 6650)]),
+        ("pulsar://localhost", [("localhost", 7650)]),
+        ("pulsar://localhost:6650,b:6650", [("localhost", 7650), ("b", 7650)]),
         ("magnetar://a:1,b,c:3/", [("a", 1), ("b", 7650), ("c", 3)]),
         ("PULSAR://10.0.0.1:99", [("10.0.0.1", 99)]),
         ("magnetar://[::1]:5", [("::1", 5)]),
         ("magnetar://[::1]", [("::1", 7650)]),
         ("magnetar://a:1,a:1", [("a", 1)]),
         ("magnetar+ssl://a,b:2", [("a", 7650), ("b", 2)]),
-        ("pulsar+ssl://a", [("a", 6651)]),
+        ("pulsar+ssl://a:6651", [("a", 7650)]),
     ],
 )
 def test_urls_name_brokers(text: str, endpoints: list[tuple[str, int]]) -> None:

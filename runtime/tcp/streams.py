@@ -1,13 +1,17 @@
-"""TCP on asyncio's streams: the `serve_bytes` and `connect_bytes` of `runtime/network.py`."""
+"""TCP and TLS on asyncio's streams: the `serve_bytes` and `connect_bytes` of `runtime/network.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+from collections import Counter
 
-from ..proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
-from .network import STREAM_QUEUE_BYTES, ByteService, Endpoint
-from .tasks import Tasks
+from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
+from ..access import OPEN, Caller, Guard, ListenerAccess
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, network_of
+from ..tasks import Tasks
+from .tls import HANDSHAKE_S, SHUTDOWN_S, listener_context
 
 READ_BYTES = 256 << 10
 """Of one `read`."""
@@ -20,12 +24,23 @@ _LOG = logging.getLogger("magnetar.bytes")
 class TcpStream:
     """A `runtime.network.ByteStream` over a socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guard: Guard | None = None
+    ) -> None:
         self._reader = reader
         self._writer = writer
         writer.transport.set_write_buffer_limits(high=STREAM_QUEUE_BYTES)
         host, port = writer.get_extra_info("peername", ("?", 0))[:2]
         self.peer = str(Endpoint(host, port))
+        self.guard = guard
+
+    @property
+    def caller(self) -> Caller:
+        tls: ssl.SSLObject | None = self._writer.get_extra_info("ssl_object")
+        if tls is None:
+            return Caller(self.peer)
+        found = tls.getpeercert(binary_form=True)
+        return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
     async def read(self) -> bytes:
         try:
@@ -59,26 +74,41 @@ class TcpStream:
 class TcpServing:
     """A `runtime.network.Serving` over a listening socket."""
 
-    def __init__(self, service: ByteService) -> None:
+    def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
+        self._access = access
         self._server: asyncio.Server
         self._handlers = Tasks()
+        self._of_address: Counter[str] = Counter()
         self.endpoint: Endpoint
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self._access.tls is not None
+
     async def listen(self, endpoint: Endpoint) -> None:
+        tls = listener_context(self._access.tls) if self._access.tls is not None else None
         try:
-            self._server = await asyncio.start_server(self._accept, endpoint.host, endpoint.port)
+            self._server = await asyncio.start_server(
+                self._accept, endpoint.host, endpoint.port, ssl=tls, limit=READ_BYTES,
+                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+                ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None,
+            )  # fmt: skip
         except OSError as error:
             raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
         self.endpoint = Endpoint(endpoint.host, self._server.sockets[0].getsockname()[1])
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._handlers.closed:
-            writer.close()
+        stream = TcpStream(reader, writer, self._access.guard)
+        limits, place = self._access.limits, network_of(stream.peer)
+        full = len(self._handlers) >= limits.connections or self._of_address[place] >= limits.streams_per_address
+        if self._handlers.closed or full:
+            writer.transport.abort()
         else:
-            self._handlers.spawn(self._handle(TcpStream(reader, writer)), "bytes-connection")
+            self._of_address[place] += 1
+            self._handlers.spawn(self._handle(stream, place), "bytes-connection")
 
-    async def _handle(self, stream: TcpStream) -> None:
+    async def _handle(self, stream: TcpStream, place: str) -> None:
         try:
             await self._service(stream)
         except MagnetarError as error:
@@ -87,6 +117,9 @@ class TcpServing:
             _LOG.exception("the service of a connection failed")
         finally:
             await stream.close()
+            self._of_address[place] -= 1
+            if not self._of_address[place]:
+                del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""
@@ -94,8 +127,8 @@ class TcpServing:
         await self._handlers.close(grace_s)
 
 
-async def serve(endpoint: Endpoint, service: ByteService) -> TcpServing:
-    serving = TcpServing(service)
+async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> TcpServing:
+    serving = TcpServing(service, access)
     await serving.listen(endpoint)
     return serving
 

@@ -1,0 +1,364 @@
+"""A connection of a Pulsar client: its handshake, its commands in their order, and its end.
+
+The first command is CONNECT; nothing else is parsed before the caller is authenticated. Then each command is taken in
+the order of the stream. What waits for something (opening, look-ups, seeks) is a task of its own; acknowledgements are
+taken in steps, so that they hold the event loop for a slice at a time. The answers of one turn leave together.
+
+Bounds: a frame has MAX_MESSAGE and 64 KiB; HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that have
+not left, past which the connection is not read; REQUESTS_MAX under way; `connection_ids` producers and consumers.
+While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do.
+
+A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
+that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before; without new ones of the same role the connection ends
+when they do. A frame or a command that is no request ends the connection, as Pulsar's broker does.
+Guarding tests: tests/broker/protocols/pulsar/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
+from ....proto.versions import PRODUCT
+from ....runtime.access import LOCAL, Principal, expires_in_s
+from ....runtime.files import Buffer
+from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
+from ....runtime.tasks import Tasks
+from ...common.turns import Turns
+from ...node.topic_manager import TopicManager
+from . import lookup
+from .consumer import ConsumerHandler
+from .credentials import caller_of
+from .errors import number_of
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, entry_of, frame, parse
+from .names import ProducerNames
+from .ports import Handler
+from .producer import ProducerHandler
+
+KEEP_ALIVE_S = 30.0
+RENEW_S = 30.0
+HELD_BYTES = 8 << 20
+OUT_BYTES = 64 << 20
+REQUESTS_MAX = 1000
+FIRST_FRAME_BYTES = 64 << 10
+PROTOCOL_VERSION = 21
+METADATA_BYTES = 10 << 10
+"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told."""
+
+_LOG = logging.getLogger("magnetar.broker.pulsar")
+Command = pulsar.BaseCommand
+T = TypeVar("T")
+
+
+class Connection:
+    def __init__(self, broker: TopicManager, stream: ByteStream, names: ProducerNames) -> None:
+        self.broker = broker
+        self.names = names
+        self.caller = CallContext(stream.peer)
+        self.client = ""  # its name and version, as it says
+        self.version = 0  # of the protocol; 0: not connected
+        self._flags = pulsar.FeatureFlags()
+        self._stream = stream
+        self._clock = broker.world.clock
+        self._frames = Frames(FIRST_FRAME_BYTES)
+        self._producers: dict[int, ProducerHandler] = {}
+        self._consumers: dict[int, ConsumerHandler] = {}
+        self._tasks = Tasks()  # cancelled with the connection …
+        self._leaving = Tasks()  # … and what goes on to its end
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._held_bytes = 0
+        self._room: asyncio.Event = asyncio.Event()
+        self._last_heard = self._clock.monotonic()
+        self._pinged = self._challenged = False
+        self._takes: dict[int, Callable[[Command, memoryview], Iterator[None] | None]] = {
+            Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
+            Command.PING: self._ping, Command.PONG: lambda command, rest: None,
+            Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
+            Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
+            Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
+            Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
+            Command.CONSUMER_STATS: self._of_consumer,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ the stream
+    async def serve(self) -> None:
+        async with asyncio.timeout(self.broker.config.first_frame_s):
+            while self.version == 0:
+                await self._take_all(await self._read())
+        while data := await self._in_time(self._stream.read):
+            self._last_heard, self._pinged = self._clock.monotonic(), False
+            await self._take_all(data)
+            await self._in_time(self._has_room)
+
+    async def _read(self) -> bytes:
+        if data := await self._stream.read():
+            return data
+        raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
+
+    async def _take_all(self, data: bytes) -> None:
+        turns = Turns(self._clock)
+        for each in self._frames.feed(data):
+            command, rest = parse(each)
+            if self.version == 0:
+                await self._connect(command)
+            elif command.type == Command.AUTH_RESPONSE:
+                await self._renew(command.auth_response.response)
+            else:
+                for _ in self._take(command, rest) or ():
+                    if turns.over:
+                        await turns.next()
+            if turns.over:
+                await turns.next()
+
+    def _take(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        take = self._takes.get(command.type)
+        if take is not None:
+            return take(command, rest)
+        if command.type == Command.CONNECT:
+            raise InvalidRequest("a second CONNECT")
+        self.start(lookup.answer(self, command))
+        return None
+
+    async def _in_time(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """What `wait` gives; meanwhile the clock is looked at. It may be cancelled and called again."""
+        while True:
+            pause_s = self._look_at_the_clock()
+            try:
+                async with asyncio.timeout(pause_s):
+                    return await wait()
+            except TimeoutError:
+                continue
+
+    def _look_at_the_clock(self) -> float:
+        """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
+        silent_s = self._clock.monotonic() - self._last_heard
+        if silent_s >= 2 * KEEP_ALIVE_S:
+            raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
+        if silent_s >= KEEP_ALIVE_S and not self._pinged:
+            self._pinged = True
+            self.send(frame(ping=pulsar.CommandPing()))
+        pauses = [2 * KEEP_ALIVE_S - silent_s if self._pinged else KEEP_ALIVE_S - silent_s]
+        if self.caller.principal.expires_ms:
+            left_s = expires_in_s(self.caller.principal, self._clock)
+            if left_s <= 0:
+                raise ConnectionLost(f"the credentials of {self.caller.peer} have expired")
+            if left_s <= RENEW_S and not self._challenged and self._flags.supports_auth_refresh:
+                self._challenge()
+            pauses.append(left_s if left_s <= RENEW_S else left_s - RENEW_S)
+        return max(0.001, min(pauses))
+
+    async def _has_room(self) -> None:
+        """Returns when the connection may be read on. ConnectionLost."""
+        while self._held_bytes > HELD_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
+            await self.drained()
+        self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
+
+    def held(self, size: int) -> None:
+        """So many bytes of entries more (or less) wait for credit."""
+        self._held_bytes += size
+        if self._held_bytes <= HELD_BYTES:
+            self._room.set()
+
+    # ------------------------------------------------------------------ who calls
+    async def _connect(self, command: Command) -> None:
+        if command.type != Command.CONNECT:
+            raise InvalidRequest("the first command is CONNECT")
+        asked = command.connect
+        if asked.proxy_to_broker_url or asked.original_principal:
+            await self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
+        try:
+            principal = await self._authenticated(asked.auth_method_name, asked.auth_data)
+        except MagnetarError as error:
+            await self._refuse(error)
+        self.caller = CallContext(self.caller.peer, principal)
+        self.client, self._flags = asked.client_version[:100], asked.feature_flags
+        self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
+        self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
+        flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+        self.send(frame(connected=pulsar.CommandConnected(
+            server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
+            max_message_size=max(1, self.broker.config.max_message_bytes - METADATA_BYTES),
+        )))  # fmt: skip
+
+    async def _authenticated(self, method: str, data: bytes) -> Principal:
+        if self._stream.guard is None:
+            return LOCAL
+        return await self._stream.guard.authenticate(caller_of(self._stream.caller, method, data))
+
+    async def _refuse(self, error: MagnetarError) -> None:
+        self.send(frame(error=pulsar.CommandError(
+            request_id=NO_REQUEST, error=number_of(error), message=error.message
+        )))  # fmt: skip
+        self._flush()
+        raise error
+
+    def _challenge(self) -> None:
+        self._challenged = True
+        challenge = pulsar.AuthData(auth_method_name=self.caller.principal.method, auth_data=b"PulsarAuthRefresh")
+        self.send(frame(auth_challenge=pulsar.CommandAuthChallenge(
+            server_version=f"Magnetar {PRODUCT}", challenge=challenge, protocol_version=self.version
+        )))  # fmt: skip
+
+    async def _renew(self, response: pulsar.AuthData) -> None:
+        try:
+            principal = await self._authenticated(response.auth_method_name, response.auth_data)
+            if principal.name != self.caller.principal.name:
+                raise Unauthenticated("the role of a connection may not change")
+        except MagnetarError as error:
+            await self._refuse(error)
+        self.caller, self._challenged = CallContext(self.caller.peer, principal), False
+
+    # ------------------------------------------------------------------ answers
+    def send(self, data: bytes) -> None:
+        self.send_parts((data,), len(data))
+
+    def send_parts(self, parts: tuple[Buffer, ...], size: int) -> None:
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out += parts
+        self._out_bytes += size
+
+    def _flush(self) -> None:
+        if self._out:
+            out, self._out, self._out_bytes = self._out, [], 0
+            self._stream.write_nowait(b"".join(out))
+
+    @property
+    def full(self) -> bool:
+        return self._stream.queued_bytes + self._out_bytes > STREAM_QUEUE_BYTES
+
+    async def drained(self) -> None:
+        """Returns when less than STREAM_QUEUE_BYTES has not left. ConnectionLost."""
+        self._flush()
+        await self._stream.drained()
+
+    def error(
+        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
+    ) -> None:
+        """`number`: in place of the one that errors.py has."""
+        number = number_of(error) if number is None else number
+        self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
+
+    def success(self, request_id: int) -> None:
+        self.send(frame(success=pulsar.CommandSuccess(request_id=request_id)))
+
+    # ------------------------------------------------------------------ tasks
+    @property
+    def busy(self) -> bool:
+        """It has as many requests under way as it may."""
+        return len(self._tasks) >= REQUESTS_MAX
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.spawn(work, "pulsar-request")
+
+    def break_off(self, error: MagnetarError) -> None:
+        """Ends the connection, from a task of its own."""
+        _LOG.debug("%s: %s", self.caller.peer, error)
+        self.start(self._stream.close())
+
+    def leave_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs to its end in any case."""
+        self._leaving.spawn(work, "pulsar-leaves")
+
+    # ------------------------------------------------------------------ producers
+    def _open_producer(self, command: Command, rest: memoryview) -> None:
+        asked = command.producer
+        known = self._producers.get(asked.producer_id)
+        if known is not None and (not known.opened or known.epoch >= asked.epoch):
+            known.opened_again(asked.request_id)
+            return
+        if known is not None:
+            known.replaced()
+        if self._has_ids(asked.request_id):
+            handler = self._producers[asked.producer_id] = ProducerHandler(self, asked)
+            handler.open()
+
+    def _has_ids(self, request_id: int) -> bool:
+        limit = self.broker.config.connection_ids
+        if len(self._producers) + len(self._consumers) < limit and not self.busy:
+            return True
+        self.error(request_id, InvalidRequest(f"a connection carries {limit} producers and consumers, and no more"))
+        return False
+
+    def _send(self, command: Command, rest: memoryview) -> None:
+        handler = self._producers.get(command.send.producer_id)
+        if handler is not None:
+            handler.publish(command.send, entry_of(rest))
+        # else it was closed while this was on its way: the client sends it again to the next one
+
+    def _close_producer(self, command: Command, rest: memoryview) -> None:
+        asked = command.close_producer
+        handler = self._producers.pop(asked.producer_id, None)
+        if handler is None:
+            self.success(asked.request_id)
+        else:
+            self.leave_later(handler.close(asked.request_id))
+
+    def forget_producer(self, handler: Handler) -> None:
+        if self._producers.get(handler.id) is handler:
+            del self._producers[handler.id]
+
+    # ------------------------------------------------------------------ consumers
+    def _subscribe(self, command: Command, rest: memoryview) -> None:
+        asked = command.subscribe
+        known = self._consumers.get(asked.consumer_id)
+        if known is not None and not known.sought:
+            known.opened_again(asked.request_id)
+        elif known is not None or self._has_ids(asked.request_id):
+            handler = self._consumers[asked.consumer_id] = ConsumerHandler(self, asked, known)
+            handler.open()
+
+    def _flow(self, command: Command, rest: memoryview) -> None:
+        handler = self._consumers.get(command.flow.consumer_id)
+        if handler is not None:
+            handler.flow(command.flow.messagePermits)
+
+    def _ack(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        handler = self._consumers.get(command.ack.consumer_id)
+        return handler.ack(command.ack) if handler is not None else None
+
+    def _redeliver(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        asked = command.redeliver_unacknowledged_messages
+        handler = self._consumers.get(asked.consumer_id)
+        return handler.redeliver(asked) if handler is not None else None
+
+    def _close_consumer(self, command: Command, rest: memoryview) -> None:
+        asked = command.close_consumer
+        handler = self._consumers.pop(asked.consumer_id, None)
+        if handler is None:
+            self.success(asked.request_id)
+        else:
+            self.leave_later(handler.close(asked.request_id))
+
+    def _of_consumer(self, command: Command, rest: memoryview) -> None:
+        asked = getattr(command, Command.Type.Name(command.type).lower())
+        self.start(lookup.of_consumer(self, command.type, asked, self._consumers.get(asked.consumer_id)))
+
+    def forget_consumer(self, handler: Handler) -> None:
+        if self._consumers.get(handler.id) is handler:
+            del self._consumers[handler.id]
+
+    def _ping(self, command: Command, rest: memoryview) -> None:
+        self.send(frame(pong=pulsar.CommandPong()))
+
+    # ------------------------------------------------------------------ the end
+    async def end(self) -> None:
+        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
+        self._producers.clear()
+        self._consumers.clear()
+        left = await asyncio.gather(
+            self._tasks.close(), *[handler.leave() for handler in handlers], return_exceptions=True
+        )
+        for failure in left:
+            if isinstance(failure, BaseException):
+                _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
+        await self._leaving.drain()

@@ -1,0 +1,276 @@
+"""A consumer of a Pulsar client, on a session of the broker (broker/session/consumer.py).
+
+Deliveries leave as MESSAGE frames around the stored bytes, without the broker's part of an entry.
+
+**Seek.** Pulsar's clients rely on this order: CLOSE_CONSUMER to each consumer of the subscription, the cursor moves,
+SUCCESS; then they subscribe again. So the one that seeks is closed first too, gets nothing from then on, and its
+session lasts until the SEEK is answered; a reader's, which ends with its last consumer, until it subscribes again
+(`sought`): then the new one begins where the old one was moved to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.entry import split_broker_part
+from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavailable
+from ....proto.model import InitialPosition
+from ....proto.names import LATEST, MessageId, Position
+from ....proto.varint import varint
+from ...common.refusals import SubscribeRefusal
+from ...log.cache import StoredEntry
+from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
+from ...subscription.core.deliveries import Delivery
+from ...subscription.core.policies import type_of
+from ...subscription.core.policies.slot_owners import KeySharedOptions
+from . import translate
+from .errors import number_of, typed
+from .frames import NO_REQUEST, frame, message_frame
+from .ports import Connection
+
+END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
+"""Clients that close their connection at REACHED_END_OF_TOPIC."""
+
+SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
+"""Refusals of a Key_Shared consumer that are about its slots."""
+
+
+class ConsumerHandler:
+    """Is its session's port (`broker.session.consumer.ConsumerPort`)."""
+
+    def __init__(
+        self, connection: Connection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
+    ) -> None:
+        """`before`: the reader of the same id, whose seek this subscription follows."""
+        self.id = asked.consumer_id
+        self.sought = False
+        self.session: ConsumerSession | None = None
+        self._connection = connection
+        self._asked = asked
+        self._before = before
+        self._opening: asyncio.Task[None] | None = None
+        self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
+        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+        self._head = b"\x08" + varint(self.id)
+        self._over = False
+
+    # ------------------------------------------------------------------ opening
+    def open(self) -> None:
+        self._opening = self._connection.start(self._open())
+
+    def opened_again(self, request_id: int) -> None:
+        if self.session is None:
+            self._connection.error(request_id, Unavailable("the consumer of this id is being opened"))
+        else:
+            self._connection.success(request_id)
+
+    async def _open(self) -> None:
+        asked, connection = self._asked, self._connection
+        try:
+            options = _options(asked)
+            if self._before is not None:
+                options = await self._before.followed(options)
+            session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
+            try:
+                if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
+                    back_ms = asked.start_message_rollback_duration_sec * 1000
+                    await session.seek_time(max(0, connection.broker.world.clock.wall_ms() - back_ms))
+            except BaseException:
+                await session.leave()
+                raise
+        except Exception as error:
+            connection.forget_consumer(self)
+            why = typed(error)
+            assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
+            connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
+            return
+        self.session = session
+        connection.success(asked.request_id)
+
+    async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
+        """Of a reader that has sought: ends its session; what follows it begins where that was."""
+        session = self.session
+        assert session is not None, "it has sought"
+        mark, log = session.subscription.cursor.mark, session.subscription.log
+        first = log.shape.after(mark)
+        acked = session.subscription.cursor.acked_count(first)
+        await self.leave()
+        start = MessageId(*first, batch_index=acked) if acked else MessageId(*mark)
+        return replace(options, start=start, start_inclusive=bool(acked))
+
+    # ------------------------------------------------------------------ commands
+    def flow(self, permits: int) -> None:
+        if self.session is not None and not self.sought:
+            self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
+
+    def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
+        error: MagnetarError | None = None
+        session = self.session
+        if session is None or self.sought:
+            return
+        try:
+            if asked.HasField("txnid_most_bits") and asked.HasField("txnid_least_bits"):
+                raise NotAllowed("there are no transactions here")
+            yield from translate.ack_steps(session, asked)
+        except MagnetarError as refused:  # told with a receipt only, as Pulsar does
+            error = refused
+        if asked.HasField("request_id"):
+            self._connection.start(self._receipt(session, asked.request_id, error))
+
+    async def _receipt(self, session: ConsumerSession, request_id: int, error: MagnetarError | None) -> None:
+        answer = pulsar.CommandAckResponse(consumer_id=self.id, request_id=request_id)
+        try:
+            if error is None:
+                await session.durable()
+        except Exception as failure:
+            error = typed(failure)
+        if error is not None:
+            answer.error, answer.message = number_of(error), error.message
+        self._connection.send(frame(ack_response=answer))
+
+    def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
+        if asked.HasField("consumer_epoch"):
+            self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
+        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+        if self.session is not None and not self.sought:
+            yield from translate.redeliver_steps(self.session, asked)
+
+    async def seek(self, asked: pulsar.CommandSeek) -> None:
+        """Until the cursor is moved, durably."""
+        session = self._opened()
+        self.sought = True
+        self._close_at_client()
+        try:
+            if asked.HasField("message_id"):
+                await session.seek_message(translate.message_id(asked.message_id))
+            elif asked.HasField("message_publish_time"):
+                await session.seek_time(asked.message_publish_time)
+            else:
+                raise InvalidRequest("a SEEK names a message or a time")
+        finally:
+            if self._asked.durable:
+                self._connection.forget_consumer(self)
+                await self.leave()
+
+    async def unsubscribe(self, *, force: bool) -> None:
+        session = self._opened()
+        await session.unsubscribe(force=force)
+        self._connection.forget_consumer(self)
+        await self.leave()
+
+    @property
+    def address(self) -> str:
+        return self._connection.caller.peer
+
+    def _opened(self) -> ConsumerSession:
+        if self.session is None or self.sought:
+            raise Unavailable("the consumer of this id is not open")
+        return self.session
+
+    # ------------------------------------------------------------------ the port
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            entry = delivery.entry
+            assert isinstance(entry, StoredEntry)
+            body = entry.frames if len(entry.frames) == 2 else (split_broker_part(entry.frames[0])[2],)
+            part = body[-1]
+            head = message_frame(self._message(delivery, entry.position), len(part))
+            self._connection.send_parts((head, part), len(head) + len(part))
+
+    def _message(self, delivery: Delivery, position: Position) -> bytes:
+        """A CommandMessage."""
+        assert self.session is not None, "a delivery comes after the opening"
+        partition = self.session.topic.name.partition
+        place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))
+        if partition >= 0:
+            place += b"\x18" + varint(partition)
+        parts = [self._head, b"\x12", varint(len(place)), place]
+        if delivery.redelivery_count:
+            parts.append(b"\x18" + varint(delivery.redelivery_count))
+        if delivery.acked_indexes:
+            words = translate.ack_set(delivery.acked_indexes, delivery.entry.count)
+            parts += [b"\x20" + varint(translate.unsigned(word)) for word in words]
+        if self._epoch is not None:
+            parts.append(b"\x28" + varint(self._epoch))
+        return b"".join(parts)
+
+    def ended(self) -> None:
+        if not self._connection.client.startswith(END_UNKNOWN_TO):
+            self._connection.send(
+                frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
+            )
+
+    def active(self, active: bool) -> None:
+        if self._connection.version >= 12:
+            change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=active)
+            self._connection.send(frame(active_consumer_change=change))
+
+    def closed(self, error: MagnetarError) -> None:
+        if not self._over:
+            self._close_at_client()
+            self._connection.forget_consumer(self)
+            self._connection.leave_later(self.leave())
+
+    def _close_at_client(self) -> None:
+        self._connection.send(
+            frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
+        )
+
+    @property
+    def full(self) -> bool:
+        return self.sought or self._connection.full
+
+    async def drained(self) -> None:
+        if self.sought:
+            await asyncio.get_running_loop().create_future()  # nothing more: until its session ends
+        await self._connection.drained()
+
+    # ------------------------------------------------------------------ the end
+    async def close(self, request_id: int) -> None:
+        """By its client: what it acknowledged is durable when this is answered."""
+        try:
+            await self._stop_opening()
+            if self.session is not None:
+                await self.session.close()
+        except Exception as error:
+            self._connection.error(request_id, typed(error))
+        else:
+            self._connection.success(request_id)
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """At once. Idempotent."""
+        self._over = True
+        await self._stop_opening()
+        if self.session is not None:
+            await self.session.leave()
+
+    async def _stop_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.done() and opening is not asyncio.current_task():
+            opening.cancel()
+            await asyncio.wait((opening,))
+
+
+def _options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+    """InvalidRequest, and what a name may raise."""
+    start = None
+    if not asked.durable:
+        start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None
+    shared = asked.keySharedMeta
+    policy = KeySharedOptions(
+        shared.keySharedMode == pulsar.STICKY, shared.allowOutOfOrderDelivery,
+        tuple((each.start, each.end) for each in shared.hashRanges),
+    )  # fmt: skip
+    again = start is not None and start.position < LATEST  # the client passes over what it wants no more
+    return SubscribeOptions(
+        asked.topic, asked.subscription, type_of(asked.subType), InitialPosition(asked.initialPosition),
+        asked.consumer_name, asked.durable, start, again, translate.properties(asked.metadata),
+        asked.priority_level, translate.properties(asked.subscription_properties), asked.read_compacted,
+        not asked.force_topic_creation, "", policy,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""Frames of Pulsar's binary protocol.
+
+    [total u32][size u32][BaseCommand]                              total and size count what follows them
+    [total u32][size u32][BaseCommand][entry]                       SEND and MESSAGE
+    entry = [0x0e01][crc32c u32][size u32][MessageMetadata][payload]
+
+The entry of a frame is what is stored (proto/entry.py), so it passes through. Old clients leave the checksum out: it is
+put in front. Guarding tests: tests/broker/protocols/pulsar/test_frames.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.errors import CorruptEntry, InvalidRequest
+from ....proto.varint import varint
+
+_U32 = struct.Struct(">I")
+_CHECKSUM = b"\x0e\x01"
+COMMAND_BYTES_MAX = 1 << 20
+"""Of one BaseCommand: parsing the smallest parts of a larger one would hold the event loop (runtime/network.py)."""
+FRAME_EXTRA_BYTES = 64 << 10
+"""Of a frame beside the largest payload: clients check the payload alone, and send command and metadata with it."""
+
+
+NO_REQUEST = (1 << 64) - 1
+"""The request id of what a client did not ask for."""
+
+
+FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
+"""Of a BaseCommand, by its type."""
+
+
+class Frames:
+    """Cuts a stream of bytes into frames. Costs linear work, and holds one frame at most, whose size is checked when
+    its first four bytes are here."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._wanted = 4
+
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """The frames that are complete, without their first size. InvalidRequest: one is too large, or too short."""
+        self._parts.append(data)
+        self._held += len(data)
+        if self._held < self._wanted:
+            return
+        buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        view, at = memoryview(buffer), 0
+        self._parts, self._held, self._wanted = [], 0, 4
+        while len(buffer) - at >= 4:
+            size = _U32.unpack_from(buffer, at)[0]
+            if not 4 <= size <= self.bytes_max:
+                raise InvalidRequest(f"a frame of {size} bytes; it has 4 to {self.bytes_max}")
+            if len(buffer) - at < 4 + size:
+                self._wanted = 4 + size
+                break
+            yield view[at + 4 : at + 4 + size]
+            at += 4 + size
+        if at < len(buffer):
+            self._parts, self._held = [buffer[at:]], len(buffer) - at
+
+
+def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
+    """The command, and what follows it. InvalidRequest."""
+    size = _U32.unpack_from(frame)[0]
+    if size > len(frame) - 4 or size > COMMAND_BYTES_MAX:
+        raise InvalidRequest(f"a command of {size} bytes in a frame of {len(frame)}")
+    try:
+        command = pulsar.BaseCommand.FromString(bytes(frame[4 : 4 + size]))
+    except DecodeError as error:
+        raise InvalidRequest("a command that does not parse") from error
+    if not command.HasField(FIELDS[command.type]):
+        raise InvalidRequest(f"a command {FIELDS[command.type]} without its fields")
+    return command, frame[4 + size :]
+
+
+def entry_of(rest: memoryview) -> bytes:
+    """The entry that a SEND carries, with a checksum. CorruptEntry: there is none."""
+    if len(rest) < 6:
+        raise CorruptEntry("a publish without an entry")
+    if rest[:2] == _CHECKSUM:
+        return bytes(rest)
+    body = bytes(rest)
+    return b"".join((_CHECKSUM, _U32.pack(google_crc32c.value(body)), body))
+
+
+def frame(**commands: object) -> bytes:
+    """The frame of one command: `frame(success=CommandSuccess(…))`."""
+    [name] = commands
+    body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
+    return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
+
+
+_MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)
+
+
+def message_frame(message: bytes, entry_bytes: int) -> bytes:
+    """The head of a MESSAGE: `message` are the bytes of its CommandMessage; the entry of that size follows it."""
+    body = b"".join((_MESSAGE, varint(len(message)), message))
+    return b"".join((_U32.pack(len(body) + 4 + entry_bytes), _U32.pack(len(body)), body))

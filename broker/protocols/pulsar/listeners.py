@@ -1,0 +1,39 @@
+"""Where clients of Pulsar's protocol reach a broker: what its look-ups answer.
+
+`pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come twice, with a `pulsar://` and a
+`pulsar+ssl://` URL. A client that names no listener gets the first one.
+"""
+
+from __future__ import annotations
+
+from ....proto.errors import InvalidConfiguration
+from ....runtime.network import Endpoint
+from ...common.config import BrokerConfig
+
+SCHEMES = ("pulsar", "pulsar+ssl")
+
+
+def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
+    """By the name of the listener. InvalidConfiguration."""
+    if config.pulsar_listeners:
+        return parse(config.pulsar_listeners)
+    host = config.advertised.host if config.advertised is not None else listening.host
+    return {"": (f"{SCHEMES[is_encrypted]}://{Endpoint(host, listening.port)}",)}
+
+
+def parse(text: str) -> dict[str, tuple[str, ...]]:
+    """InvalidConfiguration."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in text.split(","):
+        name, _, url = part.strip().partition(":")
+        scheme, _, address = url.partition("://")
+        try:
+            Endpoint.parse(address)
+        except ValueError:
+            address = ""
+        if not name or not address or scheme not in SCHEMES:
+            raise InvalidConfiguration(
+                f"pulsar_listeners: {part.strip()!r} is not NAME:pulsar://HOST:PORT", setting="pulsar_listeners"
+            )
+        found[name] = (*found.get(name, ()), url)
+    return {"": found[next(iter(found))], **found}

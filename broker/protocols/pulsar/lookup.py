@@ -1,0 +1,217 @@
+"""Requests that are about no producer: owners, partitions, topics of a namespace, schemas; and those of a consumer that
+are answered later.
+
+Each request is answered in its own kind, an error too: the numbers of look-ups and of other requests overlap in
+Pulsar's C++ client, and an ERROR would reach another request.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import google_crc32c
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto import subscription_types
+from ....proto.errors import BackPressure, InvalidRequest, MagnetarError, NotAllowed, NotFound, Unavailable
+from ....proto.names import NamespaceName, TopicName
+from ...access.core.table import Permission
+from ...session import statistics
+from ...session.topics import Topics
+from .consumer import ConsumerHandler
+from .errors import number_of, typed
+from .frames import frame
+from .ports import Connection
+from .translate import wire_id
+
+Command = pulsar.BaseCommand
+_TRANSACTIONS = ("new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "tc_client_connect_request")
+
+
+async def answer(connection: Connection, command: Command) -> None:
+    """InvalidRequest: no client sends that; the connection ends."""
+    kind = Command.Type.Name(command.type).lower()
+    asked: Any = getattr(command, kind, None)
+    answers = _ANSWERS.get(kind)
+    if answers is None or asked is None:
+        if kind in _TRANSACTIONS:
+            connection.error(asked.request_id, NotAllowed("there are no transactions here"))
+        elif hasattr(asked, "request_id"):
+            connection.error(asked.request_id, NotAllowed(f"there is no {kind} here"))
+        else:
+            connection.break_off(InvalidRequest(f"a client does not send {kind}"))
+        return
+    work, failed = answers
+    try:
+        if connection.busy:
+            raise BackPressure("too many requests of this connection are under way")
+        found = await work(connection, asked)
+    except Exception as error:
+        found = failed(asked.request_id, typed(error))
+    connection.send(found)
+
+
+# ------------------------------------------------------------------ look-ups
+async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> bytes:
+    topic, broker = TopicName.parse(asked.topic), connection.broker
+    await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    owner = await broker.lookup(topic)
+    listener = asked.advertised_listener_name
+    urls = owner.pulsar.get(listener)
+    if urls is None:
+        # This text is a contract: the C++ client ends its look-up at it, and repeats it after any other.
+        raise Unavailable(f"the broker do not have {listener or 'a'} listener")
+    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
+        request_id=asked.request_id, response=pulsar.CommandLookupTopicResponse.Connect, authoritative=True,
+        brokerServiceUrl=_first(urls, "pulsar://"), brokerServiceUrlTls=_first(urls, "pulsar+ssl://"),
+    ))  # fmt: skip
+
+
+def _first(urls: tuple[str, ...], scheme: str) -> str:
+    return next((url for url in urls if url.startswith(scheme)), "")
+
+
+def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
+        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=number_of(error),
+        message=error.message,
+    ))  # fmt: skip
+
+
+async def _partitions(connection: Connection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
+    topic, broker = TopicName.parse(asked.topic), connection.broker
+    await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    found = await Topics(broker).partitions(topic, create=asked.metadata_auto_creation_enabled)
+    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
+        partitions=found.count,
+    ))  # fmt: skip
+
+
+def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed, error=number_of(error),
+        message=error.message,
+    ))  # fmt: skip
+
+
+async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
+    broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
+    shown = await broker.access.shown(connection.caller.principal, namespace)
+    names = set[str]()
+    if asked.mode != pulsar.CommandGetTopicsOfNamespace.NON_PERSISTENT:
+        names.update(await broker.catalog.topics(namespace, partitions=True))
+    if asked.mode != pulsar.CommandGetTopicsOfNamespace.PERSISTENT:
+        names.update(await broker.catalog.volatile_topics(namespace, partitions=True))
+        here = (topic.name for topic in broker.loaded.values() if topic.name.namespace_name == namespace)
+        names.update(name.full for name in here if not name.persistent)
+    found = sorted(name for name in names if shown(name))
+    hash_ = hash_of(found)
+    changed = not asked.topics_hash or asked.topics_hash != hash_
+    return frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
+        request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
+    ))  # fmt: skip
+
+
+def hash_of(names: list[str]) -> str:
+    """As Pulsar's clients compute it, of sorted names."""
+    return struct.pack("<I", google_crc32c.value(",".join(names).encode())).hex()
+
+
+def _failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(error=pulsar.CommandError(request_id=request_id, error=number_of(error), message=error.message))
+
+
+# ------------------------------------------------------------------ schemas
+async def _schema(connection: Connection, asked: pulsar.CommandGetSchema) -> bytes:
+    topic = TopicName.parse(asked.topic)
+    await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    raise NotFound("this topic has no schema")
+
+
+def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+        request_id=request_id, error_code=number_of(error), error_message=error.message
+    ))  # fmt: skip
+
+
+async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
+    """No version, as for a producer with a schema. Java's client asks again and again where it is refused."""
+    topic = TopicName.parse(asked.topic)
+    await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
+    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        request_id=asked.request_id, schema_version=b""
+    ))  # fmt: skip
+
+
+def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        request_id=request_id, error_code=number_of(error), error_message=error.message
+    ))  # fmt: skip
+
+
+_ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, MagnetarError], bytes]]] = {
+    "lookup": (_lookup, _lookup_failed),
+    "partitioned_metadata": (_partitions, _partitions_failed),
+    "get_topics_of_namespace": (_topics, _failed),
+    "get_schema": (_schema, _schema_failed),
+    "get_or_create_schema": (_new_schema, _new_schema_failed),
+}
+
+
+# ------------------------------------------------------------------ of a consumer
+async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
+    """SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
+    try:
+        if connection.busy:
+            raise BackPressure("too many requests of this connection are under way")
+        if handler is None or handler.session is None:
+            raise Unavailable("there is no consumer of this id")
+        if kind == Command.SEEK:
+            await handler.seek(asked)
+        elif kind == Command.UNSUBSCRIBE:
+            await handler.unsubscribe(force=asked.force)
+        elif kind == Command.GET_LAST_MESSAGE_ID:
+            connection.send(await _last(handler, asked.request_id))
+            return
+        else:
+            connection.send(await _stats(handler, asked.request_id))
+            return
+    except Exception as error:
+        connection.send(_of_consumer_failed(kind, asked.request_id, typed(error), known=handler is not None))
+    else:
+        connection.success(asked.request_id)
+
+
+def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
+    if kind == Command.CONSUMER_STATS:
+        number = number_of(error) if known else pulsar.ConsumerNotFound
+        return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+            request_id=request_id, error_code=number, error_message=error.message
+        ))  # fmt: skip
+    busy = kind == Command.UNSUBSCRIBE and number_of(error) == pulsar.ServiceNotReady
+    number = pulsar.MetadataError if busy or not known else number_of(error)
+    return frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
+
+
+async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
+    assert handler.session is not None, "it is open"
+    found = await handler.session.last_message()
+    return frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
+        request_id=request_id, last_message_id=wire_id(found.position, found.partition, found.batch_index),
+        consumer_mark_delete_position=wire_id(found.mark_delete, found.partition),
+    ))  # fmt: skip
+
+
+async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
+    session = handler.session
+    assert session is not None, "it is open"
+    found = await statistics.of_subscription(session.topic, session.subscription)
+    member = session.member
+    return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+        request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),
+        msgBacklog=found.backlog, availablePermits=max(0, member.permits), unackedMessages=member.unacked,
+        blockedConsumerOnUnackedMsgs=member.blocked, address=handler.address,
+    ))  # fmt: skip

@@ -1,0 +1,35 @@
+"""The producers of all connections of Pulsar's protocol here, by topic and name, to tell one that returns from another.
+
+Pulsar's clients count the openings of a producer (`epoch`) and have no other identity than its name: the same name from
+the same host with a higher epoch is the producer that was cut off, and replaces it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Named(Protocol):
+    """An open producer."""
+
+    epoch: int
+    place: str  # its host
+    instance: str  # as the session has it (broker/session/producer.py)
+
+
+class ProducerNames:
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], Named] = {}
+
+    def instance(self, topic: str, name: str, place: str, epoch: int) -> str:
+        """Of the producer that was cut off, if this is it; empty: it is another one."""
+        known = self._open.get((topic, name))
+        returns = known is not None and known.place == place and known.epoch < epoch
+        return known.instance if known is not None and returns else ""
+
+    def add(self, topic: str, name: str, producer: Named) -> None:
+        self._open[topic, name] = producer
+
+    def remove(self, topic: str, name: str, producer: Named) -> None:
+        if self._open.get((topic, name)) is producer:
+            del self._open[topic, name]

@@ -1,0 +1,70 @@
+"""What a producer, a consumer and a request need of their connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.errors import MagnetarError
+from ....runtime.files import Buffer
+from ....runtime.network import CallContext
+from ...node.topic_manager import TopicManager
+from .names import ProducerNames
+
+
+class Handler(Protocol):
+    """A producer or a consumer; `id` is the client's number for it."""
+
+    id: int
+
+
+class Connection(Protocol):
+    broker: TopicManager
+    caller: CallContext
+    client: str  # its name and version, as it says
+    version: int  # of the protocol
+    names: ProducerNames
+
+    def send(self, data: bytes) -> None:
+        """One frame. The frames of one turn leave together."""
+        ...
+
+    def send_parts(self, parts: tuple[Buffer, ...], size: int) -> None:
+        """One frame of `size` bytes, in parts."""
+        ...
+
+    def error(
+        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
+    ) -> None: ...
+    def success(self, request_id: int) -> None: ...
+    def held(self, size: int) -> None:
+        """So many bytes of entries more (or less) wait for credit."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """It has as many requests under way as it may."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """More than it should be of its deliveries has not left yet."""
+        ...
+
+    async def drained(self) -> None: ...
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs it; cancelled with the connection."""
+        ...
+
+    def leave_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it to its end in any case."""
+        ...
+
+    def break_off(self, error: MagnetarError) -> None:
+        """Ends the connection."""
+        ...
+
+    def forget_producer(self, handler: Handler) -> None: ...
+    def forget_consumer(self, handler: Handler) -> None: ...

@@ -1,0 +1,214 @@
+"""A producer of a Pulsar client, on a session of the broker (broker/session/producer.py).
+
+Each SEND is answered once, in the order of the SENDs: a receipt, or an error that ends the message. An error that
+passes closes the producer instead (CLOSE_PRODUCER): the client opens it again and sends what has no answer again, in
+its order. Entries for which the session has no credit wait here; the connection bounds them (`Connection.held`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.entry_pb2 import MessageIdData
+from ....proto.errors import (
+    CorruptEntry,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    TopicTerminated,
+    Unavailable,
+)
+from ....proto.model import AccessMode
+from ....proto.names import Position
+from ....runtime.network import network_of
+from ...session.producer import ProducerOptions, ProducerSession
+from .errors import number_of, typed
+from .frames import NO_REQUEST, frame
+from .ports import Connection
+
+WAIT_NOTICE_S = 1.0
+"""A producer that waits for its turn is told so after this, which stops its client's time-out."""
+UNKNOWN = (1 << 64) - 1
+"""-1 as uint64: of a duplicate, whose position is not known."""
+FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated)
+"""Errors that end a message: it would fail again."""
+
+
+class ProducerHandler:
+    """Is its session's port (`broker.session.producer.ProducerPort`)."""
+
+    def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
+        self.id = asked.producer_id
+        self.epoch = asked.epoch
+        self.place = network_of(connection.caller.peer)
+        self.instance = ""
+        self._connection = connection
+        self._asked = asked
+        self._session: ProducerSession | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._over = False
+        self._sent: deque[tuple[int, int]] = deque()  # sequence ids of SENDs without an answer: (first, highest)
+        self._waiting: deque[bytes] = deque()  # for credit
+
+    @property
+    def opened(self) -> bool:
+        return self._session is not None
+
+    # ------------------------------------------------------------------ opening
+    def open(self) -> None:
+        self._opening = self._connection.start(self._open())
+
+    def opened_again(self, request_id: int) -> None:
+        if self._session is None:
+            self._connection.error(request_id, Unavailable("the producer of this id is being opened"))
+        else:
+            self._succeeded(request_id, self._session.name, -1)
+
+    def _options(self) -> ProducerOptions:
+        asked, broker = self._asked, self._connection.broker
+        name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_id()}"
+        known = self._connection.names.instance(asked.topic, name, self.place, self.epoch)
+        self.instance = known or broker.world.rng.randbytes(8).hex()
+        return ProducerOptions(
+            asked.topic, name, AccessMode(asked.producer_access_mode),
+            {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
+            asked.initial_subscription_name, asked.topic_epoch,
+        )  # fmt: skip
+
+    async def _open(self) -> None:
+        request_id, notice = self._asked.request_id, None
+        try:
+            options = self._options()
+            if options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+                notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_S, self._waits, options.name)
+            session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
+        except Exception as error:
+            self._connection.forget_producer(self)
+            self._connection.error(request_id, typed(error))
+            return
+        finally:
+            if notice is not None:
+                notice.cancel()
+        self._session = session
+        self._connection.names.add(self._asked.topic, session.name, self)
+        self._succeeded(request_id, session.name, session.last_sequence_id)
+
+    def _waits(self, name: str) -> None:
+        self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
+            request_id=self._asked.request_id, producer_name=name, producer_ready=False, schema_version=b""
+        )))  # fmt: skip
+
+    def _succeeded(self, request_id: int, name: str, last_sequence_id: int) -> None:
+        assert self._session is not None, "it is open"
+        epoch = self._session.topic_epoch
+        answer = pulsar.CommandProducerSuccess(
+            request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
+            schema_version=b"",  # empty: none. Java's client ends its connection when it is left out
+        )  # fmt: skip
+        if epoch:
+            answer.topic_epoch = epoch
+        self._connection.send(frame(producer_success=answer))
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, sent: pulsar.CommandSend, entry: bytes) -> None:
+        session = self._session
+        if session is None:
+            raise InvalidRequest("a producer publishes after it was opened")
+        first, highest = sent.sequence_id, sent.highest_sequence_id
+        self._sent.append((first, highest))
+        if highest and highest < first:
+            why: MagnetarError = InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
+        elif sent.HasField("txnid_most_bits") and sent.HasField("txnid_least_bits"):
+            why = NotAllowed("there are no transactions here")
+        elif self._waiting or session.credit <= 0:
+            self._waiting.append(entry)
+            self._connection.held(len(entry))
+            return
+        else:
+            session.publish(entry)
+            return
+        self._end_with(why)
+
+    def credit(self, size: int) -> None:
+        session = self._session
+        assert session is not None, "credit comes after the opening"
+        while self._waiting and session.credit > 0 and not self._over:
+            entry = self._waiting.popleft()
+            self._connection.held(-len(entry))
+            session.publish(entry)
+
+    # ------------------------------------------------------------------ outcomes
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self._receipt(MessageIdData(ledgerId=position[0], entryId=position[1]))
+
+    def duplicate(self, sequence_id: int) -> None:
+        self._receipt(MessageIdData(ledgerId=UNKNOWN, entryId=UNKNOWN))
+
+    def _receipt(self, message_id: MessageIdData) -> None:
+        first, highest = self._sent.popleft()
+        answer = pulsar.CommandSendReceipt(producer_id=self.id, sequence_id=first, message_id=message_id)
+        if highest:
+            answer.highest_sequence_id = highest
+        self._connection.send(frame(send_receipt=answer))
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        if isinstance(error, FINAL):
+            self._send_error(error)
+        else:
+            self._end_with(error)
+
+    def _send_error(self, error: MagnetarError) -> None:
+        first, highest = self._sent.popleft()
+        self._connection.send(frame(send_error=pulsar.CommandSendError(
+            producer_id=self.id, sequence_id=max(first, highest), error=number_of(error), message=error.message
+        )))  # fmt: skip
+
+    def closed(self, error: MagnetarError) -> None:
+        self._end_with(error)
+
+    # ------------------------------------------------------------------ the end
+    def _end_with(self, error: MagnetarError) -> None:
+        """Closes it by the broker: the client opens it again, and learns there why it cannot."""
+        if not self._over:
+            self._connection.send(
+                frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
+            )
+            self.replaced()
+
+    def replaced(self) -> None:
+        """Another one has its id, or will."""
+        self._connection.forget_producer(self)
+        self._connection.leave_later(self.leave())
+
+    async def close(self, request_id: int) -> None:
+        """By its client: what is on its way is answered first."""
+        try:
+            await self._stop_opening()
+            if self._session is not None:
+                await self._session.close()
+        except Exception as error:
+            self._connection.error(request_id, typed(error))
+        else:
+            self._connection.success(request_id)
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """At once. Idempotent."""
+        self._over = True
+        self._connection.held(-sum(map(len, self._waiting)))
+        self._waiting.clear()
+        await self._stop_opening()
+        if self._session is not None:
+            self._connection.names.remove(self._asked.topic, self._session.name, self)
+            self._session.leave()
+
+    async def _stop_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.done():
+            opening.cancel()
+            await asyncio.wait((opening,))
+
+

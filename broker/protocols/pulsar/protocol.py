@@ -1,0 +1,30 @@
+"""Pulsar's binary protocol: a listener's service, and what its connections share.
+
+    serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
+
+A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
+for owners, partitions and topics (lookup.py). The messages are proto/pulsar.proto, the frames frames.py.
+Transactions and topic watchers are refused. Schemas are accepted and not kept: there is no registry.
+"""
+
+from __future__ import annotations
+
+from ....runtime.network import ByteStream
+from ....runtime.unbroken import unbroken
+from ...node.topic_manager import TopicManager
+from .connection import Connection
+from .names import ProducerNames
+
+
+class PulsarProtocol:
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+        self._names = ProducerNames()
+
+    async def serve(self, stream: ByteStream) -> None:
+        """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
+        connection = Connection(self._broker, stream, self._names)
+        try:
+            await connection.serve()
+        finally:
+            await unbroken(connection.end())

@@ -1,0 +1,132 @@
+"""Between messages of proto/pulsar.proto and the plain values of the broker's sessions.
+
+**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `ack_set` is a Java BitSet: words of 64 bits, the lowest
+first, bit 1: **not** acknowledged; zero words at its end are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from ....proto import pulsar_pb2 as pulsar
+from ....proto.entry_pb2 import KeyValue, MessageIdData
+from ....proto.errors import InvalidRequest
+from ....proto.model import AckedEntry
+from ....proto.names import MessageId, Position
+from ...common.refusals import AckRefusal
+from ...session.consumer import ACK_ENTRIES, ConsumerSession
+from ...subscription.core.cursor_state import BATCH_INDEXES_MAX
+
+WORD = (1 << 64) - 1
+
+
+def signed(number: int) -> int:
+    """Of a uint64 that is a Java long."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def unsigned(number: int) -> int:
+    return number & WORD
+
+
+def properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    return {pair.key: pair.value for pair in pairs}
+
+
+def message_id(of: MessageIdData) -> MessageId:
+    """The message at its batch index, or the first one that its ack set leaves."""
+    batch_index = of.batch_index
+    if of.ack_set:
+        left = _bits(of.ack_set)
+        batch_index = (left & -left).bit_length() - 1 if left else batch_index
+    return MessageId(signed(of.ledgerId), signed(of.entryId), of.partition, batch_index)
+
+
+def wire_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
+    return MessageIdData(
+        ledgerId=unsigned(position[0]), entryId=unsigned(position[1]), partition=partition, batch_index=batch_index
+    )
+
+
+# ------------------------------------------------------------------ acknowledgements
+def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
+    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    yield from _check_size(ack.message_id)
+    if ack.ack_type == pulsar.CommandAck.Cumulative:
+        if len(ack.message_id) != 1:
+            raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
+        for acked in cumulative(ack.message_id[0]):
+            yield from session.ack_cumulative(acked)
+    else:
+        yield from session.ack(individual(ack.message_id, session.messages_of))
+
+
+def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
+    """In steps, before the first of them is acknowledged."""
+    each, reached = iter(ids), 0
+    while some := list(islice(each, ACK_ENTRIES)):
+        reached += sum(64 * len(id_.ack_set) for id_ in some)
+        yield
+    if reached > BATCH_INDEXES_MAX:
+        raise AckRefusal.TOO_MANY_INDEXES.error(
+            f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
+        )
+
+
+def individual(ids: Iterable[MessageIdData], messages_of: Callable[[Position], int]) -> Iterator[AckedEntry]:
+    for each in ids:
+        position = Position(signed(each.ledgerId), signed(each.entryId))
+        if position.entry_id < 0:
+            continue
+        if not each.ack_set:
+            yield AckedEntry(position)
+        elif acked := _acked(each, messages_of(position)):
+            yield AckedEntry(position, acked)
+
+
+def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
+    """One, or none: a client acknowledges (ledger, -1) when it has done nothing of that ledger yet."""
+    position = Position(signed(of.ledgerId), signed(of.entryId))
+    if of.ack_set:
+        left = _bits(of.ack_set)
+        done = (left & -left).bit_length() - 1 if left else 0
+        if done > 0:
+            yield AckedEntry(position, (1 << done) - 1)
+            return
+        if left:
+            position = Position(position.ledger_id, position.entry_id - 1)
+    if position.entry_id >= 0:
+        yield AckedEntry(position)
+
+
+def _acked(of: MessageIdData, messages: int) -> int:
+    """Where the size of the batch is not known, what is above the highest bit is left for later."""
+    left = _bits(of.ack_set)
+    return ~left & ((1 << (messages or left.bit_length())) - 1)
+
+
+def _bits(words: Sequence[int]) -> int:
+    return int.from_bytes(b"".join((word & WORD).to_bytes(8, "little") for word in words), "little")
+
+
+def ack_set(acked: Sequence[int], count: int) -> list[int]:
+    """Of a batch of `count` messages, of which these are acknowledged."""
+    left = (1 << count) - 1
+    for index in acked:
+        left &= ~(1 << index)
+    words = []
+    while left:
+        words.append(signed(left & WORD))
+        left >>= 64
+    return words
+
+
+# ------------------------------------------------------------------ redelivery
+def redeliver_steps(
+    session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
+) -> Iterator[None]:
+    """All that it holds, when none is named or its type keeps the order (Pulsar's rule)."""
+    individual = session.subscription.dispatcher.policy.individual
+    ids = asked.message_ids if individual else ()
+    return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)

@@ -1,0 +1,66 @@
+"""TLS of listeners on plain TCP: one context whose certificate and authority are read again when their files change.
+
+The files are looked at before each handshake, as gRPC does (runtime/grpc/access.py): open connections stay, the next
+one is shown the new certificate, and asked for one of the new authority. Files that cannot be used leave those before
+in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+
+from ...proto.errors import InvalidConfiguration
+from ..access import TlsFiles
+
+HANDSHAKE_S = 5.0
+SHUTDOWN_S = 1.0
+
+_LOG = logging.getLogger("magnetar.bytes")
+
+
+def listener_context(tls: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it. InvalidConfiguration."""
+    found = _Reloaded(tls)
+    found.outer.sni_callback = found.before_handshake
+    return found.outer
+
+
+class _Reloaded:
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self._stamps = _stamps(tls)
+        self.outer = self._now = _context(tls)
+
+    def before_handshake(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        try:
+            stamps = _stamps(self._tls)
+            if stamps != self._stamps:
+                self._now, self._stamps = _context(self._tls), stamps
+                _LOG.info("new TLS files are used from now on: %s", self._tls.certificate)
+        except InvalidConfiguration as error:
+            _LOG.error("new TLS files are not used, the ones before stay: %s", error)
+        if self._now is not self.outer:
+            connection.context = self._now
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.ca:
+            context.load_verify_locations(tls.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidConfiguration(f"the TLS files {tls.certificate} and {tls.key} do not fit: {error}") from error
+    return context
+
+
+def _stamps(tls: TlsFiles) -> list[tuple[int, int, int]]:
+    try:
+        found = [os.stat(path) for path in (tls.certificate, tls.key, tls.ca) if path]
+    except OSError as error:
+        raise InvalidConfiguration(f"{error.filename} cannot be read: {error.strerror}") from error
+    return [(each.st_ino, each.st_mtime_ns, each.st_size) for each in found]

@@ -1,0 +1,499 @@
+"""Commands in every wrong state, and what Pulsar's clients silently rely on; a broker in the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from magnetar.broker.protocols.pulsar import connection as connection_module
+from magnetar.broker.protocols.pulsar.frames import frame
+from magnetar.proto import pulsar_pb2 as pulsar
+from magnetar.proto.entry import client_part, encode_batch, plain_items
+from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
+from magnetar.proto.errors import Unauthenticated
+from magnetar.runtime.access import Caller, Principal, PrincipalKind
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.world import World
+from tests.broker.protocols.pulsar.raw import Closed, Raw, T, simulate
+
+Command = pulsar.BaseCommand
+
+
+# ------------------------------------------------------------------ states
+@pytest.mark.parametrize(
+    "first",
+    [
+        struct.pack(">I", 0), struct.pack(">I", 1 << 30), b"GET / HTTP/1.1\r\n\r\n", frame(ping=pulsar.CommandPing()),
+        frame(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=1)), struct.pack(">II", 8, 4) + b"\xff" * 4,
+    ],
+    ids=["empty", "huge", "http", "ping", "flow", "garbage"],
+)  # fmt: skip
+def test_what_is_no_connect_ends_the_connection_and_no_other(first: bytes) -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        other = await Raw.connected(world, endpoint)
+        raw = Raw(await world.network.connect_bytes(endpoint))
+        raw.stream.write_nowait(first)
+        await raw.ended()
+        other.send(ping=pulsar.CommandPing())
+        await other.next("pong")
+
+    simulate(scenario)
+
+
+def test_a_second_connect_and_what_only_a_broker_sends_end_the_connection() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        for command in (
+            {"connect": pulsar.CommandConnect(client_version="again")},
+            {"success": pulsar.CommandSuccess(request_id=1)},
+            {"send": pulsar.CommandSend(producer_id=1, sequence_id=1)},  # without an entry, of no producer
+        ):
+            raw = await Raw.connected(world, endpoint)
+            raw.send(**command)
+            if "success" in command:
+                assert (await raw.next("error")).request_id == 1
+            else:
+                await raw.ended()
+
+    simulate(scenario)
+
+
+def test_a_client_of_the_first_version_and_of_a_later_one_are_answered_in_what_both_know() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        for version, answered in ((0, 1), (6, 6), (21, 21), (99, 21)):
+            raw = Raw(await world.network.connect_bytes(endpoint))
+            raw.send(connect=pulsar.CommandConnect(client_version="x", protocol_version=version))
+            found = await raw.next("connected")
+            assert found.protocol_version == answered
+            assert 0 < found.max_message_size < 5 << 20
+
+    simulate(scenario)
+
+
+def test_entries_of_an_unknown_producer_are_passed_over() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        raw.publish(1, producer_id=9)
+        raw.send(flow=pulsar.CommandFlow(consumer_id=9, messagePermits=1))
+        raw.send(ping=pulsar.CommandPing())
+        await raw.next("pong")
+        for command in ("close_producer", "close_consumer"):
+            kind = {"close_producer": pulsar.CommandCloseProducer, "close_consumer": pulsar.CommandCloseConsumer}
+            field = "producer_id" if command == "close_producer" else "consumer_id"
+            raw.send(**{command: kind[command](request_id=5, **{field: 9})})
+            assert (await raw.next("success")).request_id == 5
+
+    simulate(scenario)
+
+
+def test_requests_about_no_consumer_are_answered_in_their_own_kind() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        raw.send(seek=pulsar.CommandSeek(consumer_id=9, request_id=1, message_publish_time=0))
+        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=9, request_id=2))
+        raw.send(get_last_message_id=pulsar.CommandGetLastMessageId(consumer_id=9, request_id=3))
+        found = {}
+        for _ in range(3):
+            error = await raw.next("error")
+            found[error.request_id] = error.error
+        assert found == {1: pulsar.MetadataError, 2: pulsar.MetadataError, 3: pulsar.MetadataError}
+        raw.send(consumer_stats=pulsar.CommandConsumerStats(consumer_id=9, request_id=4))
+        assert (await raw.next("consumer_stats_response")).error_code == pulsar.ConsumerNotFound
+        raw.send(get_schema=pulsar.CommandGetSchema(request_id=5, topic=T))
+        assert (await raw.next("get_schema_response")).error_code == pulsar.TopicNotFound
+        raw.send(lookup=pulsar.CommandLookupTopic(request_id=6, topic="a/b"))
+        lookup = await raw.next("lookup_response")
+        assert (lookup.response, lookup.error) == (lookup.Failed, pulsar.InvalidTopicName)
+        raw.send(lookup=pulsar.CommandLookupTopic(request_id=7, topic=T, advertised_listener_name="other"))
+        lookup = await raw.next("lookup_response")
+        assert lookup.message == "the broker do not have other listener"
+        raw.send(partitioned_metadata=pulsar.CommandPartitionedTopicMetadata(
+            request_id=8, topic="persistent://public/none/t"
+        ))  # fmt: skip
+        partitions = await raw.next("partitioned_metadata_response")
+        assert (partitions.response, partitions.error) == (partitions.Failed, pulsar.TopicNotFound)
+        for kind in ("new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn"):
+            raw.send(**{kind: pulsar.TransactionRequest(request_id=9)})
+            assert (await raw.next("error")).error == pulsar.NotAllowedError
+
+    simulate(scenario)
+
+
+# ------------------------------------------------------------------ producers
+def test_receipts_echo_the_sequence_ids_in_order() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        opened = await raw.open_producer()
+        assert (opened.producer_ready, opened.last_sequence_id) == (True, -1)
+        for sequence_id in (5, 1, 1, 900):
+            raw.publish(sequence_id, highest_sequence_id=sequence_id + 2)
+        receipts = [await raw.next("send_receipt") for _ in range(4)]
+        found = [(each.sequence_id, each.highest_sequence_id) for each in receipts]
+        assert found == [(5, 7), (1, 3), (1, 3), (900, 902)]
+        assert [each.message_id.entryId for each in receipts] == [0, 1, 2, 3]
+
+    simulate(scenario)
+
+
+def test_an_entry_that_is_damaged_is_refused_in_its_place() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
+        raw.publish(1)
+        damaged = client_part(metadata, b"payload")[:-1] + b"x"
+        raw.send(damaged, send=pulsar.CommandSend(producer_id=1, sequence_id=2, highest_sequence_id=3))
+        raw.publish(4)
+        assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
+        refused = await raw.next("send_receipt", "send_error")
+        assert (refused.sequence_id, refused.error) == (3, pulsar.ChecksumError)
+        assert (await raw.next("send_receipt", "send_error")).sequence_id == 4
+
+    simulate(scenario)
+
+
+def test_what_cannot_be_read_at_all_closes_its_producer_which_sends_it_again() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        garbage = b"\x0e\x01" + bytes(4) + b"\x00\x00\x00\x01\xff"
+        raw.send(garbage, send=pulsar.CommandSend(producer_id=1, sequence_id=2))
+        assert (await raw.next("close_producer")).producer_id == 1
+        await raw.open_producer(epoch=1)
+        raw.publish(2)
+        assert (await raw.next("send_receipt")).sequence_id == 2
+
+    simulate(scenario)
+
+
+def test_more_entries_than_there_is_credit_for_are_all_stored_in_order() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        for number in range(300):
+            raw.publish(number, bytes(1000))
+        found = [(await raw.next("send_receipt")).sequence_id for _ in range(300)]
+        assert found == list(range(300))
+
+    simulate(scenario, pending_bytes=10_000)
+
+
+def test_two_producers_of_one_id_and_of_one_name() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+        first = await raw.open_producer(producer_name="x")
+        again = await raw.open_producer(producer_name="x")
+        assert (first.producer_name, again.producer_name, again.last_sequence_id) == ("x", "x", -1)
+        busy = await other.open_producer(producer_name="x")
+        assert busy.error == pulsar.ProducerBusy
+        returned = await other.open_producer(producer_name="x", epoch=1)
+        assert returned.producer_name == "x", "the same producer, whose first connection was cut"
+        assert (await raw.next("close_producer")).producer_id == 1
+        await raw.open_producer(2, producer_name="y")
+        raw.publish(1, producer_id=2)
+        await raw.next("send_receipt")
+
+    simulate(scenario)
+
+
+def test_a_producer_that_waits_is_told_so_and_again_when_it_is_its_turn() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+        await raw.open_producer(producer_access_mode=pulsar.Exclusive)
+        waits = await other.open_producer(producer_access_mode=pulsar.WaitForExclusive)
+        assert not waits.producer_ready
+        raw.send(close_producer=pulsar.CommandCloseProducer(producer_id=1, request_id=7))
+        ready = await other.next("producer_success")
+        assert (ready.producer_ready, ready.request_id, ready.producer_name) == (
+            True, waits.request_id, waits.producer_name,
+        )  # fmt: skip
+        assert ready.topic_epoch > 0
+
+    simulate(scenario)
+
+
+# ------------------------------------------------------------------ consumers
+def test_permits_are_clamped_and_a_closed_consumer_gets_no_more() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        await raw.subscribe(permits=(1 << 32) - 1)
+        raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=(1 << 32) - 1))
+        raw.publish(1)
+        message = await raw.next("message")
+        assert (message.message_id.entryId, message.redelivery_count, message.message_id.partition) == (0, 0, -1)
+        raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=5))
+        await raw.next("success")
+        await raw.subscribe(2)
+        again = await raw.next("message")
+        assert (again.consumer_id, again.message_id.entryId) == (2, 0)
+
+    simulate(scenario)
+
+
+def test_a_message_is_the_stored_entry_without_the_brokers_part() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        raw.publish(1, b"payload")
+        await raw.subscribe()
+        _, rest = await raw.next_with_rest("message")
+        assert rest[:2] == b"\x0e\x01"
+        assert rest.endswith(b"payload")
+
+    simulate(scenario)
+
+
+def test_a_seek_closes_first_moves_then_and_answers() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        for number in range(3):
+            raw.publish(number)
+        await raw.subscribe()
+        ids = [(await raw.next("message")).message_id for _ in range(3)]
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=ids, request_id=3))
+        assert not (await raw.next("ack_response")).HasField("error")
+        raw.send(seek=pulsar.CommandSeek(consumer_id=1, request_id=4, message_id=ids[1]))
+        order = [await raw.next("close_consumer", "success", "message") for _ in range(2)]
+        assert [type(each).__name__ for each in order] == ["CommandCloseConsumer", "CommandSuccess"]
+        await raw.subscribe()
+        found = [(await raw.next("message")).message_id.entryId for _ in range(2)]
+        assert found == [1, 2]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_reader_goes_on_where_its_seek_went(by_time: bool) -> None:
+    """Pulsar's C++ client names no start after a seek by time, and the old one after a seek to a message."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        for number in range(3):
+            raw.publish(number)
+        earliest = MessageIdData(ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1)
+        reader: dict[str, Any] = {"subType": 0, "durable": False, "subscription": "reader-x"}
+        await raw.subscribe(start_message_id=earliest, **reader)
+        ids = [(await raw.next("message")).message_id for _ in range(3)]
+        seek = {"message_publish_time": 0} if by_time else {"message_id": ids[1]}
+        raw.send(seek=pulsar.CommandSeek(consumer_id=1, request_id=4, **seek))
+        await raw.next("success")
+        await raw.subscribe(**reader)
+        assert (await raw.next("message")).message_id.entryId == (0 if by_time else 1)
+        await raw.stream.close()
+        await asyncio.sleep(5)
+
+    broker = simulate(scenario)
+    assert not [topic for topic in broker.topics.values() if topic.users], "nothing of the connection is left"
+
+
+def test_unsubscribing_takes_force_while_others_are_connected() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.subscribe(1)
+        await raw.subscribe(2)
+        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=1))
+        assert (await raw.next("error", "success")).error == pulsar.MetadataError
+        raw.send(unsubscribe=pulsar.CommandUnsubscribe(consumer_id=1, request_id=2, force=True))
+        assert (await raw.next("close_consumer")).consumer_id == 2
+        await raw.next("success")
+
+    simulate(scenario)
+
+
+def test_what_a_client_may_not_acknowledge_is_told_with_a_receipt_and_passed_over_without() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        raw.publish(1)
+        await raw.subscribe()
+        id_ = (await raw.next("message")).message_id
+        beyond = MessageIdData(ledgerId=id_.ledgerId, entryId=77)
+        for request, given in enumerate(
+            (
+                {"ack_type": 1, "message_id": [id_]}, {"ack_type": 0, "message_id": [beyond]},
+                {"ack_type": 1, "message_id": []},
+                {"ack_type": 0, "message_id": [id_], "txnid_least_bits": 0, "txnid_most_bits": 0},
+            )
+        ):
+            raw.send(ack=pulsar.CommandAck(consumer_id=1, **given))
+            raw.send(ack=pulsar.CommandAck(consumer_id=1, request_id=request, **given))
+            answer = await raw.next("ack_response")
+            assert (answer.request_id, answer.HasField("error")) == (request, True), given
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[id_], request_id=9))
+        assert not (await raw.next("ack_response")).HasField("error")
+
+    simulate(scenario)
+
+
+def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_valid() -> None:
+    """What Java's client reads of it: the ack set, and the epoch that it gave last."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        payloads = [b"%d" % number for number in range(70)]
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        entry = encode_batch(metadata, plain_items(payloads), 70)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=70))
+        await raw.subscribe(subType=2, consumer_epoch=0)
+        message = await raw.next("message")
+        assert (message.consumer_epoch, message.HasField("consumer_epoch"), list(message.ack_set)) == (0, True, [])
+        partly = MessageIdData(ledgerId=message.message_id.ledgerId, entryId=0, ack_set=[-2, 0b111111])
+        raw.send(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[partly]))
+        raw.send(redeliver_unacknowledged_messages=pulsar.CommandRedeliverUnacknowledgedMessages(
+            consumer_id=1, consumer_epoch=3
+        ))  # fmt: skip
+        again = await raw.next("message")
+        assert (again.consumer_epoch, list(again.ack_set), again.redelivery_count) == (3, [-2, 0b111111], 1)
+
+    simulate(scenario)
+
+
+def test_a_producer_gets_an_empty_schema_version_and_a_schema_is_accepted() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        schema = pulsar.Schema(name="s", schema_data=b"", type=1)
+        opened = await raw.open_producer(schema=schema)
+        assert (opened.HasField("schema_version"), opened.schema_version) == (True, b"")
+        raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=schema))
+        answer = await raw.next("get_or_create_schema_response")
+        assert (answer.HasField("error_code"), answer.schema_version) == (False, b"")
+
+    simulate(scenario)
+
+
+def test_ranges_of_keys_that_overlap_are_refused_as_ranges() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        sticky = {"keySharedMode": pulsar.STICKY}
+        mine = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=0, end=99)], **sticky)
+        other = pulsar.KeySharedMeta(hashRanges=[pulsar.IntRange(start=99, end=200)], **sticky)
+        assert isinstance(await raw.subscribe(1, subType=3, keySharedMeta=mine), pulsar.CommandSuccess)
+        assert (await raw.subscribe(2, subType=3, keySharedMeta=other)).error == pulsar.ConsumerAssignError
+        assert (await raw.subscribe(3, subType=1)).error == pulsar.ConsumerBusy
+
+    simulate(scenario)
+
+
+# ------------------------------------------------------------------ time
+def test_a_silent_client_is_pinged_and_then_cut_and_one_that_answers_is_not() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        silent, alive = [await Raw.connected(world, endpoint) for _ in range(2)]
+        await silent.next("ping")
+        for _ in range(4):
+            await alive.next("ping")
+            alive.send(pong=pulsar.CommandPong())
+        await silent.ended()
+        alive.send(ping=pulsar.CommandPing())
+        await alive.next("pong")
+
+    simulate(scenario)
+
+
+def test_a_connection_without_a_first_command_is_cut() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = Raw(await world.network.connect_bytes(endpoint))
+        began = world.clock.monotonic()
+        await raw.ended()
+        assert world.clock.monotonic() - began < 15
+
+    simulate(scenario)
+
+
+class TokenGuard:
+    """Takes `ROLE-SECONDS` as a token of that role for so long."""
+
+    def __init__(self) -> None:
+        self.now_ms = lambda: 0
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        scheme, _, token = caller.authorization.partition(" ")
+        role, _, seconds = token.partition("-")
+        if scheme != "Bearer" or not seconds.isdigit():
+            raise Unauthenticated("the token is no token")
+        return Principal(role, PrincipalKind.CLIENT, "token", self.now_ms() + 1000 * int(seconds), is_super=True)
+
+    def authorize(self, principal: Principal, path: str) -> None: ...
+
+
+def _token(text: bytes) -> dict[str, Any]:
+    flags = pulsar.FeatureFlags(supports_auth_refresh=True)
+    return {"auth_method_name": "token", "auth_data": text, "feature_flags": flags}
+
+
+def test_credentials_are_asked_for_anew_and_without_them_the_connection_ends() -> None:
+    guard = TokenGuard()
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        guard.now_ms = world.clock.wall_ms  # type: ignore[assignment]
+        kept = await Raw.connected(world, endpoint, **_token(b"ada-60\n"))
+        lost = await Raw.connected(world, endpoint, **_token(b"ada-60"))
+        other = await Raw.connected(world, endpoint, **_token(b"ada-60"))
+        for raw in (kept, lost, other):
+            challenge = await raw.next("auth_challenge")
+            assert challenge.challenge.auth_data == b"PulsarAuthRefresh"
+        for raw, token in ((kept, b"ada-600"), (other, b"bob-600")):
+            response = pulsar.AuthData(auth_method_name="token", auth_data=token)
+            raw.send(auth_response=pulsar.CommandAuthResponse(response=response))
+        assert (await other.next("error")).error == pulsar.AuthenticationError
+        await lost.ended()
+        kept.send(ping=pulsar.CommandPing())
+        await kept.next("pong")
+
+    simulate(scenario, guard=guard)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, _token(b"none"), {"auth_method_name": "basic", "auth_data": b"ada:x"},
+        {**_token(b"ada-60"), "proxy_to_broker_url": "pulsar://x:1"},
+        {**_token(b"ada-60"), "original_principal": "root"},
+    ],
+    ids=["nothing", "bad", "basic", "proxy", "for another"],
+)  # fmt: skip
+def test_who_is_not_let_in_is_told_and_cut(given: dict[str, Any]) -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = Raw(await world.network.connect_bytes(endpoint))
+        raw.send(connect=pulsar.CommandConnect(client_version="x", **given))
+        error = await raw.next("error", "connected")
+        assert error.error == pulsar.AuthenticationError
+        await raw.ended()
+
+    simulate(scenario, guard=TokenGuard())
+
+
+def test_a_connection_holds_a_bounded_number_of_ids_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        for number in range(3):
+            assert isinstance(await raw.open_producer(number), pulsar.CommandProducerSuccess)
+        assert (await raw.open_producer(3)).error == pulsar.NotAllowedError
+        for number in range(20):
+            raw.send(lookup=pulsar.CommandLookupTopic(request_id=number, topic=T))
+        found = [await raw.next("lookup_response") for _ in range(20)]
+        assert {each.error for each in found if each.response == each.Failed} <= {pulsar.ServiceNotReady}
+
+    simulate(scenario, connection_ids=3)
+
+
+def test_a_connection_that_is_lost_leaves_nothing() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        await raw.subscribe()
+        raw.send(producer=pulsar.CommandProducer(topic=T + "2", producer_id=5, request_id=1))
+        await raw.stream.close()
+        with pytest.raises((Closed, Exception)):
+            await raw.next("nothing")
+        await asyncio.sleep(5)
+
+    broker = simulate(scenario)
+    assert not [topic for topic in broker.topics.values() if topic.users]

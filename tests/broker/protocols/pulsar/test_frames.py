@@ -1,0 +1,113 @@
+"""Frames alone: cut anywhere, of every wrong length, and numbers that are signed elsewhere."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.protocols.pulsar import translate
+from magnetar.broker.protocols.pulsar.frames import Frames, entry_of, frame, message_frame, parse
+from magnetar.broker.protocols.pulsar.lookup import hash_of
+from magnetar.proto import pulsar_pb2 as pulsar
+from magnetar.proto.entry import client_part, parse_header
+from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
+from magnetar.proto.errors import CorruptEntry, InvalidRequest
+from magnetar.proto.model import AckedEntry
+from magnetar.proto.names import Position
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(struct.pack(">II", 4 + len(each), len(each)) + each for each in bodies)
+    frames, found, at = Frames(1000), [], 0
+    while at < len(stream):
+        cut = cuts[len(found) % len(cuts)]
+        found += [bytes(each[4:]) for each in frames.feed(stream[at : at + cut])]
+        at += cut
+    assert found == bodies
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 1001, 1 << 31, (1 << 32) - 1])
+def test_a_frame_of_a_wrong_size_is_refused_by_its_first_four_bytes(size: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"a frame of {size} bytes"):
+        list(Frames(1000).feed(struct.pack(">I", size)))
+
+
+def test_a_large_frame_in_small_pieces_costs_linear_work() -> None:
+    frames, body = Frames(1 << 25), bytes(1 << 24)
+    stream = struct.pack(">II", 4 + len(body), len(body)) + body
+    began = time.process_time()
+    found = [each for at in range(0, len(stream), 1000) for each in frames.feed(stream[at : at + 1000])]
+    assert len(found) == 1
+    assert time.process_time() - began < 2
+
+
+def test_a_command_that_does_not_parse_is_refused() -> None:
+    for body in (b"", b"\xff" * 10, b"\x08\x06", pulsar.BaseCommand(type=18).SerializePartialToString()[:1]):
+        with pytest.raises(InvalidRequest):
+            parse(memoryview(struct.pack(">I", len(body)) + body + b"\xff"))
+    with pytest.raises(InvalidRequest, match="a command of 100 bytes in a frame of 5"):
+        parse(memoryview(struct.pack(">I", 100) + b"x"))
+
+
+def test_an_entry_without_a_checksum_gets_one() -> None:
+    part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
+    assert entry_of(memoryview(part)) == part
+    assert entry_of(memoryview(part[6:])) == part
+    assert parse_header(entry_of(memoryview(part[6:]))).sequence_id == 7
+    with pytest.raises(CorruptEntry):
+        entry_of(memoryview(b"\x0e\x01"))
+
+
+def test_the_head_of_a_message_is_protobufs() -> None:
+    message = pulsar.CommandMessage(consumer_id=3, message_id=MessageIdData(ledgerId=5, entryId=0))
+    head = message_frame(message.SerializeToString(), 11)
+    assert struct.unpack(">I", head[:4])[0] == len(head) - 4 + 11
+    command, rest = parse(memoryview(head[4:] + bytes(11)))
+    assert (command.message, len(rest)) == (message, 11)
+    assert frame(message=message)[8:] == head[8:]
+
+
+# ------------------------------------------------------------------ numbers
+@given(st.integers(1, 200), st.sets(st.integers(0, 199)))
+def test_an_ack_set_says_which_messages_are_left(count: int, indexes: set[int]) -> None:
+    acked = sorted(index for index in indexes if index < count)
+    words = translate.ack_set(acked, count)
+    assert all(-(1 << 63) <= word < 1 << 63 for word in words)
+    id_ = MessageIdData(ledgerId=1, entryId=2, ack_set=words)
+    found = list(translate.individual([id_], lambda position: count))
+    if len(acked) == count or not acked:
+        assert found == ([AckedEntry(Position(1, 2))] if not words else [])
+    else:
+        assert found == [AckedEntry(Position(1, 2), sum(1 << index for index in acked))]
+
+
+def test_a_cumulative_ack_may_name_nothing_an_entry_or_a_part_of_it() -> None:
+    def of(entry: int, *words: int) -> list[AckedEntry]:
+        return list(translate.cumulative(MessageIdData(ledgerId=4, entryId=translate.unsigned(entry), ack_set=words)))
+
+    assert of(-1) == []
+    assert of(7) == [AckedEntry(Position(4, 7))]
+    assert of(7, 0b1000) == [AckedEntry(Position(4, 7), 0b111)]
+    assert of(7, 0b1) == [AckedEntry(Position(4, 6))]
+    assert of(0, 0b1) == []
+    assert of(7, 0, -1) == [AckedEntry(Position(4, 7), (1 << 64) - 1)]
+
+
+def test_ids_are_javas_longs() -> None:
+    earliest = MessageIdData(ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1)
+    assert translate.message_id(earliest).position == (-1, -1)
+    assert translate.wire_id(Position(-1, -1), -1) == MessageIdData(
+        ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1, partition=-1, batch_index=-1
+    )
+    assert translate.message_id(MessageIdData(ledgerId=1, entryId=2, ack_set=[0b100])).batch_index == 2
+
+
+def test_the_hash_of_topics_is_that_of_pulsars_clients() -> None:
+    """Guava's text of CRC32C: its bytes from the lowest on. CRC32C of "123456789" is 0xe3069283."""
+    assert hash_of([]) == "00000000"
+    assert hash_of(["123456789"]) == "839206e3"

@@ -1,0 +1,259 @@
+"""The official Python client of Pulsar (which is its C++ client), unchanged, against real processes."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import magnetar
+from magnetar.cli.common.processes import Process, Processes
+from tests.support.processes import run_cli
+
+pulsar = pytest.importorskip("pulsar", reason="pulsar-client is not installed")
+
+pytestmark = pytest.mark.processes
+Earliest = pulsar.InitialPosition.Earliest
+WAIT_MS = 20_000
+QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+
+
+def url_of(server: Process) -> str:
+    server.wait_ready()
+    [line] = [each for each in server.lines if each.startswith("ready ")]
+    found = re.search(r"pulsar=(\S+)", line)
+    assert found is not None, line
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with Processes(tmp_path_factory.mktemp("interop")) as processes:
+        started = processes.start("standalone", "standalone", "--port", "0", "--data", "data")
+        started.wait_ready()
+        yield started
+
+
+@pytest.fixture
+def client(server: Process) -> Iterator[Any]:
+    made = pulsar.Client(url_of(server), logger=QUIET)
+    yield made
+    made.close()
+
+
+def received(consumer: Any, count: int) -> list[Any]:
+    return [consumer.receive(WAIT_MS) for _ in range(count)]
+
+
+def contents(consumer: Any, count: int) -> list[bytes]:
+    return [message.data() for message in received(consumer, count)]
+
+
+def test_what_one_client_sends_the_other_receives(server: Process, client: Any) -> None:
+    with magnetar.Client(server.wait_ready()) as ours:
+        theirs_to = client.create_producer("both", "theirs")
+        ours_to = ours.create_producer("both", "ours")
+        readers = client.subscribe("both", "theirs", initial_position=Earliest)
+        ours_from = ours.subscribe("both", "ours", initial_position=magnetar.InitialPosition.Earliest)
+        at = int(time.time() * 1000)
+        theirs_to.send(b"1", properties={"a": "b"}, partition_key="k", event_timestamp=at)
+        ours_to.send(b"2", properties={"c": "d"}, partition_key="l", event_timestamp=at)
+        for consumer in (readers, ours_from):
+            one, two = received(consumer, 2)
+            assert [(m.data(), m.properties(), m.partition_key(), m.event_timestamp()) for m in (one, two)] == [
+                (b"1", {"a": "b"}, "k", at), (b"2", {"c": "d"}, "l", at),
+            ]  # fmt: skip
+            consumer.acknowledge_cumulative(two)
+
+
+@pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
+def test_batches_of_each_compression_are_acknowledged_message_by_message(client: Any, compression: str) -> None:
+    topic = f"batch-{compression}"
+    producer = client.create_producer(
+        topic, batching_enabled=True, batching_max_publish_delay_ms=20,
+        compression_type=getattr(pulsar.CompressionType, compression),
+    )  # fmt: skip
+    consumer = client.subscribe(
+        topic, "s", pulsar.ConsumerType.Shared, initial_position=Earliest, negative_ack_redelivery_delay_ms=100,
+        batch_index_ack_enabled=True,
+    )  # fmt: skip
+    for number in range(200):
+        producer.send_async(b"%d" % number, lambda result, id_: None)
+    producer.flush()
+    found = received(consumer, 200)
+    assert [message.data() for message in found] == [b"%d" % number for number in range(200)]
+    for message in found[:-1]:
+        consumer.acknowledge(message)
+    consumer.negative_acknowledge(found[-1])
+    again = consumer.receive(WAIT_MS)
+    assert (again.data(), again.redelivery_count()) == (b"199", 1)
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(200)
+
+
+def test_chunks_are_one_message(client: Any) -> None:
+    producer = client.create_producer("chunks", chunking_enabled=True, batching_enabled=False)
+    consumer = client.subscribe("chunks", "s", initial_position=Earliest)
+    content = bytes(range(256)) * 50_000
+    producer.send(content)
+    assert contents(consumer, 1) == [content]
+
+
+def test_keys_stay_with_their_consumer(client: Any) -> None:
+    producer = client.create_producer("keys", batching_enabled=False)
+    consumers = [client.subscribe("keys", "s", pulsar.ConsumerType.KeyShared) for _ in range(2)]
+    for number in range(60):
+        producer.send(b"%d" % number, partition_key=f"k{number % 20}")
+    owners: dict[str, set[int]] = {}
+    count = 0
+    for number, consumer in enumerate(consumers):
+        while True:
+            try:
+                message = consumer.receive(300)
+            except pulsar.Timeout:
+                break
+            owners.setdefault(message.partition_key(), set()).add(number)
+            count += 1
+    assert (count, {len(each) for each in owners.values()}) == (60, {1})
+
+
+def test_a_failover_consumer_is_followed_by_the_next(client: Any) -> None:
+    first, second = [
+        client.subscribe("failover", "s", pulsar.ConsumerType.Failover, consumer_name=name) for name in "ab"
+    ]
+    producer = client.create_producer("failover")
+    for number in range(5):
+        producer.send(b"%d" % number)
+    for message in received(first, 2):
+        first.acknowledge(message)
+    first.close()
+    assert contents(second, 3) == [b"2", b"3", b"4"]
+
+
+def test_dead_letters_delays_and_negative_acks(client: Any) -> None:
+    policy = pulsar.ConsumerDeadLetterPolicy(max_redeliver_count=2, initial_subscription_name="letters")
+    consumer = client.subscribe(
+        "orders", "s", pulsar.ConsumerType.Shared, dead_letter_policy=policy, negative_ack_redelivery_delay_ms=100
+    )
+    began = time.monotonic()
+    client.create_producer("orders").send(b"bad", deliver_after=datetime.timedelta(seconds=0.5))
+    for count in range(3):
+        message = consumer.receive(WAIT_MS)
+        assert (message.data(), message.redelivery_count()) == (b"bad", count)
+        consumer.negative_acknowledge(message)
+    assert time.monotonic() - began >= 0.5
+    letters = client.subscribe("orders-s-DLQ", "letters", pulsar.ConsumerType.Shared)
+    assert contents(letters, 1) == [b"bad"]
+
+
+def test_readers_seeks_and_last_messages(client: Any) -> None:
+    producer = client.create_producer("read", batching_enabled=False)
+    at_end = client.create_reader("read", pulsar.MessageId.latest)
+    assert not at_end.has_message_available()
+    ids = [producer.send(b"%d" % number) for number in range(5)]
+    assert at_end.read_next(WAIT_MS).data() == b"0"
+    reader = client.create_reader("read", pulsar.MessageId.earliest)
+    found = []
+    while reader.has_message_available():
+        found.append(reader.read_next(WAIT_MS).data())
+    assert found == [b"0", b"1", b"2", b"3", b"4"]
+    reader.seek(0)
+    assert reader.read_next(WAIT_MS).data() == b"0"
+    reader.seek(ids[2])
+    assert reader.read_next(WAIT_MS).data() == b"3"
+    consumer = client.subscribe("read", "s")
+    assert consumer.get_last_message_id().entry_id() == ids[-1].entry_id()
+    consumer.seek(ids[3])
+    assert contents(consumer, 1) == [b"4"], "this client passes over the message that it names"
+    consumer.seek(int(time.time() * 1000) - 60_000)
+    assert contents(consumer, 1) == [b"0"]
+    consumer.unsubscribe()
+    assert len(client.create_table_view("read")) == 0, "messages without a key"
+
+
+def test_partitions_patterns_and_non_persistent_topics(server: Process, client: Any) -> None:
+    made = run_cli("topics", "create", "parts", "--partitions", "3", MAGNETAR_URL=server.wait_ready())
+    assert made.code == 0, made.err
+    assert len(client.get_topic_partitions("parts")) == 3
+    producer = client.create_producer("parts", message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
+    for number in range(30):
+        producer.send(b"%d" % number, partition_key=f"{number}")
+    pattern = client.subscribe(re.compile("persistent://public/default/par.*"), "p", initial_position=Earliest)
+    found = received(pattern, 30)
+    assert {message.data() for message in found} == {b"%d" % number for number in range(30)}
+    assert len({message.message_id().partition() for message in found}) == 3
+    volatile = client.subscribe("non-persistent://public/default/v", "s")
+    client.create_producer("non-persistent://public/default/v").send(b"now")
+    assert contents(volatile, 1) == [b"now"]
+
+
+def test_exclusive_producers_and_names_that_are_taken(client: Any) -> None:
+    modes = pulsar.ProducerAccessMode
+    first = client.create_producer("exclusive", access_mode=modes.Exclusive)
+    with pytest.raises(pulsar.ProducerFenced):
+        client.create_producer("exclusive", access_mode=modes.Exclusive)
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer("exclusive")
+    second = client.create_producer("exclusive", access_mode=modes.ExclusiveWithFencing)
+    with pytest.raises((pulsar.ProducerFenced, pulsar.AlreadyClosed)):
+        first.send(b"fenced")
+    second.send(b"mine")
+    client.create_producer("named", "x")
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer("named", "x")
+    client.subscribe("named", "s")
+    for kind in (pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared):
+        with pytest.raises(pulsar.ConsumerBusy):
+            client.subscribe("named", "s", kind)
+    with pytest.raises(pulsar.TopicNotFound):
+        client.subscribe("persistent://public/none/t", "s")
+
+
+def test_after_a_kill_the_client_goes_on_and_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        first = processes.start("first", "standalone", "--port", "0", "--data", "data")
+        first.wait_ready()
+        port = url_of(first).rpartition(":")[2]
+        client = pulsar.Client(url_of(first), logger=QUIET)
+        producer, consumer = client.create_producer("kept"), client.subscribe("kept", "s", initial_position=Earliest)
+        stored = [b"%d" % number for number in range(20)]
+        for each in stored[:10]:
+            producer.send(each)
+        for message in received(consumer, 5):
+            consumer.acknowledge(message)
+        first.kill()
+        processes.start("second", "standalone", "--port", "0", "--pulsar-port", port, "--data", "data").wait_ready()
+        for each in stored[10:]:
+            producer.send(each)
+        found = set[bytes]()
+        while not found >= set(stored[5:]):  # what was acknowledged last may come again
+            message = consumer.receive(WAIT_MS)
+            consumer.acknowledge(message)
+            found.add(message.data())
+        client.close()
+
+
+def test_tls_and_a_token_are_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "security"
+    assert run_cli("security", "init", str(folder)).code == 0
+    with Processes(tmp_path) as processes:
+        settings = str(folder / "security.toml")
+        server = processes.start("secured", "standalone", "--port", "0", "--data", "d", "--security", settings)
+        server.wait_ready()
+        url, ca = url_of(server), str(folder / "ca.pem")
+        assert url.startswith("pulsar+ssl://")
+        token = (folder / "admin.token").read_text()
+        trusted: dict[str, Any] = {"tls_trust_certs_file_path": ca, "tls_validate_hostname": True, "logger": QUIET}
+        client = pulsar.Client(url, authentication=pulsar.AuthenticationToken(token), **trusted)
+        client.create_producer("t").send(b"x")
+        client.close()
+        stranger = pulsar.Client(url, operation_timeout_seconds=1, **trusted)
+        with pytest.raises((pulsar.Timeout, pulsar.AuthenticationError, pulsar.ConnectError)):
+            stranger.create_producer("t")
+        stranger.close()
+        assert token.strip() not in "".join(path.read_text() for path in tmp_path.rglob("*.std*"))
