@@ -17,6 +17,7 @@
     audience_claim = "aud"
     audience = ""                   # empty: not checked
     clock_skew_s = 0
+    revoked = "revoked.txt"         # ids (jti) and roles of tokens that are refused, one a line; empty: none are
 
     [basic]                         # users and passwords, over TLS or on this machine
     file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
@@ -99,6 +100,7 @@ class TokenSection:
     audience_claim: str = "aud"
     audience: str = ""
     clock_skew_s: int = 0
+    revoked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "broker": BrokerSection, "members": MembersSection, "audit": AuditSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
+          ("token", "revoked"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
           ("members", "folder"), ("members", "ca"), ("audit", "file")}  # fmt: skip
 
