@@ -37,7 +37,7 @@ from .basic import BasicProvider
 from .certificate import CertificateProvider
 from .oidc import OidcProvider
 from .revoked import Revoked
-from .secrets import read_private, read_secret
+from .secrets import read_private, read_secret, shown
 from .settings import SecuritySettings
 from .token import TokenProvider
 
@@ -159,8 +159,8 @@ def read_token(source: str) -> str:
     """InvalidConfiguration."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidConfiguration(f"{source} has no token") from error
+    except UnicodeDecodeError:
+        raise InvalidConfiguration(f"{shown(source)} has no token") from None
 
 
 def secured(world: World, path: str) -> World:

@@ -61,7 +61,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class CertificateSection:
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
-    secret_key: str = ""
+    secret_key: str = field(default="", repr=False)  # it may be the secret itself, as data:
     public_key: str = ""
     algorithm: str = ""
     role_claim: str = "sub"
@@ -130,7 +130,7 @@ class AuthorizationSection:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    token: str = ""
+    token: str = field(default="", repr=False)
     ca: str = ""
 
 
