@@ -190,7 +190,7 @@ async def test_a_stream_ends_soon_after_the_credentials_of_its_caller_lapse_and_
     assert await streams[1].receive()
 
 
-async def test_a_caller_that_is_refused_has_a_line_in_the_audit_log_and_a_flood_of_them_ten(
+async def test_a_caller_that_is_refused_has_a_line_in_the_audit_log(
     ends: Ends, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("magnetar.audit"), "propagate", True)
@@ -213,10 +213,6 @@ async def test_a_caller_that_is_refused_has_a_line_in_the_audit_log_and_a_flood_
         ]  # fmt: skip
         assert all(line["from"].startswith(("127.0.0.1:", "[::1]:")) for line in lines)
         assert "s3cret" not in caplog.text
-        for _ in range(20):
-            with pytest.raises(Unauthenticated):
-                await role(dial(ends, serving, bearer("bad")))
-    assert len(caplog.records) <= 3 + 10
 
 
 async def test_a_caller_that_gives_up_while_it_is_authenticated_leaves_nothing(ends: Ends) -> None:
