@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,26 @@ def test_no_regular_expression_is_made_of_what_a_caller_says() -> None:
         and not isinstance(node.args[0], ast.Constant)
     ]  # fmt: skip
     assert made == []
+
+
+async def test_grants_that_are_given_at_once_are_all_kept(acme: Roles) -> None:
+    names = [f"r{number}" for number in range(12)]
+    await asyncio.gather(*(acme.grant(name, "consume", namespace=NAMESPACE) for name in names))
+    shown = await acme.call(ROOT, "Admin.GetPermissions", wire.PermissionsRequest(namespace=NAMESPACE))
+    assert set(shown.roles) == {*names, "etl"}
+
+
+def test_no_request_of_a_caller_names_an_address_a_file_or_a_class() -> None:
+    """So a broker neither connects, nor reads, nor loads what a caller says."""
+    named = re.compile(r"url|uri|host|address|endpoint|path|file|folder|class|plugin|config|environment|env")
+    seen: dict[str, list[str]] = {}
+    services = [wire.DESCRIPTOR.services_by_name[name] for name in ("Broker", "Admin")]
+    waiting = [each.input_type for service in services for each in service.methods]
+    while waiting:
+        message = waiting.pop()
+        if message.full_name not in seen:
+            names = [each.name for each in message.fields]
+            seen[message.full_name] = [f"{message.name}.{name}" for name in names if named.search(name)]
+            waiting += [each.message_type for each in message.fields if each.message_type]
+    assert len(seen) >= 50
+    assert not [field for fields in seen.values() for field in fields]
