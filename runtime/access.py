@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from .clock import Clock
-
 
 class PrincipalKind(Enum):
     LOCAL = "local"  # nothing was asked: a listener without security
@@ -35,14 +33,10 @@ class Principal:
     expires_ms: int = 0  # wall clock, milliseconds since the epoch; 0: never
     credential_id: str = ""  # the token's `jti` or the certificate's serial number, for revocation and audit
     is_super: bool = False  # the settings name it as a super user: it may do everything
+    proof: bytes = field(default=b"", repr=False, compare=False)  # a digest of the key or hash that verified it
 
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
-
-
-def expires_in_s(principal: Principal, clock: Clock) -> float:
-    """How long its credentials hold still. They have an end."""
-    return max(0.0, (principal.expires_ms - clock.wall_ms()) / 1000)
 
 
 LOCAL = Principal("", PrincipalKind.LOCAL)
@@ -75,6 +69,11 @@ class Guard(Protocol):
 
     def authorize(self, principal: Principal, path: str) -> None:
         """`path`: of the rpc, "/magnetar.wire.Admin/DeleteTopic". Unauthorized: not by this principal."""
+        ...
+
+    def lapsed(self, principal: Principal) -> str:
+        """Why the credentials of a principal that has streams open hold no more, before they expire: they are revoked,
+        or the key that verified them is replaced. Empty: they hold. Must not wait."""
         ...
 
 

@@ -36,7 +36,8 @@ from ..runtime.world import World
 from .basic import BasicProvider
 from .certificate import CertificateProvider
 from .oidc import OidcProvider
-from .secrets import read_private, read_secret
+from .revoked import Revoked
+from .secrets import read_private, read_secret, shown
 from .settings import SecuritySettings
 from .token import TokenProvider
 
@@ -47,6 +48,8 @@ class Authenticator:
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
         self._tokens = TokenProvider(settings.token, clock) if settings.token else None
+        revoked = settings.token.revoked if settings.token else ""
+        self._revoked = Revoked(revoked, clock) if revoked else None
         workers = workers or SystemWorkers()
         self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
         self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
@@ -75,12 +78,26 @@ class Authenticator:
         if scheme.lower() == "bearer":
             token = value.strip()
             if self._oidc is not None and (self._tokens is None or self._oidc.issued(token)):
-                return await self._oidc.principal(token)
+                return self._not_revoked(await self._oidc.principal(token))
             if self._tokens is not None:
-                return self._tokens.principal(token)
+                return self._not_revoked(self._tokens.principal(token))
         if scheme.lower() == "basic" and self._basic is not None:
             return await self._basic.authenticate(value.strip(), caller)
         raise Unauthenticated(f"the header `authorization` does not fit: bring {self._wanted()}")
+
+    def _not_revoked(self, principal: Principal) -> Principal:
+        if self._revoked is not None and self._revoked.has(principal):
+            raise Unauthenticated("the token is revoked")
+        return principal
+
+    def lapsed(self, principal: Principal) -> str:
+        if principal.method == "basic" and self._basic is not None:
+            return self._basic.lapsed(principal)
+        if principal.method != "token":
+            return ""
+        if self._revoked is not None and self._revoked.has(principal):
+            return "its token is revoked"
+        return self._tokens.lapsed(principal) if self._tokens is not None and principal.proof else ""
 
     def _wanted(self) -> str:
         ways = {
@@ -145,8 +162,8 @@ def read_token(source: str) -> str:
     """InvalidConfiguration."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidConfiguration(f"{source} has no token") from error
+    except UnicodeDecodeError:
+        raise InvalidConfiguration(f"{shown(source)} has no token") from None
 
 
 def secured(world: World, path: str) -> World:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration
 from .members import METADATA, ROLES, name_of, uri_of
+from .revoked import HEAD
 from .secrets import Secret, read_private
 from .settings import SecuritySettings
 from .token import create_token
@@ -56,6 +57,7 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     for role in (OPERATOR, BROKER):
         made = create_token(Secret(_private_pem(token_key)), "ES256", role, now_ms, TOKEN_LIFETIME_S)
         _write(folder / f"{role}.token", made.encode() + b"\n")
+    _write(folder / "revoked.txt", HEAD.encode(), 0o644)
     _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
@@ -76,6 +78,7 @@ key = "broker-key.pem"
 [token]
 public_key = "token-public.pem"
 algorithm = "ES256"
+revoked = "revoked.txt"
 
 [authorization]
 super_users = ["{OPERATOR}", "{BROKER}"]

@@ -72,10 +72,19 @@ class BasicProvider:
         found = self._known.find(digest, self._clock.monotonic())
         if found is None:
             await self._check(users, user, password, (f"address {address}", f"user {user}"))
-            found = Principal(user, PrincipalKind.CLIENT, "basic")
+            found = Principal(user, PrincipalKind.CLIENT, "basic", proof=self._proof(users.get(user, "")))
             if self._version == self._users.version:
                 self._known.add(digest, found, self._clock.monotonic() + REMEMBER_S)
         return found
+
+    def lapsed(self, principal: Principal) -> str:
+        """As a guard's, for a principal of this provider."""
+        hashed = self._users.current().get(principal.name)
+        same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
+        return "" if same else "the user or its password has changed"
+
+    def _proof(self, hashed: str) -> bytes:
+        return hmac.digest(self._key, hashed.encode(), hashlib.sha256)
 
     async def _check(self, users: Mapping[str, str], user: str, password: bytes, keys: tuple[str, str]) -> None:
         self._refuse_guessing(keys)

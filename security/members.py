@@ -76,6 +76,9 @@ class MemberGuard:
         if path in OF_OPERATORS and role != OPERATOR:
             raise Unauthorized(f"{principal} is no operator, and only those may call {path}")
 
+    def lapsed(self, principal: Principal) -> str:
+        return ""  # certificates of members have an end, and no list of revoked ones
+
 
 def role_of(principal: Principal) -> str:
     """Of a member; of others the empty text."""

@@ -16,6 +16,8 @@ from ..proto.errors import InvalidConfiguration
 
 SECRET_BYTES_MAX = 64 << 10
 """Of a file or variable: a key of RSA 16,384 has about 13,000."""
+NAME_MAX = 80
+"""Characters of a file's name that an error shows; tokens are longer."""
 
 
 class Secret:
@@ -62,6 +64,16 @@ def read_secret(source: str) -> Secret:
     return Secret(read_private(source.removeprefix("file:").removeprefix("//")))
 
 
+def shown(source: str) -> str:
+    """What errors and logs name of a source: a person may have written the secret itself where its path belongs."""
+    if source.startswith("data:"):
+        return "the secret given inline"
+    name = os.path.basename(source)
+    if len(name) <= NAME_MAX and not name.startswith("eyJ"):
+        return source
+    return f"the file with a name of {len(name)} characters (write the path of a secret, never the secret itself)"
+
+
 def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
     """A file that only its owner reads. InvalidConfiguration says what to type when others may."""
     try:
@@ -73,7 +85,7 @@ def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
                 raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidConfiguration(f"{shown(path)} cannot be read: {error.strerror}") from None
     if not data or len(data) > bytes_max:
-        raise InvalidConfiguration(f"{path} is empty or has more than {bytes_max} bytes: it is no secret")
+        raise InvalidConfiguration(f"{shown(path)} is empty or has more than {bytes_max} bytes: it is no secret")
     return data

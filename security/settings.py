@@ -17,6 +17,7 @@
     audience_claim = "aud"
     audience = ""                   # empty: not checked
     clock_skew_s = 0
+    revoked = "revoked.txt"         # ids (jti) and roles of tokens that are refused, one a line; empty: none are
 
     [basic]                         # users and passwords, over TLS or on this machine
     file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
@@ -68,7 +69,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,14 @@ class CertificateSection:
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
-    secret_key: str = ""
+    secret_key: str = field(default="", repr=False)  # it may be the secret itself, as data:
     public_key: str = ""
     algorithm: str = ""
     role_claim: str = "sub"
     audience_claim: str = "aud"
     audience: str = ""
     clock_skew_s: int = 0
+    revoked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class AuthorizationSection:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    token: str = ""
+    token: str = field(default="", repr=False)
     ca: str = ""
 
 
@@ -167,6 +169,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "audit": AuditSection,
 }  # fmt: skip
 _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secret_key"), ("token", "public_key"),
+          ("token", "revoked"),
           ("basic", "file"), ("oidc", "ca"), ("broker", "token"), ("broker", "ca"),
           ("members", "folder"), ("members", "ca"), ("audit", "file"), ("zookeeper", "ca"),
           ("zookeeper", "certificate"), ("zookeeper", "key"), ("zookeeper", "credentials")}  # fmt: skip

@@ -9,9 +9,11 @@ AuthenticationProviderToken.
 from __future__ import annotations
 
 import datetime
+import hmac
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..proto.errors import InvalidConfiguration, InvalidRequest, Unauthenticated
@@ -60,13 +62,20 @@ class TokenProvider:
             self._known.add(digest, found, found.expires_ms)
         return found
 
+    def lapsed(self, principal: Principal) -> str:
+        """As a guard's, for a principal of this provider."""
+        same = hmac.compare_digest(principal.proof, self._verifier.current().proof)
+        return "" if same else "the key of its token is replaced"
+
 
 class TokenVerifier:
     """Verifies tokens with one key. InvalidConfiguration: the key cannot be read, is weak, or does not fit."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         self._clock = clock
-        self._key, possible = _verification_key(settings)
+        data = read_secret(settings.secret_key).reveal() if settings.secret_key else _public_bytes(settings.public_key)
+        self.proof = digest_of(data)
+        self._key, possible = _verification_key(settings, data)
         if settings.algorithm and settings.algorithm not in possible:
             raise InvalidConfiguration(f"the key of [token] verifies {', '.join(possible)}, not {settings.algorithm}")
         self._algorithms = (settings.algorithm,) if settings.algorithm else possible
@@ -75,7 +84,8 @@ class TokenVerifier:
 
     def verify(self, token: str) -> Principal:
         """Unauthenticated, with a text that quotes nothing of the token but its times."""
-        return principal_of(verified_claims(token, self._key, self._algorithms), self._rules, self._clock.wall_ms())
+        claims = verified_claims(token, self._key, self._algorithms)
+        return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=self.proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +198,9 @@ def unverified(token: str) -> str:
 
 
 def create_token(key: Secret, algorithm: str, subject: str, now_ms: int, lifetime_s: float | None = None) -> str:
-    """A token for the role `subject`; without `lifetime_s` it holds as long as the key. `key`: a secret, or a private
-    key in PEM."""
-    claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000}
+    """A token for the role `subject`, with an id (jti) that it can be revoked by; without `lifetime_s` it holds as long
+    as the key. `key`: a secret, or a private key in PEM."""
+    claims: dict[str, Any] = {"sub": subject, "iat": now_ms // 1000, "jti": os.urandom(12).hex()}
     if lifetime_s is not None:
         claims["exp"] = int(now_ms / 1000 + lifetime_s)
     try:
@@ -216,18 +226,16 @@ def at(ms: int) -> str:
         return f"{ms} ms"
 
 
-def _verification_key(settings: TokenSection) -> tuple[Any, tuple[str, ...]]:
+def _verification_key(settings: TokenSection, data: bytes) -> tuple[Any, tuple[str, ...]]:
     """The key, and the algorithms that it verifies."""
     if settings.secret_key:
-        secret = read_secret(settings.secret_key).reveal()
-        if len(secret) < SECRET_BYTES_MIN:
-            raise InvalidConfiguration(f"the secret key of [token] has {len(secret)} bytes; {SECRET_BYTES_MIN} or more")
-        if b"-----BEGIN" in secret:
+        if len(data) < SECRET_BYTES_MIN:
+            raise InvalidConfiguration(f"the secret key of [token] has {len(data)} bytes; {SECRET_BYTES_MIN} or more")
+        if b"-----BEGIN" in data:
             raise InvalidConfiguration("the secret key of [token] is a PEM file: a public key belongs to public_key")
-        return secret, _HMAC
+        return data, _HMAC
     from cryptography.hazmat.primitives import serialization
 
-    data = _public_bytes(settings.public_key)
     load = serialization.load_pem_public_key if b"-----BEGIN" in data else serialization.load_der_public_key
     try:
         key = load(data)

@@ -17,7 +17,7 @@ from ..runtime.clock import Clock
 
 T = TypeVar("T")
 
-CHECK_S = 10.0
+CHECK_S = 2.0
 
 _LOG = logging.getLogger("magnetar.security")
 

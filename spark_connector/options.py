@@ -260,6 +260,8 @@ def _service_url(found: Mapping[str, str]) -> str:
     url = found.get("service.url")
     if not url:
         raise InvalidConfiguration("option 'service.url' is required, for example magnetar://localhost:7650")
+    if "@" in url:  # a plan shows the options
+        raise InvalidConfiguration("option 'service.url' has no user and password")
     return url
 
 

@@ -29,7 +29,9 @@ from tests.docs.refusals import OPERATIONS, places_of
 from tests.mutants.bank import BANK, CRASHES
 from tests.test_map import _stale
 
-PAGES = ("invariants", "protocol", "defects", "features", "refusals", "data-deletion", "durability", "extending")
+PAGES = (
+    "invariants", "protocol", "defects", "features", "refusals", "data-deletion", "durability", "extending", "security",
+)  # fmt: skip
 _LIST = r"(?:(?:, (?:and )?| and | to |–|-)(?:{0}))*"
 
 
@@ -159,6 +161,12 @@ def test_every_row_names_what_guards_it(page: str) -> None:
     rows = [line for line in _page(page).splitlines() if re.match(r"\| (?!-|no |id |step )", line)]
     assert len(rows) > 30
     assert not [row for row in rows if not re.search(r"`(?:test_\w+|tests/[\w./]+)`|crash states|seeds of", row)]
+
+
+def test_every_lesson_of_security_names_its_test_or_says_why_there_is_none() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*)$", _page("security"), re.M)
+    assert {int(number) for number, _ in rows} >= {*range(1, 51)} - {38, 42, 44}
+    assert not [row for _, row in rows if ("`test_" in row) == row.startswith("– ")]
 
 
 def test_every_row_of_the_invariants_names_where_the_rule_is_kept() -> None:

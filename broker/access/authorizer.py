@@ -19,10 +19,10 @@ from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import Principal, PrincipalKind
 from ...runtime.clock import Clock
+from ...runtime.monitoring.audit import AuditLog
 from ...runtime.tasks import Tasks
 from ..common.turns import Turns
 from ..topic.topic import Topic
-from .audit import AuditLog
 from .core.rights import Right, Rights, decide
 from .core.table import Permission
 

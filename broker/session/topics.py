@@ -16,7 +16,8 @@ from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.model import AckedEntry
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...runtime.access import Principal
-from ..cluster.topic_watch import Added, Told
+from ..access.authorizer import may_everything
+from ..cluster.topic_watch import Added, Removed, Told
 from ..cluster.topic_watch import Topics as TopicsNow
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
@@ -107,10 +108,21 @@ class Topics:
         self, namespace: NamespaceName, after_revision: int, principal: Principal
     ) -> AsyncIterator[Told]:
         """The topics of the namespace that the caller may look up, then each change of them, without a gap. What it
-        is granted later is not told as new: it asks again."""
-        async for told in self._broker.topic_feed().changes(namespace, after_revision):
+        is granted later is not told as new: it asks again. Of a topic that it was not told of it is not told either
+        that it is gone: a caller that may not see everything always begins with the list."""
+        if may_everything(principal):
+            async for told in self._broker.topic_feed().changes(namespace, after_revision):
+                yield told
+            return
+        known: set[str] = set()
+        async for told in self._broker.topic_feed().changes(namespace, 0):
             shown = await self._broker.access.shown(principal, namespace)
             if isinstance(told, TopicsNow):
-                yield told._replace(names=[name for name in told.names if shown(name)])
-            elif not isinstance(told, Added) or shown(told.name):
+                known = {name for name in told.names if shown(name)}
+                yield told._replace(names=[name for name in told.names if name in known])
+            elif isinstance(told, Added) and shown(told.name):
+                known.add(told.name)
+                yield told
+            elif isinstance(told, Removed) and told.name in known:
+                known.remove(told.name)
                 yield told

@@ -90,14 +90,14 @@ def read_token(source: str) -> str:
     """`source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
     InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
-    from ...security.secrets import read_secret
+    from ...security.secrets import read_secret, shown
 
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
         return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidConfiguration(f"--token {source} is no token") from error
+    except UnicodeDecodeError:
+        raise InvalidConfiguration(f"--token {shown(source)} is no token") from None
 
 
 TOKEN_MAX = 16 << 10

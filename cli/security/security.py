@@ -29,6 +29,7 @@ token = LazyGroup(
         "create": Lazy(".security.security", "create", "Make a token for a role."),
         "show": Lazy(".security.security", "show", "What a token says; its signature is not verified."),
         "validate": Lazy(".security.security", "validate", "Whether a broker with these settings takes a token."),
+        "revoke": Lazy(".security.security", "revoke", "Refuse a token, or all of a role, from now on."),
     },
     help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
 )
@@ -151,6 +152,31 @@ def validate(source: str, settings: str) -> None:
     found = asyncio.run(guard.authenticate(Caller("", f"Bearer {_read(source)}")))
     until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
     click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
+
+
+@click.command()
+@click.argument("source", default="", metavar="[FILE|env:NAME|-]")
+@click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
+@click.option("--id", "identity", default="", help="The id (jti) of a token, as the audit log shows it.")
+@click.option("--role", default="", help="All tokens of this role.")
+def revoke(source: str, settings: str, identity: str, role: str) -> None:
+    """Refuse a token, or all tokens of a role, from now on: its connections end within seconds. It is written to the
+    file `revoked` of [token]; each broker has to have that file. To take it back, delete the line.
+
+    Example: magnetar security token revoke orders.token --security ./security/security.toml
+    """
+    from ...proto.errors import InvalidConfiguration
+    from ...security import revoked
+    from ...security.settings import SecuritySettings
+
+    if sum(map(bool, (source, identity, role))) != 1:
+        raise click.UsageError("give one of a token, --id and --role")
+    token = SecuritySettings.load(settings).token
+    if token is None or not token.revoked:
+        raise InvalidConfiguration(f'{settings}: [token] has no `revoked`, such as  revoked = "revoked.txt"')
+    what = revoked.id_of(_read(source)) if source else identity or role
+    revoked.revoke(token.revoked, what)
+    click.echo(f"{what} is in {token.revoked}")
 
 
 def _read(source: str) -> str:

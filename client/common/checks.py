@@ -99,6 +99,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"a {type(value).__name__}"
+    if "-----BEGIN" in text:
+        return "what a PEM file says"  # a key, where its path belongs
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -141,6 +143,8 @@ def has(*methods: str) -> Check:
 
 TEXT = Check("text that can be encoded", (str,), _encodable)
 NAME = Check("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
+PATH = Check("the path of a file", (str,), lambda text: "-----BEGIN" not in text and _encodable(text))
+PATH_OR_NONE = PATH._replace(says="the path of a file, or None", optional=True)
 TEXT_OR_NONE = TEXT._replace(says="text that can be encoded, or None", optional=True)
 YES_OR_NO = Check("True or False", (bool,))
 PROPERTIES = Check("a dict of text to text", (dict,), _texts, optional=True)
@@ -214,13 +218,13 @@ CLIENT: Table = {
     "log_conf_file_path": TEXT_OR_NONE,
     "stats_interval_in_seconds": whole(0),
     "use_tls": YES_OR_NO,
-    "tls_trust_certs_file_path": TEXT_OR_NONE,
+    "tls_trust_certs_file_path": PATH_OR_NONE,
     "tls_allow_insecure_connection": YES_OR_NO,
     "tls_validate_hostname": YES_OR_NO,
     "connection_timeout_ms": whole(1),
     "listener_name": TEXT_OR_NONE,
-    "tls_private_key_file_path": TEXT_OR_NONE,
-    "tls_certificate_file_path": TEXT_OR_NONE,
+    "tls_private_key_file_path": PATH_OR_NONE,
+    "tls_certificate_file_path": PATH_OR_NONE,
     "memory_limit_bytes": whole(0, INT64_MAX),
 }
 BATCH_RECEIVE_POLICY: Table = {

@@ -132,7 +132,8 @@ def caller_access(
 ) -> CallerAccess:
     """What the connections of a client bring. `options`: its parameters `use_tls` and `tls_…`."""
     if authentication is not None and not isinstance(authentication, Authentication):
-        raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not {shown(authentication)}")
+        kind = type(authentication).__name__  # never its value: it may be the token
+        raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")
     given = options or {}
     if given.get("tls_allow_insecure_connection"):
         raise OperationNotSupported("tls_allow_insecure_connection: a broker's certificate is always verified")
@@ -171,7 +172,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
 
 
 def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "-----BEGIN" in value:
         raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shown(value)}")
     return value
 

@@ -27,6 +27,10 @@ class ServiceUrl(NamedTuple):
 def parse_service_url(text: str) -> ServiceUrl:
     if not isinstance(text, str):
         raise InvalidUrl(f"a service URL is text such as magnetar://localhost:7650, not {text!r}")
+    if "@" in text or "?" in text:  # never quoted: it may have a password or a token
+        raise InvalidUrl(
+            "a service URL is magnetar://HOST[:PORT]: who you are is said by `authentication`, or --token of a command"
+        )
     scheme, separator, rest = text.strip().partition("://")
     scheme = scheme.lower()
     if not separator:

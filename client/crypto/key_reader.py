@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from ..common.checks import TEXT, check
+from ..common.checks import PATH, check
 from ..common.errors import CryptoError
 
 KEPT_S = 4 * 3600.0
@@ -61,7 +61,7 @@ class CryptoKeyReader:
         return _read(self._private_key_path)
 
 
-_PATHS = {"public_key_path": TEXT, "private_key_path": TEXT}
+_PATHS = {"public_key_path": PATH, "private_key_path": PATH}
 
 
 def _read(path: str) -> bytes:

@@ -28,6 +28,8 @@ CALLS_MAX = 1_000
 """Of one connection at a time; the caller's gRPC queues further ones."""
 PING_STRIKES = 2
 """Pings that come too early before the connection is closed."""
+UNCOMPRESSED = 1
+"""The set of the one encoding "identity". gRPC would unfold a request before the listener knows who calls."""
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
 
@@ -42,6 +44,7 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", IDLE_S * 1000),
         ("grpc.max_concurrent_streams", CALLS_MAX),
         ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.compression_enabled_algorithms_bitset", UNCOMPRESSED),
         ("grpc.max_metadata_size", 2 * AUTHORIZATION_MAX),
         ("grpc.absolute_max_metadata_size", 4 * AUTHORIZATION_MAX),
     ]

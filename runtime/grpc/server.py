@@ -22,15 +22,15 @@ from ...proto.errors import (
     BackPressure,
     Busy,
     ConnectionLost,
-    CredentialsExpired,
     MagnetarError,
     MessageTooLarge,
     WrongProtocol,
 )
-from ..access import ListenerAccess, Principal, expires_in_s
+from ..access import Caller, ListenerAccess
 from ..clock import Clock
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from .access import caller_of, peer_of, server_credentials
+from .callers import Callers
 from .envelope import END_OF_ITEMS, copied_tags
 from .errors import abort, grpc_module, is_cancelled
 from .limits import OpenStreams, server_options
@@ -104,34 +104,27 @@ class _Asking:
     """Asks who calls, before a handler starts and before anything of a request is read."""
 
     def __init__(self, access: ListenerAccess, clock: Clock) -> None:
-        self._guard = access.guard
-        self._clock = clock
+        self.callers = Callers(access.guard, clock)
         self._limit = access.limits.authentications
         self._under_way = 0
         self.streams = OpenStreams(access.limits)
 
     async def who(self, context: Any, path: str) -> CallContext:
         """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
-        if self._guard is None:
+        if not self.callers.asks:
             return CallContext(peer_of(context))
         if self._under_way >= self._limit:
             raise BackPressure(f"{self._limit} callers are being authenticated: try again")
-        caller = caller_of(context)
+        try:
+            caller = caller_of(context)
+        except MagnetarError as refusal:
+            self.callers.refused(Caller(peer_of(context)), path, refusal)
+            raise
         self._under_way += 1
         try:
-            principal = await self._guard.authenticate(caller)
+            return CallContext(caller.peer, await self.callers.admitted(caller, path))
         finally:
             self._under_way -= 1
-        self._guard.authorize(principal, path)
-        return CallContext(caller.peer, principal)
-
-    def until_expiry(self, stream: GrpcStream, principal: Principal) -> asyncio.TimerHandle | None:
-        """The stream ends with the credentials of its caller."""
-        if not principal.expires_ms:
-            return None
-        expired = CredentialsExpired("the credentials of this connection have expired: connect again with new ones")
-        loop = asyncio.get_running_loop()
-        return loop.call_later(expires_in_s(principal, self._clock), stream.break_off, expired)
 
 
 def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None], asking: _Asking) -> Any:
@@ -210,12 +203,12 @@ def _streaming(
             except Exception as refusal:
                 await abort(context, refusal)
                 return
-            await converse(context, who)
+            stream = _ServerStream(target, context)
+            held.enter_context(asking.callers.holding(who.principal, stream.break_off))
+            await converse(stream, context, who)
 
-    async def converse(context: Any, who: CallContext) -> None:
-        stream = _ServerStream(target, context)
+    async def converse(stream: _ServerStream, context: Any, who: CallContext) -> None:
         asking.streams.add(stream, who.peer)
-        expiry = asking.until_expiry(stream, who.principal)
         handler = asyncio.get_running_loop().create_task(run(stream, who))
         handlers[handler] = None
         handler.add_done_callback(lambda task: _ended(handlers, task))
@@ -230,8 +223,6 @@ def _streaming(
             raise
         finally:
             asking.streams.remove(stream)
-            if expiry is not None:
-                expiry.cancel()
             if handler.done():
                 await stream.release()
             else:

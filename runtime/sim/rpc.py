@@ -14,14 +14,15 @@ On the cable:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
-from ..access import Caller, Guard, Principal, expires_in_s
+from ..access import Caller, Guard
 from ..clock import Clock
+from ..grpc.callers import Callers
 from ..network import (
     MESSAGE_BYTES_MAX,
     CallContext,
@@ -188,8 +189,7 @@ class SimServing:
         guard: Guard | None, clock: Clock,
     ) -> None:  # fmt: skip
         self.owner = owner
-        self.guard = guard
-        self.clock = clock
+        self.callers = Callers(guard, clock)
         self.methods = _methods(services)
         self.tasks: dict[asyncio.Task[None], None] = {}
         self._wires = wires
@@ -267,13 +267,8 @@ class _Connection:
         self._start(self._stream(id_, stream, function, authorization))
 
     async def _context(self, authorization: str, path: str) -> CallContext:
-        guard = self._server.guard
-        if guard is None:
-            return CallContext(self._end.peer)
         caller = Caller(self._end.peer, authorization, is_encrypted=True)
-        principal = await guard.authenticate(caller)
-        guard.authorize(principal, path)
-        return CallContext(self._end.peer, principal)
+        return CallContext(self._end.peer, await self._server.callers.admitted(caller, path))
 
     async def _call(self, id_: int, path: str, authorization: str, data: bytes) -> None:
         try:
@@ -291,14 +286,12 @@ class _Connection:
             answer = ("failed", id_, _error_bytes(error))
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
-    async def _stream(
-        self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str
-    ) -> None:
+    async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str) -> None:
         """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
         failure = b""
         try:
             context = await self._context(authorization, stream.path)
-            with self._until_expiry(id_, stream, context.principal):
+            with self._server.callers.holding(context.principal, partial(self._end_of, id_, stream)):
                 await function(stream, context)
         except EndOfStream:
             pass
@@ -318,23 +311,11 @@ class _Connection:
             self._send(("end", id_, failure), f"end {id_} {len(failure)} B")
             stream.broke(errors.ConnectionLost("the stream's handler has returned"))
 
-    @contextmanager
-    def _until_expiry(self, id_: int, stream: SimStream, principal: Principal) -> Iterator[None]:
-        if not principal.expires_ms:
-            yield
-            return
-
-        def end() -> None:
-            if not stream.broken:
-                expired = errors.CredentialsExpired("the credentials of this connection have expired")
-                self._send(("end", id_, _error_bytes(expired)), f"end {id_} expired")
-                stream.broke(expired)
-
-        timer = asyncio.get_running_loop().call_later(expires_in_s(principal, self._server.clock), end)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
+        """Before the handler's end, by this side."""
+        if not stream.broken:
+            self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
+            stream.broke(error)
 
     def _send(self, message: Any, what: str) -> None:
         self._end.send(message, what)

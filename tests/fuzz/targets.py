@@ -38,6 +38,8 @@ from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.envelope import copied_tags, item_at
 from magnetar.runtime.peer import envelope
+from magnetar.security import htpasswd, revoked
+from magnetar.security.jwks import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
 from magnetar.spark_connector.offsets import from_json
@@ -190,6 +192,25 @@ def _settings(data: bytes) -> None:
     SecuritySettings.load(str(path))
 
 
+def _revoked(data: bytes) -> None:
+    path = _folder() / "revoked.txt"
+    path.write_bytes(data)
+    revoked.read(str(path))
+
+
+def _jwks(data: bytes) -> None:
+    with contextlib.suppress(ValueError, RecursionError):  # as runtime/http/client.py, which asks for an object
+        document = json.loads(data)
+        if isinstance(document, dict):
+            parse_keys(document)
+
+
+_HTPASSWD = b"# users\nada:$2y$05$" + b"a" * 53 + b"\nbob:$apr1$r31.....$HqJZimcKQFAMYayBlzkrA/\n"
+_JWKS = (
+    b'{"keys": [{"kty": "EC", "crv": "P-256", "kid": "a", "alg": "ES256", "use": "sig",'
+    b' "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"},'
+    b' {"kty": "RSA", "kid": "b", "n": "AQAB", "e": "AQAB"}, {"kty": "oct", "k": "AAAA"}, 7]}'
+)
 _TOML = b"""[tls]
 certificate = "a"
 key = "b"
@@ -307,6 +328,9 @@ TARGETS: dict[str, Target] = {
     "bitmap": Target(lambda: [BitMap(range(0, 9000, 2)).serialize(), BitMap([1, 1 << 30]).serialize(),
                               _run_set(), b""], _bitmap),
     "token": Target(_tokens, _token),
+    "htpasswd": Target(lambda: [_HTPASSWD, b"a:{SHA}VBPuJHI7uixaa6LQGWx4s+5GKNE=\r\n"], htpasswd.parse),
+    "revoked": Target(lambda: [b"# ids\n0a1b\n\norders\n", b"x"], _revoked),
+    "jwks": Target(lambda: [_JWKS, b'{"keys": []}', b"[]"], _jwks),
     "settings": Target(lambda: [_TOML], _settings),
     "policies": Target(lambda: [b"{}", b'{"retention_minutes": 3, "deduplication": true}', b"[" * 5000],
                        lambda data: policies.decode(data.decode("latin-1"))),

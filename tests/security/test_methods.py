@@ -79,6 +79,9 @@ class _Seen:
     def authorize(self, principal: Principal, path: str) -> None:
         self.inner.authorize(principal, path)
 
+    def lapsed(self, principal: Principal) -> str:
+        return self.inner.lapsed(principal)
+
 
 async def _role(endpoint: Endpoint, access: CallerAccess) -> str:
     channel = connect(endpoint, access)

@@ -24,10 +24,10 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def make(cls, folder: Path) -> Authority:
+    def make(cls, folder: Path, common_name: str = "test authority") -> Authority:
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         builder = _builder(name, name, key, days=1).add_extension(x509.BasicConstraints(True, 0), critical=True)
         certificate = builder.sign(key, hashes.SHA256())
         (folder / "ca.pem").write_bytes(certificate.public_bytes(_PEM))

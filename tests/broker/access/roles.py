@@ -32,6 +32,9 @@ class RoleGuard:
     def authorize(self, principal: Principal, path: str) -> None:
         return
 
+    def lapsed(self, principal: Principal) -> str:
+        return ""
+
 
 class RoleNetwork:
     """Listeners ask for roles, and calls bring this one."""

@@ -143,6 +143,9 @@ class Guard:
     def authorize(self, principal: Principal, path: str) -> None:
         """Everything."""
 
+    def lapsed(self, principal: Principal) -> str:
+        return ""
+
 
 def run(body: Any) -> None:
     simulation = Simulation(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.grpc import callers
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import GrpcServing, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, rpc
@@ -45,7 +48,7 @@ class Gatekeeper:
         self.callers: list[Caller] = []
         self.lives_s, self.clock = lives_s, clock
         self.slow_s = 0.0
-        self.forbidden = ""
+        self.forbidden = self.revoked = ""
 
     async def authenticate(self, caller: Caller) -> Principal:
         self.callers.append(caller)
@@ -61,6 +64,9 @@ class Gatekeeper:
     def authorize(self, principal: Principal, path: str) -> None:
         if path == self.forbidden:
             raise Unauthorized(f"{principal} may not call {path}")
+
+    def lapsed(self, principal: Principal) -> str:
+        return self.revoked
 
 
 class Broker:
@@ -164,6 +170,49 @@ async def test_a_stream_ends_with_the_credentials_of_its_caller(ends: Ends) -> N
     assert await stream.receive()
     with pytest.raises(CredentialsExpired):
         await asyncio.wait_for(stream.receive(), 5)
+
+
+async def test_a_stream_ends_soon_after_the_credentials_of_its_caller_lapse_and_others_go_on(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "LOOK_S", 0.1)
+    guards = Gatekeeper(), Gatekeeper()
+    listeners = [await listen(ends, ListenerAccess(guard)) for guard in guards]
+    streams = [dial(ends, each, bearer("good")).stream(CONNECT) for each in listeners]
+    for stream in streams:
+        stream.send_nowait(wire.ClientFrame())
+        assert await stream.receive()
+    guards[0].revoked = "its token is revoked"
+    with pytest.raises(CredentialsExpired, match="its token is revoked"):
+        await asyncio.wait_for(streams[0].receive(), 5)
+    await asyncio.sleep(0.3)
+    streams[1].send_nowait(wire.ClientFrame())
+    assert await streams[1].receive()
+
+
+async def test_a_caller_that_is_refused_has_a_line_in_the_audit_log(
+    ends: Ends, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("magnetar.audit"), "propagate", True)
+    guard = Gatekeeper()
+    serving = await listen(ends, ListenerAccess(guard))
+    with caplog.at_level(logging.INFO, "magnetar.audit"):
+        for value in ("s3cret", "x" * 17_000):
+            channel = dial(ends, serving, bearer(value))
+            with pytest.raises(Unauthenticated):
+                await role(channel)
+        guard.forbidden = LOOKUP.path
+        channel = dial(ends, serving, bearer("good"))
+        with pytest.raises(Unauthorized):
+            await role(channel)
+        lines = [json.loads(record.getMessage()) for record in caplog.records]
+        assert [(line["act"], line["result"]) for line in lines] == [("Broker.Lookup", "denied")] * 3
+        assert [line["principal"] for line in lines] == ["anonymous", "anonymous", "client:ada"]
+        assert [line["why"].split(":")[0] for line in lines][:2] == [
+            "the token is not known here", "the header `authorization` is too long",
+        ]  # fmt: skip
+        assert all(line["from"].startswith(("127.0.0.1:", "[::1]:")) for line in lines)
+        assert "s3cret" not in caplog.text
 
 
 async def test_a_caller_that_gives_up_while_it_is_authenticated_leaves_nothing(ends: Ends) -> None:

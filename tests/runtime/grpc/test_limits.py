@@ -56,6 +56,9 @@ class Slow:
     def authorize(self, principal: Principal, path: str) -> None:
         pass
 
+    def lapsed(self, principal: Principal) -> str:
+        return ""
+
 
 class Place:
     def __init__(self) -> None:

@@ -6,7 +6,8 @@
 `result` is "done", "denied" or the name of the error; `why` says more. It has names and no payloads, and of what is
 changed the names of the fields and not their values. Lines go to the logger `magnetar.audit`: to the server's stderr,
 whatever its log level, or to the file that the section [audit] of the settings names. Denials of one caller are written
-at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line.
+at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line. A caller whose credentials
+are refused has no name: its lines are counted by its address.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import logging
 from collections import OrderedDict
 from datetime import UTC, datetime
 
-from ...runtime.access import Principal, PrincipalKind
-from ...runtime.clock import Clock
+from ..access import Caller, Principal, PrincipalKind
+from ..clock import Clock
+from .logs import AUDIT
 
-_LOG = logging.getLogger("magnetar.audit")
+_LOG = logging.getLogger(AUDIT)
 
 DENIALS_MAX = 10
 DENIALS_S = 1.0
@@ -39,7 +41,15 @@ class AuditLog:
             self._write(principal, act, on, result, **{"from": peer}, **more)
 
     def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
-        caller, now = str(principal), self._clock.monotonic()
+        self._denied(str(principal), principal, act, on, why, peer)
+
+    def refused(self, caller: Caller, act: str, why: str) -> None:
+        """Its credentials. `why` quotes nothing of them."""
+        host = caller.peer.rpartition(":")[0]
+        self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
+
+    def _denied(self, caller: str, principal: Principal, act: str, on: str, why: str, peer: str) -> None:
+        now = self._clock.monotonic()
         since, count = self._denials.pop(caller, (now, 0))
         left_out = 0
         if now - since >= DENIALS_S:
