@@ -72,7 +72,8 @@ class Broker:
             for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
         ]
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
-        self._serving = await self._world.network.serve(config.listen, services, ListenerAccess(limits=limits))
+        access = ListenerAccess(limits=limits, memory=self.owned.memory)
+        self._serving = await self._world.network.serve(config.listen, services, access)
         try:
             await ensure_ids(self._metadata)
             await self.owned.enter(self._metadata, str(self.endpoint))

@@ -10,6 +10,9 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -99,6 +102,57 @@ class Limits:
     authentications: int = 256  # at a time; further callers get BackPressure
 
 
+class MemoryBudget:
+    """What all callers of a process hold of its memory, in bytes: requests that were received and are not handled,
+    publishes without an outcome, answers that have not left. The part that keeps such bytes adds them to `held`, and
+    subtracts them when it keeps them no more.
+
+    Above `tight`, half of the limit, answers that a caller does not take are kept small, callers that take nothing are
+    cut early, and publishes are not kept for later. So what is held above it is on its way to a disk, or to a caller
+    that reads, and gets less by itself. Above `limit` no request is read.
+    Guarding tests: tests/runtime/grpc/test_memory.py.
+    """
+
+    __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.held = 0
+        self.limit = limit
+        self.tight = limit // 2
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def statistics(self) -> dict[str, int]:
+        return {"bytes": self.held, "bytes_max": self.limit, "waiting": len(self._waiting)}
+
+    async def room(self) -> None:
+        """Returns when at most `limit` is held. Who waits comes in turn."""
+        while self.held > self.limit:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._waiting.append(waiter)
+            if self._timer is None:
+                self._timer = loop.call_later(ROOM_S, self._look)
+            await waiter
+
+    def _look(self) -> None:
+        """As many go on as there may be room for."""
+        self._timer, room = None, self.limit - self.held
+        while self._waiting and room >= 0:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= ROOM_BYTES
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
+
+
+ROOM_S = 0.01
+"""Between two looks while callers wait for room."""
+ROOM_BYTES = 1 << 20
+"""What one that goes on is expected to bring: an envelope of a client."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
     """What a listener asks of its callers."""
@@ -106,6 +160,7 @@ class ListenerAccess:
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
     limits: Limits = Limits()
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
 
 
 @dataclass(frozen=True, slots=True)

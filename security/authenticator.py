@@ -120,7 +120,8 @@ class SecuredNetwork:
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
+        access = replace(self._listener, limits=access.limits, memory=access.memory)
+        return await self._inner.serve(endpoint, services, access)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller)

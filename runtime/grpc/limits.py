@@ -12,13 +12,16 @@ import contextlib
 import ipaddress
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import AUTHORIZATION_MAX, Limits
+from ..access import AUTHORIZATION_MAX, Limits, MemoryBudget
 from .options import SERVER_OPTIONS
+from .stream import CROWDED_BYTES
 
 HANDSHAKE_S = 5
 """Of TLS and of HTTP/2; gRPC's own is 120."""
@@ -30,6 +33,8 @@ PING_STRIKES = 2
 """Pings that come too early before the connection is closed."""
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
+TIGHT_LOOKS = 2
+"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -72,8 +77,9 @@ class _Seen:
 class OpenStreams:
     """The streams of one listener."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, memory: MemoryBudget) -> None:
         self._limits = limits
+        self._memory = memory
         self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
         self._silent_max = math.ceil(limits.first_frame_s / self._pause)
         self._unread_max = math.ceil(limits.unread_s / self._pause)
@@ -122,7 +128,19 @@ class OpenStreams:
         left = stream.left_bytes
         seen.unread = seen.unread + 1 if stream.queued_bytes and left == seen.left else 0
         seen.left = left
-        return f"it took nothing for {self._limits.unread_s:g} s" if seen.unread > self._unread_max else ""
+        if seen.unread > self._unread_max:
+            return f"it took nothing for {self._limits.unread_s:g} s"
+        if seen.unread > TIGHT_LOOKS and stream.queued_bytes > CROWDED_BYTES and self._memory.held > self._memory.tight:
+            return f"it took nothing for {TIGHT_LOOKS * self._pause:g} s, and memory is short"
+        return ""
+
+
+def memory_bytes() -> int:
+    """Of this machine, or of the container that this process runs in (cgroup 2)."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return machine
 
 
 def network_of(peer: str) -> str:

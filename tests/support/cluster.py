@@ -75,6 +75,7 @@ class Cluster:
     async def close(self) -> None:
         for broker in self.brokers:
             await broker.close()
+            assert not (held := broker.owned.memory.held), f"{held} bytes are counted that nothing holds"
         for bookie in self.bookies:
             await bookie.close()
 
