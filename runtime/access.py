@@ -103,14 +103,8 @@ class Limits:
 
 
 class MemoryBudget:
-    """What all callers of a process hold of its memory, in bytes: requests that were received and are not handled,
-    publishes without an outcome, answers that have not left. The part that keeps such bytes adds them to `held`, and
-    subtracts them when it keeps them no more.
-
-    Above `tight`, half of the limit, answers that a caller does not take are kept small, callers that take nothing are
-    cut early, and publishes are not kept for later. So what is held above it is on its way to a disk, or to a caller
-    that reads, and gets less by itself. Above `limit` no request is read.
-    Guarding tests: tests/runtime/grpc/test_memory.py.
+    """Bytes that all callers of a process hold together. The part that keeps such bytes adds them to `held`, and
+    subtracts them when it keeps them no more. `tight` is half of the limit.
     """
 
     __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
@@ -147,10 +141,26 @@ class MemoryBudget:
             self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
 
 
+class CallerMemory:
+    """The memory that all callers of a process hold, half of it each way, so that who does not read stops no publish.
+
+    `requests`: what was received and is not handled, and publishes without an outcome. Above its tight half a publish
+    is not kept for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
+    is read. `answers`: what has not left. Above its tight half little is kept for one caller, and callers that take
+    nothing are cut early; above the limit no message is delivered. Guarding tests: tests/runtime/grpc/test_memory.py.
+    """
+
+    __slots__ = ("answers", "requests")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.requests = MemoryBudget(limit // 2)
+        self.answers = MemoryBudget(limit // 2)
+
+
 ROOM_S = 0.01
 """Between two looks while callers wait for room."""
 ROOM_BYTES = 1 << 20
-"""What one that goes on is expected to bring: an envelope of a client."""
+"""What one that goes on is expected to bring: an envelope of a client, or the entries of a read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class ListenerAccess:
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
     limits: Limits = Limits()
-    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    memory: CallerMemory = field(default_factory=CallerMemory)
 
 
 @dataclass(frozen=True, slots=True)

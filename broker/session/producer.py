@@ -13,7 +13,7 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 **The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
-process is tight (runtime/access.py `MemoryBudget`) none is kept: the producer is closed (BackPressure), its client
+process is tight (runtime/access.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
 opens it again, without credit until the gate opens, and sends again what has no answer. Guarding tests:
 tests/broker/protocols/grpc/test_connect.py.
 """
@@ -100,7 +100,7 @@ class ProducerSession:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
-        session = cls(topic, port, broker.config.pending_bytes, broker.memory)
+        session = cls(topic, port, broker.config.pending_bytes, broker.memory.requests)
         session.producer = Producer(
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,

@@ -34,7 +34,8 @@ PING_STRIKES = 2
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
 TIGHT_LOOKS = 2
-"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it."""
+"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it. While
+there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -71,15 +72,16 @@ class _Seen:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.silent = self.unread = self.left = 0
+        self.silent = self.unread = 0
+        self.left = -1
 
 
 class OpenStreams:
     """The streams of one listener."""
 
-    def __init__(self, limits: Limits, memory: MemoryBudget) -> None:
+    def __init__(self, limits: Limits, answers: MemoryBudget) -> None:
         self._limits = limits
-        self._memory = memory
+        self._answers = answers
         self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
         self._silent_max = math.ceil(limits.first_frame_s / self._pause)
         self._unread_max = math.ceil(limits.unread_s / self._pause)
@@ -130,8 +132,9 @@ class OpenStreams:
         seen.left = left
         if seen.unread > self._unread_max:
             return f"it took nothing for {self._limits.unread_s:g} s"
-        if seen.unread > TIGHT_LOOKS and stream.queued_bytes > CROWDED_BYTES and self._memory.held > self._memory.tight:
-            return f"it took nothing for {TIGHT_LOOKS * self._pause:g} s, and memory is short"
+        looks = TIGHT_LOOKS if self._answers.held <= self._answers.limit else 0
+        if seen.unread > looks and stream.queued_bytes > CROWDED_BYTES and self._answers.held > self._answers.tight:
+            return f"it took nothing for {max(looks, 1) * self._pause:g} s, and memory is short"
         return ""
 
 

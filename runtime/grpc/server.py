@@ -27,7 +27,7 @@ from ...proto.errors import (
     MessageTooLarge,
     WrongProtocol,
 )
-from ..access import ListenerAccess, MemoryBudget, Principal, expires_in_s
+from ..access import CallerMemory, ListenerAccess, MemoryBudget, Principal, expires_in_s
 from ..clock import Clock
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from .access import caller_of, peer_of, server_credentials
@@ -110,7 +110,7 @@ class _Asking:
         self._under_way = 0
         self._request_s = access.limits.first_frame_s
         self.memory = access.memory
-        self.streams = OpenStreams(access.limits, access.memory)
+        self.streams = OpenStreams(access.limits, access.memory.answers)
 
     async def who(self, context: Any, path: str) -> CallContext:
         """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
@@ -131,7 +131,7 @@ class _Asking:
         """Of a unary call whose caller is known. ConnectionLost: it did not come, or not in time."""
         try:
             async with asyncio.timeout(self._request_s):
-                await self.memory.room()
+                await self.memory.requests.room()
                 data = await context.read()
         except TimeoutError:
             raise ConnectionLost(f"the request did not come within {self._request_s:g} s") from None
@@ -195,8 +195,8 @@ def _unary(
             return await abort(context, refusal)
         handler = asyncio.get_running_loop().create_task(run(request, who))
         handlers[handler], size = None, len(request)
-        asking.memory.held += size
-        handler.add_done_callback(lambda task: _handled(handlers, task, asking.memory, size))
+        asking.memory.requests.held += size
+        handler.add_done_callback(lambda task: _handled(handlers, task, asking.memory.requests, size))
         try:
             await asyncio.wait((handler,))
         except asyncio.CancelledError:  # no answer to a caller that disconnected; others get one
@@ -286,7 +286,7 @@ def _log_fault(task: asyncio.Task[Any]) -> None:
 class _ServerStream(GrpcStream):
     """`cut` is done when this side ends the call before its handler does, with the error for the caller."""
 
-    def __init__(self, target: Rpc[Any, Any], context: Any, memory: MemoryBudget) -> None:
+    def __init__(self, target: Rpc[Any, Any], context: Any, memory: CallerMemory) -> None:
         super().__init__(
             target.request, self._read_context, self._write_context, self._cut_off,
             in_bytes_max=target.request_bytes_max,

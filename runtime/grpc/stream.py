@@ -27,7 +27,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
-from ..access import MemoryBudget
+from ..access import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
 from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at
 from .errors import copy_of
@@ -48,10 +48,11 @@ class GrpcStream:
         write: Callable[[bytes], Awaitable[None]],
         cut: Callable[[MagnetarError], None],
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
-        copied: frozenset[int] | None = None, memory: MemoryBudget | None = None,
+        copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
-        """`memory` has what is queued, what came, and what `receive` gave last."""
-        self._memory = memory or MemoryBudget()
+        """`memory` has what is queued, and what came, with what `receive` gave last."""
+        memory = memory or CallerMemory()
+        self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
         self._read = read
         self._write = write
@@ -94,7 +95,7 @@ class GrpcStream:
         self._pieces.append((prefix, data))
         size += len(prefix)
         self._queued += size
-        self._memory.held += size
+        self._answers.held += size
         if self._work is not None:
             if not self._work.done():
                 self._work.set_result(None)
@@ -102,7 +103,7 @@ class GrpcStream:
             self._flusher = self._loop.create_task(self._flush())
 
     async def send(self, item: Message | bytes) -> None:
-        limit = STREAM_QUEUE_BYTES if self._memory.held <= self._memory.tight else CROWDED_BYTES
+        limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
         if self._queued > limit:
             await self.drained(limit)
         self.send_nowait(item)
@@ -146,7 +147,7 @@ class GrpcStream:
                 await self._write(envelope)
                 if self._queued:  # or the stream broke meanwhile
                     self._queued -= size
-                    self._memory.held -= size
+                    self._answers.held -= size
                 self._left += size
                 if self._waiting:
                     self._changed()
@@ -182,7 +183,7 @@ class GrpcStream:
         try:
             self._start_pulling()
             if not self._rest:
-                self._memory.held -= self._taken_bytes
+                self._requests.held -= self._taken_bytes
                 self._taken_bytes = 0
             while True:
                 if self._rest:
@@ -257,8 +258,8 @@ class GrpcStream:
     async def _pull(self) -> None:
         try:
             while True:
-                if self._memory.held > self._memory.limit:
-                    await self._memory.room()
+                if self._requests.held > self._requests.limit:
+                    await self._requests.room()
                 data = await self._read()
                 if len(data) > self._in_bytes_max:
                     self.break_off(MessageTooLarge(
@@ -268,7 +269,7 @@ class GrpcStream:
                     return
                 self._came.append(data)
                 self._came_bytes += len(data)
-                self._memory.held += len(data)
+                self._requests.held += len(data)
                 self._changed()
                 while self._came_bytes > READ_AHEAD_BYTES and not (self._closing and not self._reading):
                     await self._change()
@@ -285,7 +286,7 @@ class GrpcStream:
             return
         self._broken = error
         self._pieces.clear()
-        self._memory.held -= self._queued
+        self._answers.held -= self._queued
         self._queued = 0
         self._closing = True
         if self._work is not None and not self._work.done():
@@ -304,7 +305,7 @@ class GrpcStream:
         self._cut(error)
 
     def _uncount_received(self) -> None:
-        self._memory.held -= self._came_bytes + self._taken_bytes
+        self._requests.held -= self._came_bytes + self._taken_bytes
         self._came_bytes = self._taken_bytes = 0
 
     def cancel(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
-from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, MemoryBudget, Principal
+from magnetar.runtime.access import Caller, CallerAccess, CallerMemory, Limits, ListenerAccess, MemoryBudget, Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.errors import grpc_module
@@ -60,8 +60,9 @@ class Stranger:
 
 
 class Place:
-    def __init__(self, memory: MemoryBudget) -> None:
+    def __init__(self, memory: CallerMemory) -> None:
         self.memory, self.broker, self.ends = memory, Broker(), list[Any]()
+        self.requests, self.answers = memory.requests, memory.answers
 
     async def dial(self, limits: Limits | None = None, guard: Any = None) -> Channel:
         access = ListenerAccess(guard, limits=limits or Limits(), memory=self.memory)
@@ -71,17 +72,17 @@ class Place:
         return channel
 
     async def nothing_is_held(self) -> None:
-        await until(lambda: not self.memory.held)
+        await until(lambda: not self.requests.held + self.answers.held)
 
 
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
-    place = Place(MemoryBudget(8 * MIB))
+    place = Place(CallerMemory(16 * MIB))
     yield place
     place.broker.go.set()
     for end in reversed(place.ends):
         await end.close()
-    assert place.memory.held == 0
+    assert (place.requests.held, place.answers.held) == (0, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -128,16 +129,16 @@ async def test_what_came_is_counted_until_it_was_handled_and_no_longer(place: Pl
 
 async def test_above_the_limit_no_stream_is_read_and_below_it_all_go_on(place: Place) -> None:
     channel = await place.dial()
-    place.memory.held = elsewhere = 8 * MIB + 1
+    place.requests.held = elsewhere = 8 * MIB + 1
     stream = channel.stream(CONNECT)
     for _ in range(30):
         stream.send_nowait(publish(MIB))
     with pytest.raises(MagnetarError):
         await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=0.3)
     assert (place.broker.taken, place.broker.called) == (0, 0)
-    assert place.memory.held == elsewhere
+    assert place.requests.held == elsewhere
     assert stream.queued_bytes > 2 * MIB, "it waits with its sender, and in gRPC"
-    place.memory.held -= elsewhere
+    place.requests.held -= elsewhere
     await until(lambda: place.broker.taken >= 30 * MIB)
     reply = await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=10)
     assert reply.owner == "here"
@@ -151,7 +152,7 @@ async def test_what_a_caller_does_not_read_is_counted_until_it_goes(place: Place
     for _ in range(300):  # gRPC and the kernel take some mebibytes
         stream.send_nowait(publish(1))
     await until(lambda: place.broker.taken >= 300)
-    assert place.memory.held > MIB
+    assert place.answers.held > MIB
     stream.cancel()
     await place.broker.ended.wait()
     await place.nothing_is_held()
@@ -160,7 +161,7 @@ async def test_what_a_caller_does_not_read_is_counted_until_it_goes(place: Place
 async def test_while_memory_is_tight_who_takes_nothing_is_cut_early_and_who_waits_for_little_is_not(
     place: Place, caplog: Any
 ) -> None:
-    place.memory.tight = 30 * MIB
+    place.answers.tight = 30 * MIB
     channel = await place.dial(Limits(first_frame_s=1, unread_s=600))
     quiet = channel.stream(CONNECT)
     quiet.send_nowait(publish(1))
@@ -171,7 +172,7 @@ async def test_while_memory_is_tight_who_takes_nothing_is_cut_early_and_who_wait
     await until(lambda: place.broker.taken >= 301)
     await asyncio.sleep(1.2)
     assert not place.broker.ended.is_set(), "there is room"
-    place.memory.tight = 2 * MIB
+    place.answers.tight = 2 * MIB
     async with asyncio.timeout(10):
         await place.broker.ended.wait()
     assert "and memory is short" in caplog.text
@@ -185,7 +186,7 @@ async def test_a_sender_that_may_wait_keeps_little_while_memory_is_tight(place: 
     stream = (await place.dial()).stream(CONNECT)
     stream.send_nowait(publish(1))
     await until(lambda: place.broker.taken >= 1)
-    place.memory.held = elsewhere = 5 * MIB
+    place.answers.held = elsewhere = 5 * MIB
     server = place.broker.stream
     assert server is not None
     reply = wire.ServerFrame(id=1, delivery=wire.Delivery(entry=bytes(50_000)))
@@ -193,7 +194,7 @@ async def test_a_sender_that_may_wait_keeps_little_while_memory_is_tight(place: 
     await asyncio.sleep(0.5)
     assert not sending.done()
     assert server.queued_bytes < 3 * MIB, "an envelope that is being written, and little more"
-    place.memory.held -= elsewhere
+    place.answers.held -= elsewhere
     stream.cancel()
     with pytest.raises(ConnectionLost):
         await sending
@@ -210,7 +211,7 @@ async def test_a_unary_request_is_counted_while_it_is_handled(place: Place) -> N
     topic = "t" * 100_000
     calls = [asyncio.create_task(channel.call(LOOKUP, wire.LookupRequest(topic=topic), timeout_s=20)) for _ in range(5)]
     await until(lambda: place.broker.called >= 5)
-    assert 500_000 < place.memory.held < 600_000
+    assert 500_000 < place.requests.held < 600_000
     place.broker.go.set()
     await asyncio.gather(*calls)
     await place.nothing_is_held()

@@ -92,7 +92,7 @@ class _Rest:
             for task, why in process.background.failing.items():
                 return f"{task}, which does not run as it should: {why}"
         for name, broker in cluster.brokers.items():
-            if held := broker.owned.memory.held:
+            if held := broker.owned.memory.requests.held:
                 return f"{name}, which counts {held} bytes of publishes as under way"
         return ""
 

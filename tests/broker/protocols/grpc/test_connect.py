@@ -263,7 +263,7 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     """It is closed, opens again without credit, and publishes again when the quota lets it: nothing is lost."""
     await raw.producer(1)
     broker, held = raw.running.brokers[0], True
-    topic, memory = broker.topics[T], broker.owned.memory
+    topic, memory = broker.topics[T], broker.owned.memory.requests
     topic.gate._held = lambda: held
     for number in range(3):
         raw.publish(1, number, bytes(10_000))
@@ -289,7 +289,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     await raw.consumer(1, permits=0)
     (connected,), memory = raw.running.brokers[0].topics[T].subscriptions["s"].consumers.values(), MemoryBudget(1000)
     outlet = connected.outlet._port
-    raw.running.brokers[0].owned.memory = memory
+    raw.running.brokers[0].owned.memory.answers = memory
     outlet.queued_bytes, outlet.sent = connection.SHARE_BYTES + 1, deque([(1 << 40, connection.SHARE_BYTES + 1)])
     assert not outlet.full
     memory.held = 501
@@ -299,8 +299,13 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     memory.held = 1001
     assert outlet.full
     outlet.queued_bytes, outlet.sent = 0, None
-    assert not outlet.full, "it may wait for nothing"
+    assert outlet.full, "nothing is delivered"
+    waiting = asyncio.create_task(outlet.drained())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
     memory.held = 0
+    async with asyncio.timeout(5):
+        await waiting
 
 
 # ------------------------------------------------------------------------------------------------ who holds up whom
