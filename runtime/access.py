@@ -116,9 +116,6 @@ class MemoryBudget:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def statistics(self) -> dict[str, int]:
-        return {"bytes": self.held, "bytes_max": self.limit, "waiting": len(self._waiting)}
-
     async def room(self) -> None:
         """Returns when at most `limit` is held. Who waits comes in turn."""
         while self.held > self.limit:
