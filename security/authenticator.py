@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated
 from ..runtime.access import (
@@ -33,12 +34,14 @@ from ..runtime.network import Channel, Endpoint, Network, Serving
 from ..runtime.threads import SystemWorkers
 from ..runtime.workers import Workers
 from ..runtime.world import World
-from .basic import BasicProvider
 from .certificate import CertificateProvider
-from .oidc import OidcProvider
 from .secrets import read_private, read_secret
 from .settings import SecuritySettings
 from .token import TokenProvider
+
+if TYPE_CHECKING:
+    from .basic import BasicProvider
+    from .oidc import OidcProvider
 
 
 class Authenticator:
@@ -48,8 +51,8 @@ class Authenticator:
         self._settings = settings
         self._tokens = TokenProvider(settings.token, clock) if settings.token else None
         workers = workers or SystemWorkers()
-        self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
-        self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
+        self._oidc = _oidc(settings, clock, workers)
+        self._basic = _basic(settings, clock, workers)
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
@@ -96,6 +99,22 @@ class Authenticator:
     def _is_super(self, principal: Principal) -> bool:
         known = principal.name in self._settings.authorization.super_users
         return known and principal.kind is PrincipalKind.CLIENT
+
+
+def _oidc(settings: SecuritySettings, clock: Clock, workers: Workers) -> OidcProvider | None:
+    if settings.oidc is None:
+        return None
+    from .oidc import OidcProvider  # it needs urllib.request: 50 ms of a start
+
+    return OidcProvider(settings.oidc, clock, workers)
+
+
+def _basic(settings: SecuritySettings, clock: Clock, workers: Workers) -> BasicProvider | None:
+    if settings.basic is None:
+        return None
+    from .basic import BasicProvider
+
+    return BasicProvider(settings.basic, clock, workers)
 
 
 def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:

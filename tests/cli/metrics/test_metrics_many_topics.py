@@ -45,8 +45,8 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
 ) -> None:
     topics = {str(number): topic(number) for number in range(TOPICS)}
     owned = SimpleNamespace(
-        world=SimpleNamespace(clock=SystemClock()), loaded=topics, memory=CallerMemory(), cache=SimpleNamespace(statistics=dict),
-        publish_seconds=Histogram(SECONDS), connections=dict,
+        world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
+        publish_seconds=Histogram(SECONDS), connections=dict, memory=CallerMemory(),
     )
     measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
     await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
