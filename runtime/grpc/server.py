@@ -129,13 +129,16 @@ class _Asking:
 
     async def request(self, context: Any) -> bytes:
         """Of a unary call whose caller is known. ConnectionLost: it did not come, or not in time."""
+        aio = grpc_module().aio
         try:
             async with asyncio.timeout(self._request_s):
                 await self.memory.requests.room()
                 data = await context.read()
         except TimeoutError:
             raise ConnectionLost(f"the request did not come within {self._request_s:g} s") from None
-        if data is grpc_module().aio.EOF:
+        except (aio.UsageError, aio.InternalError) as error:
+            raise ConnectionLost("the caller is gone") from error
+        if data is aio.EOF:
             raise ConnectionLost("the call ended before its request")
         return bytes(data)
 

@@ -225,6 +225,21 @@ async def test_a_unary_request_that_does_not_come_in_time_ends_its_call(place: P
     assert place.broker.called == 0
 
 
+async def test_calls_that_are_reset_before_their_request_leave_nothing_and_log_no_fault(
+    place: Place, caplog: Any
+) -> None:
+    channel: Any = await place.dial()
+    make = channel._opened().stream_unary(LOOKUP.path)
+    for number in range(200):
+        call = make()
+        await asyncio.sleep(0.001 * (number % 3))
+        call.cancel()
+    assert (await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=10)).owner == "here"
+    await place.nothing_is_held()
+    assert place.broker.called == 1
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 async def test_a_stranger_is_refused_before_its_unary_request_is_there(place: Place) -> None:
     channel: Any = await place.dial(guard=Stranger())
     call = channel._opened().stream_unary(LOOKUP.path)()  # sends the header alone
