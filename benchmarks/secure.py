@@ -1,4 +1,5 @@
-"""What security costs: TLS and a token against plain, taking turns in one run, on two standalone servers.
+"""What security costs: TLS and a token against plain, taking turns in one run, on two standalone servers; and with keys
+between broker and bookies (CURVE) on two clusters, of one bookie and one copy or of three and three copies.
 
 The files are those of `magnetar security init`, in a folder of their own beside the servers' data.
 """
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,9 +29,21 @@ AT_ONCE = 8
 """Connections that are made at the same time."""
 
 
+IMPORTS = 5
+"""Processes that import."""
+
+
+class Place(NamedTuple):
+    """A running cluster."""
+
+    url: str
+    pid: int  # of the broker
+    bookies: list[int]
+
+
 class Both(NamedTuple):
-    plain: Server
-    secure: Server
+    plain: Server | Place
+    secure: Server | Place
     folder: Path
 
     def client(self, secure: bool) -> Any:
@@ -45,34 +60,82 @@ class Both(NamedTuple):
 
 
 @contextmanager
-def _both(bookies: int, *, start: bool = True) -> Iterator[Both]:
-    """A server without security, and one with."""
+def _files() -> Iterator[Path]:
+    """An empty folder with `security` in it."""
     from magnetar.security.authority import initialize
 
     root = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
-    initialize(root / "security", ["127.0.0.1"], datetime.now(UTC))
-    settings = str(root / "security" / "security.toml")
-    plain = Server(str(root / "plain"), bookies)
-    secure = Server(str(root / "secure"), bookies, "--security", settings)
     try:
-        if start:
-            plain.start(), secure.start()
-        yield Both(plain, secure, root / "security")
+        initialize(root / "security", ["127.0.0.1"], datetime.now(UTC))
+        yield root
     finally:
-        plain.stop(), secure.stop()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _both(bookies: int) -> Iterator[Both]:
+    """A server without security, and one with."""
+    with _files() as root:
+        plain, secure = _servers(root, bookies)
+        try:
+            plain.start(), secure.start()
+            yield Both(plain, secure, root / "security")
+        finally:
+            plain.stop(), secure.stop()
+
+
+def _servers(root: Path, bookies: int) -> tuple[Server, Server]:
+    settings = str(root / "security" / "security.toml")
+    return Server(str(root / "plain"), bookies), Server(str(root / "secure"), bookies, "--security", settings)
+
+
+@contextmanager
+def _both_clusters(bookies: int) -> Iterator[Both]:
+    """A cluster of processes without security, and one with: as many copies as bookies."""
+    from magnetar.cli.common.processes import Cluster, Process
+
+    names = ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM") if bookies == 1 else ()
+    copies = {f"MAGNETAR_BROKER_{name}": "1" for name in names}
+
+    class Copies(Cluster):
+        def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+            return super().start(name, *arguments, environment={**copies, **(environment or {})})
+
+    def place(cluster: Cluster) -> Place:
+        return Place(cluster.url, cluster.brokers[0].pid, [each.pid for each in cluster.bookies])
+
+    with _files() as root:
+        settings = str(root / "security" / "security.toml")
+        with (
+            Copies(root / "plain", bookies=bookies, brokers=1) as plain,
+            Copies(root / "secure", bookies=bookies, brokers=1, security=settings) as secure,
+        ):
+            yield Both(place(plain), place(secure), root / "security")
 
 
 def secure_produce(options: Options) -> Run:
     """Messages per second over TLS with a token / plain; medians of the rounds."""
-    with _both(options.bookies) as both, both.client(False) as plain, both.client(True) as secure:
+    with _both(options.bookies) as both:
+        return _produced(options, both)
+
+
+def secure_cluster(options: Options) -> Run:
+    """The same of a cluster, with keys between broker and bookies too."""
+    with _both_clusters(options.bookies) as both:
+        run = _produced(options, both)
+    run.detail["copies"] = options.bookies
+    return run
+
+
+def _produced(options: Options, both: Both) -> Run:
+    with both.client(False) as plain, both.client(True) as secure:
         contents = payloads(options.size, options.seed)
         sending = {each: Sending(_producer(client), contents) for each, client in ((False, plain), (True, secure))}
         for each in sending.values():
             each.run(seconds=WARM_UP_S)
             each.samples.clear()
         run, rates = Run(0.0), {False: list[float](), True: list[float]()}
-        with measured(run, plain=both.plain.pid, secure=both.secure.pid):
+        with measured(run, **_pids("plain", both.plain), **_pids("secure", both.secure)):
             for _ in range(ROUNDS):
                 for on, each in sending.items():
                     before = each.acked
@@ -85,6 +148,11 @@ def secure_produce(options: Options) -> Run:
             "failed": sum(each.failed for each in sending.values()),
         }  # fmt: skip
         return run
+
+
+def _pids(name: str, place: Server | Place) -> dict[str, int]:
+    bookies = place.bookies if isinstance(place, Place) else []
+    return {name: place.pid, **{f"{name}_bookie_{number}": pid for number, pid in enumerate(bookies)}}
 
 
 def _producer(client: Any) -> Any:
@@ -150,12 +218,32 @@ def connect(options: Options) -> Run:
 
 
 def secure_startup(options: Options) -> Run:
-    """Time to the `ready` line with security / without; medians of STARTS starts each, on empty directories."""
+    """Time to the `ready` line with security / without; medians of STARTS starts each, on empty directories.
+
+    `import_ms`: of what a server with security imports besides, before it reads a key.
+    """
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(STARTS):
-        with _both(options.bookies, start=False) as both:
-            times[False].append(both.plain.start())
-            times[True].append(both.secure.start())
+        with _files() as root:
+            plain, secure = _servers(root, options.bookies)
+            try:
+                times[False].append(plain.start())
+                times[True].append(secure.start())
+            finally:
+                plain.stop(), secure.stop()
     run = Run(median(times[True]) / median(times[False]))
-    run.detail = {"secure_s": round(median(times[True]), 3), "plain_s": round(median(times[False]), 3)}
+    run.detail = {
+        "secure_s": round(median(times[True]), 3), "plain_s": round(median(times[False]), 3),
+        "import_ms": round(median([_import_ms() for _ in range(IMPORTS)]), 1),
+    }  # fmt: skip
     return run
+
+
+def _import_ms() -> float:
+    code = (
+        "import time; import magnetar.cli.run.servers, magnetar.broker.server, magnetar.bookie.server\n"
+        "from magnetar.runtime.grpc.errors import grpc_module; grpc_module(); begin = time.perf_counter()\n"
+        "import magnetar.security.authenticator; print((time.perf_counter() - begin) * 1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    return float(done.stdout)

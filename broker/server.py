@@ -75,7 +75,8 @@ class Broker:
             for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
         ]
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
-        network, access = self._world.network, ListenerAccess(limits=limits)
+        network = self._world.network
+        access = ListenerAccess(limits=limits, memory=self.owned.memory)
         self._serving = await network.serve(config.listen, services, access)
         try:
             if config.pulsar_listen is not None:

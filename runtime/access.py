@@ -10,6 +10,9 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -98,6 +101,64 @@ class Limits:
     authentications: int = 256  # at a time; further callers get BackPressure
 
 
+class MemoryBudget:
+    """Bytes that all callers of a process hold together. The part that keeps such bytes adds them to `held`, and
+    subtracts them when it keeps them no more. `tight` is half of the limit.
+    """
+
+    __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.held = 0
+        self.limit = limit
+        self.tight = limit // 2
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def room(self) -> None:
+        """Returns when at most `limit` is held. Who waits comes in turn."""
+        while self.held > self.limit:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._waiting.append(waiter)
+            if self._timer is None:
+                self._timer = loop.call_later(ROOM_S, self._look)
+            await waiter
+
+    def _look(self) -> None:
+        """As many go on as there may be room for."""
+        self._timer, room = None, self.limit - self.held
+        while self._waiting and room >= 0:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= ROOM_BYTES
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
+
+
+class CallerMemory:
+    """The memory that all callers of a process hold, half of it each way, so that who does not read stops no publish.
+
+    `requests`: what was received and is not handled, and publishes without an outcome. Above its tight half a publish
+    is not kept for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
+    is read. `answers`: what has not left. Above its tight half little is kept for one caller, and callers that take
+    nothing are cut early; above the limit no message is delivered. Guarding tests: tests/runtime/grpc/test_memory.py.
+    """
+
+    __slots__ = ("answers", "requests")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.requests = MemoryBudget(limit // 2)
+        self.answers = MemoryBudget(limit // 2)
+
+
+ROOM_S = 0.01
+"""Between two looks while callers wait for room."""
+ROOM_BYTES = 1 << 20
+"""What one that goes on is expected to bring: an envelope of a client, or the entries of a read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
     """What a listener asks of its callers."""
@@ -105,6 +166,7 @@ class ListenerAccess:
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
     limits: Limits = Limits()
+    memory: CallerMemory = field(default_factory=CallerMemory)
 
 
 @dataclass(frozen=True, slots=True)

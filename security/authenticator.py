@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..proto.errors import InvalidConfiguration, Unauthenticated
 from ..runtime.access import (
@@ -33,13 +34,15 @@ from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Netwo
 from ..runtime.threads import SystemWorkers
 from ..runtime.workers import Workers
 from ..runtime.world import World
-from .basic import BasicProvider
 from .certificate import CertificateProvider
-from .oidc import OidcProvider
 from .revoked import Revoked
 from .secrets import read_private, read_secret, shown
 from .settings import SecuritySettings
 from .token import TokenProvider
+
+if TYPE_CHECKING:
+    from .basic import BasicProvider
+    from .oidc import OidcProvider
 
 
 class Authenticator:
@@ -51,8 +54,8 @@ class Authenticator:
         revoked = settings.token.revoked if settings.token else ""
         self._revoked = Revoked(revoked, clock) if revoked else None
         workers = workers or SystemWorkers()
-        self._oidc = OidcProvider(settings.oidc, clock, workers) if settings.oidc else None
-        self._basic = BasicProvider(settings.basic, clock, workers) if settings.basic else None
+        self._oidc = _oidc(settings, clock, workers)
+        self._basic = _basic(settings, clock, workers)
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
@@ -115,6 +118,22 @@ class Authenticator:
         return known and principal.kind is PrincipalKind.CLIENT
 
 
+def _oidc(settings: SecuritySettings, clock: Clock, workers: Workers) -> OidcProvider | None:
+    if settings.oidc is None:
+        return None
+    from .oidc import OidcProvider  # it needs urllib.request: 50 ms of a start
+
+    return OidcProvider(settings.oidc, clock, workers)
+
+
+def _basic(settings: SecuritySettings, clock: Clock, workers: Workers) -> BasicProvider | None:
+    if settings.basic is None:
+        return None
+    from .basic import BasicProvider
+
+    return BasicProvider(settings.basic, clock, workers)
+
+
 def _until_the_first_expires(named: Principal, shown: Principal) -> Principal:
     if named.expires_ms and named.expires_ms <= shown.expires_ms:
         return named
@@ -137,10 +156,12 @@ class SecuredNetwork:
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        return await self._inner.serve(endpoint, services, replace(self._listener, limits=access.limits))
+        access = replace(self._listener, limits=access.limits, memory=access.memory)
+        return await self._inner.serve(endpoint, services, access)
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
-        return await self._inner.serve_bytes(endpoint, service, replace(self._listener, limits=access.limits))
+        access = replace(self._listener, limits=access.limits, memory=access.memory)
+        return await self._inner.serve_bytes(endpoint, service, access)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller)

@@ -83,6 +83,7 @@ class BrokerConfig(Applied):
     catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer: its credit; above, the client waits
+    client_memory_bytes: Limit = 0  # what clients hold here, half each way; 0: a quarter of the memory
     max_connections: Positive = 10_000  # of clients; gRPC refuses further ones
     max_streams_per_address: Positive = 1_000  # each client has one, and one for each read of a range
     first_frame_s: Seconds = 10.0  # a stream on which a client sends nothing for so long is cut

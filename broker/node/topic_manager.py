@@ -26,6 +26,8 @@ from ...metadata.records import BookieRecord, BrokerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
+from ...runtime.access import CallerMemory
+from ...runtime.grpc.limits import memory_bytes
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks, together
 from ...runtime.unbroken import unbroken
@@ -102,6 +104,7 @@ class TopicManager:
         self.world = world
         self.config = config
         self._rates = BrokerRates(config)
+        self.memory = CallerMemory(config.client_memory_bytes or memory_bytes() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"

@@ -12,7 +12,9 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 
 **The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
-meanwhile. An entry that still waits here when the producer is closed was never published. Guarding tests:
+meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
+process is tight (runtime/access.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
+opens it again, without credit until the gate opens, and sends again what has no answer. Guarding tests:
 tests/broker/protocols/grpc/test_connect.py.
 """
 
@@ -26,6 +28,7 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ...runtime.access import MemoryBudget
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..log.topic_log import TopicLogState
@@ -67,10 +70,11 @@ class ProducerPort(Outcomes, Protocol):
 class ProducerSession:
     """See the module. Made by `open`."""
 
-    __slots__ = ("_freed", "_grant", "_opened", "_owed", "_port", "_waiting", "producer", "topic")
+    __slots__ = ("_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer", "topic")
 
-    def __init__(self, topic: Topic, port: ProducerPort, grant: int) -> None:
+    def __init__(self, topic: Topic, port: ProducerPort, grant: int, memory: MemoryBudget) -> None:
         self.topic = topic
+        self._memory = memory  # what is not owed of what was spent
         self._port = port
         self._opened = False
         self._grant = grant
@@ -96,7 +100,7 @@ class ProducerSession:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
-        session = cls(topic, port, broker.config.pending_bytes)
+        session = cls(topic, port, broker.config.pending_bytes, broker.memory.requests)
         session.producer = Producer(
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
@@ -156,8 +160,14 @@ class ProducerSession:
                 BackPressure(f"producer {self.name!r} of topic {self.topic.name} published without credit")
             )
             return
-        self._freed -= len(entry) + ENTRY_COST_BYTES
+        cost = len(entry) + ENTRY_COST_BYTES
+        self._freed -= cost
+        self._memory.held += cost
         if self._waiting or self.topic.gate.closed:
+            if self._memory.held > self._memory.tight:
+                self._memory.held -= cost
+                self.producer.close(BackPressure("memory is short: publish again when the topic takes publishes"))
+                return
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.append(entry)
@@ -192,7 +202,9 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ as the producer's outlet
     def freed(self, size: int) -> None:
-        self._owed += size + ENTRY_COST_BYTES
+        cost = size + ENTRY_COST_BYTES
+        self._owed += cost
+        self._memory.held -= cost
         if self._owed * CREDIT_SHARE >= self._grant:
             self._give_credit()
 
@@ -231,6 +243,7 @@ class ProducerSession:
     def _forget_waiting(self) -> deque[bytes]:
         self.topic.gate.forget(self._step)
         waiting, self._waiting = self._waiting or deque(), None
+        self._memory.held -= sum(map(len, waiting)) + ENTRY_COST_BYTES * len(waiting)
         return waiting
 
 

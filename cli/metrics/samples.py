@@ -115,6 +115,9 @@ async def _broker(page: Page, broker: Broker) -> None:
     owned = broker.owned
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
+    for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
+        text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
+        page.gauge("magnetar_broker_client_memory_bytes", text, budget.held, way=way)
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )

@@ -2,7 +2,9 @@
 
 No subscription and no permits: the owner of a partition is asked for a range of message indexes. A broker that is down
 or gave the topic away is looked up again, with back-off, until the deadline of the operation; a read goes on after the
-last entry that came. Errors: TopicNotFound and the like at once, Unavailable or TimedOut at the deadline.
+last entry that came. The deadline begins when the program asks for more: a broker cuts a stream that is not read for
+`unread_s` (earlier while its memory is short), and a program that paused longer goes on all the same. Errors:
+TopicNotFound and the like at once, Unavailable or TimedOut at the deadline.
 """
 
 from __future__ import annotations
@@ -91,10 +93,11 @@ class RangeReader:
         while True:
             try:
                 async for entries, next_index in self._once(topic, at, end):
-                    at, deadline = max(at, next_index), now() + timeout_s
-                    backoff.reset()
+                    at = max(at, next_index)
                     if entries:
                         yield entries
+                    backoff.reset()
+                    deadline = now() + timeout_s  # here: its program may take hours over them
                 return
             except MagnetarError as error:
                 delay = backoff.next_s()

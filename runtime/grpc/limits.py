@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import AUTHORIZATION_MAX, Limits
+from ..access import AUTHORIZATION_MAX, Limits, MemoryBudget
 from ..network import network_of
 from .options import SERVER_OPTIONS
+from .stream import CROWDED_BYTES
 
 HANDSHAKE_S = 5
 """Of TLS and of HTTP/2; gRPC's own is 120."""
@@ -32,6 +35,9 @@ UNCOMPRESSED = 1
 """The set of the one encoding "identity". gRPC would unfold a request before the listener knows who calls."""
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
+TIGHT_LOOKS = 2
+"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it. While
+there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -69,14 +75,16 @@ class _Seen:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.silent = self.unread = self.left = 0
+        self.silent = self.unread = 0
+        self.left = -1
 
 
 class OpenStreams:
     """The streams of one listener."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, answers: MemoryBudget) -> None:
         self._limits = limits
+        self._answers = answers
         self._pause = min(limits.first_frame_s, limits.unread_s) / LOOKS
         self._silent_max = math.ceil(limits.first_frame_s / self._pause)
         self._unread_max = math.ceil(limits.unread_s / self._pause)
@@ -125,4 +133,17 @@ class OpenStreams:
         left = stream.left_bytes
         seen.unread = seen.unread + 1 if stream.queued_bytes and left == seen.left else 0
         seen.left = left
-        return f"it took nothing for {self._limits.unread_s:g} s" if seen.unread > self._unread_max else ""
+        if seen.unread > self._unread_max:
+            return f"it took nothing for {self._limits.unread_s:g} s"
+        looks = TIGHT_LOOKS if self._answers.held <= self._answers.limit else 0
+        if seen.unread > looks and stream.queued_bytes > CROWDED_BYTES and self._answers.held > self._answers.tight:
+            return f"it took nothing for {max(looks, 1) * self._pause:g} s, and memory is short"
+        return ""
+
+
+def memory_bytes() -> int:
+    """Of this machine, or of the container that this process runs in (cgroup 2)."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return machine

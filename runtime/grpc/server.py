@@ -26,7 +26,7 @@ from ...proto.errors import (
     MessageTooLarge,
     WrongProtocol,
 )
-from ..access import Caller, ListenerAccess
+from ..access import Caller, CallerMemory, ListenerAccess, MemoryBudget
 from ..clock import Clock
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from .access import caller_of, peer_of, server_credentials
@@ -107,7 +107,9 @@ class _Asking:
         self.callers = Callers(access.guard, clock)
         self._limit = access.limits.authentications
         self._under_way = 0
-        self.streams = OpenStreams(access.limits)
+        self._request_s = access.limits.first_frame_s
+        self.memory = access.memory
+        self.streams = OpenStreams(access.limits, access.memory.answers)
 
     async def who(self, context: Any, path: str) -> CallContext:
         """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
@@ -126,6 +128,21 @@ class _Asking:
         finally:
             self._under_way -= 1
 
+    async def request(self, context: Any) -> bytes:
+        """Of a unary call whose caller is known. ConnectionLost: it did not come, or not in time."""
+        aio = grpc_module().aio
+        try:
+            async with asyncio.timeout(self._request_s):
+                await self.memory.requests.room()
+                data = await context.read()
+        except TimeoutError:
+            raise ConnectionLost(f"the request did not come within {self._request_s:g} s") from None
+        except (aio.UsageError, aio.InternalError) as error:
+            raise ConnectionLost("the caller is gone") from error
+        if data is aio.EOF:
+            raise ConnectionLost("the call ended before its request")
+        return bytes(data)
+
 
 def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None], asking: _Asking) -> Any:
     """gRPC's handler of all methods that `handler` has; the others are UNIMPLEMENTED."""
@@ -141,7 +158,7 @@ def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any
             methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers, asking))
         else:
             run = _unary(target, function, handlers, asking)
-            methods[method.name] = grpc.unary_unary_rpc_method_handler(run, None, target.reply.SerializeToString)
+            methods[method.name] = grpc.stream_unary_rpc_method_handler(run, None, target.reply.SerializeToString)
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
@@ -165,14 +182,17 @@ def _unary(
     async def run(request: bytes, context: CallContext) -> Any:
         return await function(_parse(target, request), context)
 
-    async def handle(request: bytes, context: Any) -> Any:
+    async def handle(_: Any, context: Any) -> Any:
+        """For gRPC a stream of requests: it reads nothing of the one before it is asked for."""
         try:
             who = await asking.who(context, target.path)
+            request = await asking.request(context)
         except Exception as refusal:
             return await abort(context, refusal)
         handler = asyncio.get_running_loop().create_task(run(request, who))
-        handlers[handler] = None
-        handler.add_done_callback(lambda task: handlers.pop(task, None))
+        handlers[handler], size = None, len(request)
+        asking.memory.requests.held += size
+        handler.add_done_callback(lambda task: _handled(handlers, task, asking.memory.requests, size))
         try:
             await asyncio.wait((handler,))
         except asyncio.CancelledError:  # no answer to a caller that disconnected; others get one
@@ -203,7 +223,7 @@ def _streaming(
             except Exception as refusal:
                 await abort(context, refusal)
                 return
-            stream = _ServerStream(target, context)
+            stream = _ServerStream(target, context, asking.memory)
             held.enter_context(asking.callers.holding(who.principal, stream.break_off))
             await converse(stream, context, who)
 
@@ -238,6 +258,11 @@ def _error_of(handler: asyncio.Task[None]) -> BaseException | None:
     return None if isinstance(error, EndOfStream) else error
 
 
+def _handled(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[Any], memory: MemoryBudget, size: int) -> None:
+    handlers.pop(task, None)
+    memory.held -= size
+
+
 def _ended(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[None]) -> None:
     handlers.pop(task, None)
     _log_fault(task)
@@ -255,11 +280,12 @@ def _log_fault(task: asyncio.Task[Any]) -> None:
 class _ServerStream(GrpcStream):
     """`cut` is done when this side ends the call before its handler does, with the error for the caller."""
 
-    def __init__(self, target: Rpc[Any, Any], context: Any) -> None:
+    def __init__(self, target: Rpc[Any, Any], context: Any, memory: CallerMemory) -> None:
         super().__init__(
             target.request, self._read_context, self._write_context, self._cut_off,
             in_bytes_max=target.request_bytes_max,
             copied=None if "/magnetar.wire.Metadata/" in target.path else copied_tags(target.request),
+            memory=memory,
         )  # fmt: skip
         self._context = context
         self._grpc_aio = grpc_module().aio

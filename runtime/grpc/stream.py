@@ -27,12 +27,16 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
+from ..access import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
 from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at
 from .errors import copy_of
 
 READ_AHEAD_BYTES = 2 << 20
 """Two full envelopes: one that is processed, one that waits."""
+CROWDED_BYTES = 64 << 10
+"""What `send` queues at most while the memory of the process is tight."""
+
 
 class GrpcStream:
     """One end of a stream. `read` returns the bytes of one envelope, or raises EndOfStream or a MagnetarError."""
@@ -44,8 +48,11 @@ class GrpcStream:
         write: Callable[[bytes], Awaitable[None]],
         cut: Callable[[MagnetarError], None],
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
-        copied: frozenset[int] | None = None,
+        copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
+        """`memory` has what is queued, and what came, with what `receive` gave last."""
+        memory = memory or CallerMemory()
+        self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
         self._read = read
         self._write = write
@@ -66,6 +73,7 @@ class GrpcStream:
         # in
         self._came: list[bytes] = []
         self._came_bytes = 0
+        self._taken_bytes = 0  # of the envelopes of `receive`'s last items, and of `_rest`
         self._rest: deque[bytes] = deque()  # envelopes of very many items, received and not parsed yet
         self._rest_from = 0  # the end of what is parsed of the first
         self._end: EndOfStream | MagnetarError | None = None
@@ -85,7 +93,9 @@ class GrpcStream:
         size = len(data)
         prefix = PREFIXES[size] if size < SHORT else b"\x0a" + varint(size)
         self._pieces.append((prefix, data))
-        self._queued += size + len(prefix)
+        size += len(prefix)
+        self._queued += size
+        self._answers.held += size
         if self._work is not None:
             if not self._work.done():
                 self._work.set_result(None)
@@ -93,8 +103,9 @@ class GrpcStream:
             self._flusher = self._loop.create_task(self._flush())
 
     async def send(self, item: Message | bytes) -> None:
-        if self._queued > STREAM_QUEUE_BYTES:
-            await self.drained()
+        limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
+        if self._queued > limit:
+            await self.drained(limit)
         self.send_nowait(item)
 
     async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
@@ -134,7 +145,9 @@ class GrpcStream:
             while await self._more_to_send():
                 size, envelope = self._next_envelope()
                 await self._write(envelope)
-                self._queued = max(0, self._queued - size)  # 0 already if the stream broke meanwhile
+                if self._queued:  # or the stream broke meanwhile
+                    self._queued -= size
+                    self._answers.held -= size
                 self._left += size
                 if self._waiting:
                     self._changed()
@@ -169,6 +182,9 @@ class GrpcStream:
         self._reading = True
         try:
             self._start_pulling()
+            if not self._rest:
+                self._requests.held -= self._taken_bytes
+                self._taken_bytes = 0
             while True:
                 if self._rest:
                     await asyncio.sleep(0)  # other tasks run
@@ -188,6 +204,7 @@ class GrpcStream:
         came, self._came = self._came, []
         if self._came_bytes > READ_AHEAD_BYTES:
             self._changed()  # the puller waits
+        self._taken_bytes += self._came_bytes
         self._came_bytes = 0
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
@@ -241,6 +258,8 @@ class GrpcStream:
     async def _pull(self) -> None:
         try:
             while True:
+                if self._requests.held > self._requests.limit:
+                    await self._requests.room()
                 data = await self._read()
                 if len(data) > self._in_bytes_max:
                     self.break_off(MessageTooLarge(
@@ -250,6 +269,7 @@ class GrpcStream:
                     return
                 self._came.append(data)
                 self._came_bytes += len(data)
+                self._requests.held += len(data)
                 self._changed()
                 while self._came_bytes > READ_AHEAD_BYTES and not (self._closing and not self._reading):
                     await self._change()
@@ -266,6 +286,7 @@ class GrpcStream:
             return
         self._broken = error
         self._pieces.clear()
+        self._answers.held -= self._queued
         self._queued = 0
         self._closing = True
         if self._work is not None and not self._work.done():
@@ -275,13 +296,17 @@ class GrpcStream:
     def break_off(self, error: MagnetarError) -> None:
         """Ends both directions now, for `error`."""
         self.fail(error)
+        self._uncount_received()
         self._came.clear()
-        self._came_bytes = 0
         self._rest.clear()
         self._rest_from = 0
         self._end = error
         self._changed()
         self._cut(error)
+
+    def _uncount_received(self) -> None:
+        self._requests.held -= self._came_bytes + self._taken_bytes
+        self._came_bytes = self._taken_bytes = 0
 
     def cancel(self) -> None:
         self.break_off(ConnectionLost("the stream was cancelled"))
@@ -296,6 +321,7 @@ class GrpcStream:
     def release_soon(self) -> list[asyncio.Task[None]]:
         """After the end: cancels both tasks."""
         self.fail(ConnectionLost("the stream is closed"))
+        self._uncount_received()
         tasks = [task for task in (self._flusher, self._puller) if task is not None]
         for task in tasks:
             task.cancel()

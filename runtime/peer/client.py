@@ -23,8 +23,10 @@ ZeroMQ: WrongProtocol, and nothing was sent.
 refuses our key is Unauthorized at once; so is one that speaks in clear where we have a key, or the other way. A server
 with another key than the expected one breaks the handshake: ConnectionLost after HANDSHAKES_MAX times.
 
-**Bounds.** A message part: MESSAGE_BYTES_MAX. The queue: QUEUE_BYTES_MAX; above it the future fails with BackPressure
-(definite: nothing was sent), and a server drops the answers of a connection that does not take them.
+**Bounds.** A message part: MESSAGE_BYTES_MAX. A multipart: `MULTIPART_BYTES_MAX`; ZeroMQ gathers all parts
+of one before it hands over the first, so only who is admitted may be listened to. The queue: QUEUE_BYTES_MAX; above it
+the future fails with BackPressure (definite: nothing was sent), and a server drops the answers of a connection that
+does not take them.
 `statistics()` has the counters.
 
 Buffers given to `request` and `reply` must not change until they have left: large ones are not copied.

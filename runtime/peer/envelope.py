@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 
 from ...proto.versions import PEER_ENVELOPE, sentence
 from ..files import Buffer
+from ..network import MESSAGE_BYTES_MAX
 
 MAGIC = b"MGTP"
 VERSION = PEER_ENVELOPE.version
@@ -40,6 +41,10 @@ INLINE_BYTES = 4096
 
 FRAMES_MAX = 65536
 """Frames of one item. More are malformed: they would not fit the largest message with any content."""
+
+MULTIPART_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
+"""Of the header and the parts that it announces; a part has more than INLINE_BYTES, so there are 8,192 at most. The
+largest request is an entry of 8 MiB; the largest answer the entries of a read, 4 MiB and one more entry."""
 
 _HEADER = struct.Struct(">4sBB16sI")
 _ITEM = struct.Struct(">QII")
@@ -151,6 +156,8 @@ def _decode(header: Buffer) -> Envelope:
     if at != end:
         raise Malformed(f"{end - at} bytes after the last item")
     envelope.size = end + sum(size for _, _, size in envelope.parts)
+    if envelope.size > MULTIPART_BYTES_MAX:
+        raise Malformed(f"{envelope.size} bytes are announced; at most {MULTIPART_BYTES_MAX} are taken")
     return envelope
 
 

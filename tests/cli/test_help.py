@@ -39,7 +39,8 @@ def test_help_imports_no_grpc_and_nothing_of_the_servers() -> None:
         "from magnetar.cli import main\n"
         "try: main.main()\n"
         "except SystemExit: pass\n"
-        "heavy = ('grpc', 'zmq', 'rich', 'pandas', 'pyspark', 'google.protobuf', 'magnetar.broker')\n"
+        "heavy = ('grpc', 'zmq', 'rich', 'pandas', 'pyspark', 'google.protobuf', 'magnetar.broker',\n"
+        "         'magnetar.security', 'cryptography', 'jwt', 'bcrypt')\n"
         "print(*[name for name in sys.modules if name.startswith(heavy)], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,3 +142,15 @@ async def test_without_the_section_a_certificate_names_no_one(folder: Path, make
 def test_certificates_that_say_who_calls_need_an_authority(folder: Path, text: str) -> None:
     with pytest.raises(InvalidConfiguration, match=r"\[certificate\]"):
         load(folder, text)
+
+
+def test_a_server_with_tokens_alone_imports_nothing_of_the_other_ways() -> None:
+    """They cost 60 ms of a start; so do the libraries of keys, which are imported with the first key."""
+    code = (
+        "import sys, magnetar.security.authenticator\n"
+        "heavy = ('urllib.request', 'cryptography', 'jwt', 'bcrypt', 'magnetar.security.oidc',\n"
+        "         'magnetar.security.basic')\n"
+        "print(*[name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""

@@ -6,8 +6,9 @@ in the turn in which it came, and the answers of one turn leave in one envelope.
 Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
 earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
 done. QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
-altogether; past that the consumer gets nothing, and the others of its subscription do. Publishes are bounded by their
-credit. OUT_BYTES that have not left at all, past which the stream is not read: its client does not read either.
+altogether, or while memory is tight (runtime/access.py `CallerMemory`); past that the consumer gets nothing, and the
+others of its subscription do. Publishes are bounded by their credit. OUT_BYTES that have not left at all, past which
+the stream is not read: its client does not read either.
 
 What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
 that is used twice (InvalidRequest), a frame that the handler does not take. Frames of an id that has no handler
@@ -146,14 +147,19 @@ class Connection:
             handler.queued_bytes -= sent.popleft()[1]
         if not sent:
             handler.sent = None
-        crowded = self._stream.queued_bytes > CONNECTION_BYTES
+        answers = self.broker.memory.answers
+        if answers.held > answers.limit:
+            return True
+        crowded = self._stream.queued_bytes > CONNECTION_BYTES or answers.held > answers.tight
         return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
     async def drained(self, handler: ConsumerHandler) -> None:
-        """Returns when half of what it had has left, and it is full no more. ConnectionLost."""
+        """Returns when half of what it had has left, and there is memory. ConnectionLost."""
         while self.is_full(handler):
-            assert handler.sent, "a full handler has something that has not left"
-            await self._stream.left(handler.sent[len(handler.sent) // 2][0])
+            if handler.sent:
+                await self._stream.left(handler.sent[len(handler.sent) // 2][0])
+            else:
+                await self.broker.memory.answers.room()
 
     # ------------------------------------------------------------------ tasks
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -6,7 +6,8 @@ taken in steps, so that they hold the event loop for a slice at a time. The answ
 
 Bounds: a frame has MAX_MESSAGE and 64 KiB; HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that have
 not left, past which the connection is not read; REQUESTS_MAX under way; `connection_ids` producers and consumers.
-While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do.
+While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
+holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
 
 A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
 that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before; without new ones of the same role the connection ends
@@ -19,13 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
 from ....proto.versions import PRODUCT
-from ....runtime.access import LOCAL, Principal, expires_in_s
+from ....runtime.access import ROOM_S
 from ....runtime.files import Buffer
+from ....runtime.grpc.callers import Callers
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ....runtime.tasks import Tasks
 from ...common.turns import Turns
@@ -45,6 +48,10 @@ HELD_BYTES = 8 << 20
 OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
+CROWDED_BYTES = 64 << 10
+"""Of deliveries that have not left, while the memory of the process is tight."""
+PATH = "/pulsar/Connect"
+"""As the audit log names it."""
 PROTOCOL_VERSION = 21
 METADATA_BYTES = 10 << 10
 """Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told."""
@@ -55,12 +62,14 @@ T = TypeVar("T")
 
 
 class Connection:
-    def __init__(self, broker: TopicManager, stream: ByteStream, names: ProducerNames) -> None:
+    def __init__(self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers) -> None:
         self.broker = broker
         self.names = names
         self.caller = CallContext(stream.peer)
         self.client = ""  # its name and version, as it says
         self.version = 0  # of the protocol; 0: not connected
+        self._callers = callers
+        self._admitted = ExitStack()  # while the credentials hold
         self._flags = pulsar.FeatureFlags()
         self._stream = stream
         self._clock = broker.world.clock
@@ -72,6 +81,10 @@ class Connection:
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._held_bytes = 0
+        self._memory = broker.memory
+        self._counted_in = self._counted_out = 0  # bytes of this connection in it
+        self._written = self._left = 0  # bytes, and how many of them had left at the last look …
+        self._left_at = self._clock.monotonic()  # … that found more than the one before
         self._room: asyncio.Event = asyncio.Event()
         self._last_heard = self._clock.monotonic()
         self._pinged = self._challenged = False
@@ -143,27 +156,46 @@ class Connection:
             self._pinged = True
             self.send(frame(ping=pulsar.CommandPing()))
         pauses = [2 * KEEP_ALIVE_S - silent_s if self._pinged else KEEP_ALIVE_S - silent_s]
-        if self.caller.principal.expires_ms:
-            left_s = expires_in_s(self.caller.principal, self._clock)
-            if left_s <= 0:
-                raise ConnectionLost(f"the credentials of {self.caller.peer} have expired")
-            if left_s <= RENEW_S and not self._challenged and self._flags.supports_auth_refresh:
+        self._check_reading()
+        if self.caller.principal.expires_ms and not self._challenged:
+            left_s = (self.caller.principal.expires_ms - self._clock.wall_ms()) / 1000
+            if left_s <= RENEW_S and self._flags.supports_auth_refresh:
                 self._challenge()
-            pauses.append(left_s if left_s <= RENEW_S else left_s - RENEW_S)
+            elif left_s > RENEW_S:
+                pauses.append(left_s - RENEW_S)
         return max(0.001, min(pauses))
+
+    def _check_reading(self) -> None:
+        """ConnectionLost: it took nothing of what waits for it for too long."""
+        queued, now = self._stream.queued_bytes, self._clock.monotonic()
+        left = self._written - queued
+        if not queued or left != self._left:
+            self._left, self._left_at = left, now
+        elif now - self._left_at > self.broker.config.unread_s:
+            raise ConnectionLost(f"{self.caller.peer} took nothing for {now - self._left_at:.0f} s")
 
     async def _has_room(self) -> None:
         """Returns when the connection may be read on. ConnectionLost."""
+        self._count()
         while self._held_bytes > HELD_BYTES:
             self._room.clear()
             await self._room.wait()
+        await self._memory.requests.room()
         while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
             await self.drained()
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
+    def _count(self) -> None:
+        """What this connection holds of the memory for all callers."""
+        into, out = self._frames.held + self._held_bytes, self._stream.queued_bytes + self._out_bytes
+        self._memory.requests.held += into - self._counted_in
+        self._memory.answers.held += out - self._counted_out
+        self._counted_in, self._counted_out = into, out
+
     def held(self, size: int) -> None:
         """So many bytes of entries more (or less) wait for credit."""
         self._held_bytes += size
+        self._count()
         if self._held_bytes <= HELD_BYTES:
             self._room.set()
 
@@ -175,10 +207,9 @@ class Connection:
         if asked.proxy_to_broker_url or asked.original_principal:
             await self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
         try:
-            principal = await self._authenticated(asked.auth_method_name, asked.auth_data)
+            await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
             await self._refuse(error)
-        self.caller = CallContext(self.caller.peer, principal)
         self.client, self._flags = asked.client_version[:100], asked.feature_flags
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
@@ -188,10 +219,14 @@ class Connection:
             max_message_size=max(1, self.broker.config.max_message_bytes - METADATA_BYTES),
         )))  # fmt: skip
 
-    async def _authenticated(self, method: str, data: bytes) -> Principal:
-        if self._stream.guard is None:
-            return LOCAL
-        return await self._stream.guard.authenticate(caller_of(self._stream.caller, method, data))
+    async def _authenticate(self, method: str, data: bytes) -> None:
+        """Unauthenticated. A connection keeps its role."""
+        principal = await self._callers.admitted(caller_of(self._stream.caller, method, data), PATH)
+        if self.version and principal.name != self.caller.principal.name:
+            raise Unauthenticated("the role of a connection may not change")
+        self._admitted.close()
+        self._admitted.enter_context(self._callers.holding(principal, self.break_off))
+        self.caller, self._challenged = CallContext(self.caller.peer, principal), False
 
     async def _refuse(self, error: MagnetarError) -> None:
         self.send(frame(error=pulsar.CommandError(
@@ -209,12 +244,9 @@ class Connection:
 
     async def _renew(self, response: pulsar.AuthData) -> None:
         try:
-            principal = await self._authenticated(response.auth_method_name, response.auth_data)
-            if principal.name != self.caller.principal.name:
-                raise Unauthenticated("the role of a connection may not change")
+            await self._authenticate(response.auth_method_name, response.auth_data)
         except MagnetarError as error:
             await self._refuse(error)
-        self.caller, self._challenged = CallContext(self.caller.peer, principal), False
 
     # ------------------------------------------------------------------ answers
     def send(self, data: bytes) -> None:
@@ -225,20 +257,27 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out += parts
         self._out_bytes += size
+        self._written += size
 
     def _flush(self) -> None:
         if self._out:
             out, self._out, self._out_bytes = self._out, [], 0
             self._stream.write_nowait(b"".join(out))
+            self._count()
 
     @property
     def full(self) -> bool:
-        return self._stream.queued_bytes + self._out_bytes > STREAM_QUEUE_BYTES
+        self._count()
+        answers = self._memory.answers
+        limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_BYTES
+        return self._counted_out > limit or answers.held > answers.limit
 
     async def drained(self) -> None:
-        """Returns when less than STREAM_QUEUE_BYTES has not left. ConnectionLost."""
+        """Returns when it is full no more. ConnectionLost."""
         self._flush()
         await self._stream.drained()
+        while self.full:  # memory is tight  # noqa: ASYNC110
+            await asyncio.sleep(ROOM_S)
 
     def error(
         self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
@@ -362,3 +401,6 @@ class Connection:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
         await self._leaving.drain()
+        self._admitted.close()
+        self._memory.requests.held -= self._counted_in
+        self._memory.answers.held -= self._counted_out

@@ -44,18 +44,18 @@ class Frames:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._parts: list[bytes] = []
-        self._held = 0
+        self.held = 0  # bytes of the frame that is not complete
         self._wanted = 4
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """The frames that are complete, without their first size. InvalidRequest: one is too large, or too short."""
         self._parts.append(data)
-        self._held += len(data)
-        if self._held < self._wanted:
+        self.held += len(data)
+        if self.held < self._wanted:
             return
         buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         view, at = memoryview(buffer), 0
-        self._parts, self._held, self._wanted = [], 0, 4
+        self._parts, self.held, self._wanted = [], 0, 4
         while len(buffer) - at >= 4:
             size = _U32.unpack_from(buffer, at)[0]
             if not 4 <= size <= self.bytes_max:
@@ -66,7 +66,7 @@ class Frames:
             yield view[at + 4 : at + 4 + size]
             at += 4 + size
         if at < len(buffer):
-            self._parts, self._held = [buffer[at:]], len(buffer) - at
+            self._parts, self.held = [buffer[at:]], len(buffer) - at
 
 
 def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:

@@ -9,6 +9,7 @@ Transactions and topic watchers are refused. Schemas are accepted and not kept: 
 
 from __future__ import annotations
 
+from ....runtime.grpc.callers import Callers
 from ....runtime.network import ByteStream
 from ....runtime.unbroken import unbroken
 from ...node.topic_manager import TopicManager
@@ -20,10 +21,13 @@ class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = ProducerNames()
+        self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
         """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
-        connection = Connection(self._broker, stream, self._names)
+        if self._callers is None:
+            self._callers = Callers(stream.guard, self._broker.world.clock)
+        connection = Connection(self._broker, stream, self._names, self._callers)
         try:
             await connection.serve()
         finally:

@@ -16,6 +16,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.access import CallerMemory
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
 from tests.support.steps import Steps
@@ -45,7 +46,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     topics = {str(number): topic(number) for number in range(TOPICS)}
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
-        publish_seconds=Histogram(SECONDS), connections=dict,
+        publish_seconds=Histogram(SECONDS), connections=dict, memory=CallerMemory(),
     )
     measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
     await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,12 @@ from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.blocking.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, TopicNotFound
-from magnetar.proto.errors import CorruptEntry
-from tests.support.cluster import Cluster, cluster
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import broker_part
+from magnetar.proto.errors import ConnectionLost, CorruptEntry
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+from tests.support.cluster import Cluster, client_part, cluster
 
 TOPIC = "persistent://public/default/t"
 
@@ -80,6 +85,42 @@ async def test_a_partition_whose_owner_gives_it_up_is_read_on_at_the_next(tmp_pa
                 found += [each.index for entry in entries for each in entry.messages()]
                 await admin.unload_namespace("public/default")
         assert found == list(range(12))
+
+
+class Cutting(FakeBroker):
+    """Sends an entry of one message after the other, and cuts each stream `cut_s` after its first two."""
+
+    def __init__(self, messages: int, cut_s: float) -> None:
+        super().__init__()
+        self.messages, self.cut_s, self.reads = messages, cut_s, list[int]()
+
+    async def read(self, stream: Any, context: Any) -> None:
+        (request,) = await stream.receive()
+        self.reads.append(request.first_index)
+        for index in range(request.first_index, min(request.first_index + 2, self.messages)):
+            entry = broker_part(index, 0) + client_part("p", index, b"%d" % index)
+            delivery = wire.Delivery(ledger_id=1, entry_id=index, entry=entry)
+            stream.send_nowait(wire.ReadReply(request_id=request.request_id, entry=delivery))
+        if request.first_index + 2 < self.messages:
+            await asyncio.sleep(self.cut_s)
+            raise ConnectionLost("the server cut the stream: it took nothing for 300 s")
+        done = wire.ReadDone(next_index=self.messages)
+        stream.send_nowait(wire.ReadReply(request_id=request.request_id, done=done))
+
+
+def test_a_program_that_pauses_for_hours_between_two_entries_loses_none_and_gets_no_error() -> None:
+    """As a Spark task does that is slow with its rows: the broker cuts the stream that it does not read meanwhile."""
+    broker, found = Cutting(9, cut_s=300.0), list[int]()
+
+    async def body(client: aio.Client, _: FakeBroker) -> None:
+        async with aclosing(client.read_range("t", 0, 9)) as batches:
+            async for entries in batches:
+                found.extend(entry.end_index - 1 for entry in entries)
+                await asyncio.sleep(3 * 3600)
+
+    simulate(body, broker)  # type: ignore[arg-type]
+    assert found == list(range(9))
+    assert broker.reads == [0, 2, 4, 6, 8]
 
 
 async def test_what_cannot_be_read_is_the_sdks_error(tmp_path: Path) -> None:

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from magnetar.runtime.peer.envelope import INLINE_BYTES, EnvelopeKind, Malformed, WrongMagic, decode, encode, refuse
+from magnetar.runtime.peer.envelope import (
+    INLINE_BYTES,
+    MULTIPART_BYTES_MAX,
+    EnvelopeKind,
+    Malformed,
+    WrongMagic,
+    decode,
+    encode,
+    refuse,
+)
 
 IDENTITY = bytes(range(16))
 
@@ -43,6 +52,18 @@ def test_every_truncation_and_every_extension_of_a_header_is_malformed() -> None
             decode(header[:end])
     with pytest.raises(Malformed):
         decode(header + b"\0")
+
+
+def test_what_a_header_announces_is_bounded_in_bytes_and_with_them_in_parts() -> None:
+    frame = bytes(1 << 20)
+
+    def header(frames: int) -> bytes:
+        return bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"", [frame] * frames)])[0])
+
+    most = (MULTIPART_BYTES_MAX - len(header(31))) // len(frame)
+    assert len(decode(header(most)).parts) == most
+    with pytest.raises(Malformed, match="at most"):
+        decode(header(most + 1))
 
 
 def test_another_magic_or_version_is_told_from_damage() -> None:

@@ -272,6 +272,32 @@ async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> Non
     bench.context.close(socket)
 
 
+async def test_a_message_of_very_many_parts_is_dropped_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are answered meanwhile, and the connection is good for its next message."""
+    monkeypatch.setattr(sockets, "SKIPPED_AT_ONCE", 10)
+    server = await bench.serve(echo)
+    slices: list[bool] = []
+    skip = sockets.Wire._skip
+
+    def counting(wire: sockets.Wire) -> bool:
+        slices.append(skip(wire))
+        return slices[-1]
+
+    monkeypatch.setattr(sockets.Wire, "_skip", counting)
+    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])
+    socket = bench.context.open(zmq.DEALER)
+    socket.connect(f"tcp://{server.endpoint}")
+    socket.setsockopt(zmq.SNDTIMEO, 5000)
+    socket.send_multipart([header] + [b""] * 1000)
+    socket.send_multipart([b"no envelope"] + [b""] * 500)
+    socket.send_multipart([header])
+    assert (await bench.peer(server.endpoint).request(b"other", timeout_s=SOON_S)).head == b"other"
+    await until(lambda: server.statistics()["requests"] == 2)
+    assert server.statistics()["dropped"] == 2
+    assert (slices.count(False), slices.count(True)) == (150, 2)
+    bench.context.close(socket)
+
+
 async def test_a_server_that_answers_nonsense_is_a_wrong_protocol(bench: Bench) -> None:
     router = bench.context.open(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")

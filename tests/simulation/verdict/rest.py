@@ -6,6 +6,7 @@ Within LIVENESS_S of virtual time
     every ledger that somebody began to recover can be recovered (13)
     every CLOSED ledger has each of its entries at every bookie of its write set: as many copies as were asked for, by
     what the bookie says (HELD) and by what its disk has synced
+    no broker counts a publish that has its outcome
     every task that is to live as long as its process runs, whatever befell it
     every CLOSED ledger is read to its end by a fresh reader (6), and what a writer was told is stored is there (10)
 """
@@ -90,6 +91,9 @@ class _Rest:
         for process in (*(cluster.bookies[name] for name in cluster.bookie_names), *cluster.brokers.values()):
             for task, why in process.background.failing.items():
                 return f"{task}, which does not run as it should: {why}"
+        for name, broker in cluster.brokers.items():
+            if held := broker.owned.memory.requests.held:
+                return f"{name}, which counts {held} bytes of publishes as under way"
         return ""
 
     # ------------------------------------------------------------------ 13

@@ -31,6 +31,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
+from magnetar.runtime.access import MemoryBudget
 from magnetar.runtime.network import rpc
 from tests.support.cluster import Cluster, client_part, cluster, payloads_of
 
@@ -256,6 +257,55 @@ async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: R
     held = False
     topic.gate.look()
     assert await raw.kind(2, "credit") == raw.running.brokers[0].owned.config.pending_bytes
+
+
+async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw) -> None:
+    """It is closed, opens again without credit, and publishes again when the quota lets it: nothing is lost."""
+    await raw.producer(1)
+    broker, held = raw.running.brokers[0], True
+    topic, memory = broker.topics[T], broker.owned.memory.requests
+    topic.gate._held = lambda: held
+    for number in range(3):
+        raw.publish(1, number, bytes(10_000))
+    async with asyncio.timeout(10):
+        while memory.held < 30_000:  # noqa: ASYNC110 (nothing is answered)
+            await asyncio.sleep(0.01)
+    memory.tight = 5_000
+    raw.publish(1, 3)
+    error = await raw.error(1)
+    assert isinstance(error, BackPressure)
+    assert error.retryable
+    assert memory.held < 1_000, "what waited is forgotten"
+    assert (await raw.producer(2, name="p1")).credit == 0
+    held = False
+    topic.gate.look()
+    await raw.kind(2, "credit")
+    for number in range(4):
+        raw.publish(2, number, name="p1")
+    assert [(await raw.kind(2, "receipt")).index for _ in range(4)] == [0, 1, 2, 3]
+
+
+async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) -> None:
+    await raw.consumer(1, permits=0)
+    (connected,), memory = raw.running.brokers[0].topics[T].subscriptions["s"].consumers.values(), MemoryBudget(1000)
+    outlet = connected.outlet._port
+    raw.running.brokers[0].owned.memory.answers = memory
+    outlet.queued_bytes, outlet.sent = connection.SHARE_BYTES + 1, deque([(1 << 40, connection.SHARE_BYTES + 1)])
+    assert not outlet.full
+    memory.held = 501
+    assert outlet.full
+    outlet.queued_bytes, outlet.sent = 1, deque([(1 << 40, 1)])
+    assert not outlet.full
+    memory.held = 1001
+    assert outlet.full
+    outlet.queued_bytes, outlet.sent = 0, None
+    assert outlet.full, "nothing is delivered"
+    waiting = asyncio.create_task(outlet.drained())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    memory.held = 0
+    async with asyncio.timeout(5):
+        await waiting
 
 
 # ------------------------------------------------------------------------------------------------ who holds up whom

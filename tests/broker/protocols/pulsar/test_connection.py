@@ -410,6 +410,7 @@ class TokenGuard:
 
     def __init__(self) -> None:
         self.now_ms = lambda: 0
+        self.revoked: set[str] = set()
 
     async def authenticate(self, caller: Caller) -> Principal:
         scheme, _, token = caller.authorization.partition(" ")
@@ -419,6 +420,9 @@ class TokenGuard:
         return Principal(role, PrincipalKind.CLIENT, "token", self.now_ms() + 1000 * int(seconds), is_super=True)
 
     def authorize(self, principal: Principal, path: str) -> None: ...
+
+    def lapsed(self, principal: Principal) -> str:
+        return "revoked" if principal.name in self.revoked else ""
 
 
 def _token(text: bytes) -> dict[str, Any]:
@@ -446,6 +450,44 @@ def test_credentials_are_asked_for_anew_and_without_them_the_connection_ends() -
         await kept.next("pong")
 
     simulate(scenario, guard=guard)
+
+
+def test_a_credential_that_is_revoked_ends_its_connection_within_seconds_and_no_other() -> None:
+    guard = TokenGuard()
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        guard.now_ms = world.clock.wall_ms  # type: ignore[assignment]
+        ada, bob = [await Raw.connected(world, endpoint, **_token(name)) for name in (b"ada-600", b"bob-600")]
+        guard.revoked.add("ada")
+        began = world.clock.monotonic()
+        await ada.ended()
+        assert world.clock.monotonic() - began < 5
+        bob.send(ping=pulsar.CommandPing())
+        await bob.next("pong")
+
+    simulate(scenario, guard=guard)
+
+
+def test_a_client_that_takes_nothing_is_cut_and_its_memory_is_free() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw, silent = [await Raw.connected(world, endpoint) for _ in range(2)]
+        await raw.open_producer()
+        await silent.subscribe(permits=1000)
+        for number in range(40):
+            raw.publish(number, bytes(500_000))
+        for _ in range(40):
+            await raw.next("send_receipt")
+        began = world.clock.monotonic()
+        while world.clock.monotonic() - began < 200:  # it says that it lives, and reads nothing
+            silent.send(ping=pulsar.CommandPing())
+            raw.send(ping=pulsar.CommandPing())
+            await raw.next("pong")
+            await asyncio.sleep(10)
+        await raw.subscribe(2)
+        assert (await raw.next("message")).message_id.entryId == 0, "what it held goes to the others"
+
+    broker = simulate(scenario, unread_s=100.0)
+    assert broker.owned.memory.requests.held < 1 << 20
 
 
 @pytest.mark.parametrize(
