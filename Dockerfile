@@ -2,13 +2,14 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 COPY . .
-RUN pip wheel --no-cache-dir --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[security]'
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
     && useradd --system --create-home --uid 10001 magnetar \
-    && install -d -o magnetar -g magnetar /data
+    && install -d -o magnetar -g magnetar /data \
+    && install -d -m 700 -o magnetar -g magnetar /security /authority
 USER magnetar
 WORKDIR /data
 VOLUME /data

@@ -25,6 +25,12 @@ TOKEN_LIFETIME_S = 90 * 86_400.0
 OPERATOR = "admin"
 MEMBERS = "members"
 BROKER = "broker"
+OFF_SERVERS = ("ca-key.pem", "token-key.pem")
+"""Keys that sign: no server reads them."""
+FILES = (
+    *OFF_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{OPERATOR}.token", f"{BROKER}.token",
+    "security.toml", *(f"{MEMBERS}/{role}{end}" for role in ROLES for end in (".pem", "-key.pem")),
+)  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -61,6 +67,37 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     for role in ROLES:
         issue_member(folder, role, OPERATOR if role == "operator" else name_of(hosts[0]), hosts, now)
     return Made(folder, sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder has every file that `initialize` makes. AlreadyExists: it has some of them."""
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing and len(missing) < len(FILES):
+        raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")
+    return not missing
+
+
+def hand_out(folder: Path, servers: Path) -> list[str]:
+    """Copies what servers read, as it is in `folder` now; running servers use it as they use a renewed file. Returns
+    the names of the files that were other or missing. AlreadyExists: `servers` has files of another authority."""
+    if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
+        raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
+    (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = []
+    for name in sorted(set(FILES) - set(OFF_SERVERS)):
+        source, target = folder / name, servers / name
+        data = source.read_bytes()
+        if not target.exists() or target.read_bytes() != data:
+            _replace(target, data, source.stat().st_mode & 0o777)
+            written.append(name)
+    return written
+
+
+def _shares_authority(folder: Path, servers: Path) -> bool:
+    from cryptography import x509
+
+    ours, theirs = (x509.load_pem_x509_certificates((each / "ca.pem").read_bytes()) for each in (folder, servers))
+    return bool(set(ours) & set(theirs))
 
 
 _SETTINGS = f"""# Paths are relative to this file. See docs/security.md.

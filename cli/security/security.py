@@ -42,11 +42,30 @@ FOLDER = click.option(
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
 @click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
-def init(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+@click.option("--keep", is_flag=True, help="Keep the files of a complete folder, and end without an error.")
+@click.option(
+    "--servers",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="FOLDER",
+    help="Copy what servers read to this folder too: all but the keys that sign.",
+)
+def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers: str | None) -> None:
     """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
-    """
+    """  # fmt: skip
+    from ...security.authority import hand_out, is_complete
+
+    if keep and is_complete(Path(folder)):
+        click.echo(f"{folder} is complete and kept", err=True)
+    else:
+        _initialize(folder, hosts, cluster)
+    for name in hand_out(Path(folder), Path(servers)) if servers else ():
+        click.echo(f"{Path(servers or '') / name}")
+
+
+def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
     from ...security.authority import initialize
 
     made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)

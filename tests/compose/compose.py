@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from magnetar.cli.common.processes import Processes
+from tests.support.processes import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANY_ADDRESS = "0.0.0.0"
@@ -40,9 +41,24 @@ class Compose:
                 self._ports[service, port] = free.getsockname()[1]
         return f"127.0.0.1:{self._ports[service, port]}"
 
+    def path(self, service: str, inside: str, directory: Path) -> Path:
+        """Where the path of the service's volume is here: services that share a volume share the folder."""
+        for volume in self.services[service]["volumes"]:
+            name, mounted = volume.split(":")[:2]
+            if Path(inside).is_relative_to(mounted):
+                return directory / "volumes" / name / Path(inside).relative_to(mounted)
+        raise AssertionError(f"{service}: {inside} is in no volume")
+
+    def environment(self, service: str, directory: Path) -> dict[str, str]:
+        """Of commands that are typed in the service's container."""
+        given: dict[str, str] = self.services[service]["environment"]
+        found = {name: self._mapped(service, value, directory) for name, value in given.items()}
+        scheme, _, where = given["MAGNETAR_URL"].partition("://")
+        return found | {"MAGNETAR_URL": f"{scheme}://{self._mapped(service, where, directory)}"}
+
     def _mapped(self, service: str, part: str, directory: Path) -> str:
         if part.startswith("/"):
-            return str(directory / service / part.lstrip("/"))
+            return str(self.path(service, part, directory))
         match = re.fullmatch(r"([\w.-]+):(\d+)", part)
         if match is None:
             return part
@@ -65,9 +81,13 @@ class Compose:
             yield from visit(service)
 
     def start(self, processes: Processes) -> dict[str, str]:
-        """Starts all; the ready URL of each service."""
-        running = {
-            service: processes.start(service, *self.arguments(service, processes.directory))
-            for service in list(self.in_order())
-        }
+        """Runs those that end, and starts the others; the ready URL of each of these."""
+        running = {}
+        for service in list(self.in_order()):
+            arguments = self.arguments(service, processes.directory)
+            if self.services[service]["restart"] == "no":
+                done = run_here(*arguments)
+                assert done.code == 0, done.err
+            else:
+                running[service] = processes.start(service, *arguments)
         return {service: process.wait_ready() for service, process in running.items()}
