@@ -49,7 +49,7 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     if any(folder.iterdir()):
         raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
     authority_key, token_key = _new_key(), _new_key()
-    authority = _certificate("magnetar authority", None, authority_key, None, authority_key, now, AUTHORITY_DAYS)
+    authority = _authority(authority_key, now)
     _write(folder / "ca-key.pem", _private_pem(authority_key))
     _write(folder / "ca.pem", _pem(authority), 0o644)
     broker_key = _new_key()
@@ -147,6 +147,34 @@ def issue_member(
     return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
 
 
+def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
+    """Another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the files."""
+    key, before = _new_key(), (folder / "ca.pem").read_bytes()
+    _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
+    _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
+    return ["ca.pem", "ca-key.pem"]
+
+
+def new_token_key(folder: Path) -> list[str]:
+    """Another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
+    key, before = _new_key(), (folder / "token-public.pem").read_bytes()
+    _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
+    _replace(folder / "token-key.pem", _private_pem(key), 0o600)
+    return ["token-public.pem", "token-key.pem"]
+
+
+def drop_old(path: Path) -> None:
+    """Leaves the newest certificate or key of `ca.pem` or `token-public.pem`."""
+    first, end, _ = path.read_bytes().partition(b"\n-----END ")
+    kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
+    _replace(path, first + end + kind + b"-----\n", 0o644)
+
+
+def _authority(key: Any, now: datetime.datetime) -> Any:
+    """Its name is its own: of two authorities with one name, TLS tries one only."""
+    return _certificate(f"magnetar authority {secrets.token_hex(4)}", None, key, None, key, now, AUTHORITY_DAYS)
+
+
 def _issue(
     folder: Path, stem: str, subject: str, names: list[Any], now: datetime.datetime, days: int
 ) -> list[str]:  # fmt: skip
@@ -158,6 +186,8 @@ def _issue(
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{folder} has no authority: ca.pem and ca-key.pem of `security init`") from error
+    if authority.public_key() != key.public_key():
+        raise InvalidConfiguration(f"{folder}/ca-key.pem is not the key of the first certificate of ca.pem")
     own = _new_key()
     _replace(folder / f"{stem}-key.pem", _private_pem(own), 0o600)
     _replace(folder / f"{stem}.pem", _pem(_certificate(subject, names, own, authority, key, now, days)), 0o644)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ security = LazyGroup(
         "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
         "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
         "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
+        "authority": Lazy(".security.security", "authority", "Replace the authority, in two steps."),
         "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
         "check": Lazy(".security.check", "check", "What a server lets a caller do who shows no credentials."),
     },
@@ -27,6 +29,7 @@ token = LazyGroup(
     "token",
     {
         "create": Lazy(".security.security", "create", "Make a token for a role."),
+        "key": Lazy(".security.security", "key", "Replace the key that signs tokens, in two steps."),
         "show": Lazy(".security.security", "show", "What a token says; its signature is not verified."),
         "validate": Lazy(".security.security", "validate", "Whether a broker with these settings takes a token."),
     },
@@ -133,6 +136,47 @@ def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     else:
         write_secret(Path(out), token.encode() + b"\n")
         click.echo(out)
+
+
+DROP_OLD = click.option("--drop-old", is_flag=True, help="The second step: those before the newest end.")
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def authority(folder: str, drop_old: bool) -> None:
+    """Make a new authority next to the one before. Then give ca.pem to all, renew all certificates, and drop the old.
+
+    Example: magnetar security authority --folder ./security
+    """
+    from ...security.authority import new_authority
+
+    _rotate(Path(folder), "ca.pem", drop_old, lambda: new_authority(Path(folder), _now()))
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def key(folder: str, drop_old: bool) -> None:
+    """Make a new key for tokens next to the one before. Then make all tokens anew, and drop the old key.
+
+    Example: magnetar security token key --folder ./security
+    """
+    from ...security.authority import new_token_key
+
+    _rotate(Path(folder), "token-public.pem", drop_old, lambda: new_token_key(Path(folder)))
+
+
+def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[str]]) -> None:
+    from ...proto.errors import InvalidConfiguration
+    from ...security import authority as files
+
+    if not (folder / public).is_file():
+        raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
+    if drop_old:
+        files.drop_old(folder / public)
+    for name in [public] if drop_old else renew():
+        click.echo(str(folder / name))
 
 
 @click.command()
