@@ -124,9 +124,21 @@ cluster = "CLUSTER"
 
 
 def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
-    """A new `broker.pem` and its key, for the hosts, of the authority in the folder; brokers use them from the next
-    connection on. Returns the names of the files."""
-    return _issue(folder, "broker", hosts[0], [_name(host) for host in hosts], now, days)
+    """A new `broker.pem` and its key, of the authority in the folder; brokers use them from the next connection on.
+    Without `hosts` it has those of the one before. Returns the names of the files."""
+    names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
+    return _issue(folder, "broker", str(names[0].value), names, now, days)
+
+
+def _names_before(path: Path) -> list[Any]:
+    from cryptography import x509
+
+    try:
+        read = x509.load_pem_x509_certificate(path.read_bytes())
+        names: Any = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise InvalidConfiguration(f"{path} names no hosts: give them (--host)") from error
+    return list(names)
 
 
 def issue_member(

@@ -80,12 +80,12 @@ def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
 
 @click.command()
 @FOLDER
-@click.option("--host", "hosts", multiple=True, required=True, help="As `security init` takes it.")
+@click.option("--host", "hosts", multiple=True, help="Repeatable (default: those of the one before).")
 @click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
 def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
     """Renew a broker's certificate; a running broker uses it from the next connection on.
 
-    Example: magnetar security certificate --folder ./security --host broker-1.example
+    Example: magnetar security certificate --folder ./security
     """
     from ...security.authority import issue
 
