@@ -8,7 +8,8 @@ FROM python:3.13-slim
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
     && useradd --system --create-home --uid 10001 magnetar \
-    && install -d -o magnetar -g magnetar /data /security
+    && install -d -o magnetar -g magnetar /data \
+    && install -d -m 700 -o magnetar -g magnetar /security /authority
 USER magnetar
 WORKDIR /data
 VOLUME /data

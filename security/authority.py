@@ -26,6 +26,13 @@ TOKEN_LIFETIME_S = 90 * 86_400.0
 OPERATOR = "admin"
 MEMBERS = "members"
 BROKER = "broker"
+OFF_SERVERS = ("ca-key.pem", "token-key.pem")
+"""Keys that sign: no server reads them."""
+REVOKED = "revoked.txt"
+FILES = (
+    *OFF_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{OPERATOR}.token", f"{BROKER}.token",
+    "security.toml", REVOKED, *(f"{MEMBERS}/{role}{end}" for role in ROLES for end in (".pem", "-key.pem")),
+)  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -44,7 +51,7 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     if any(folder.iterdir()):
         raise AlreadyExists(f"{folder} is not empty: give a new folder, which no key is lost in")
     authority_key, token_key = _new_key(), _new_key()
-    authority = _certificate("magnetar authority", None, authority_key, None, authority_key, now, AUTHORITY_DAYS)
+    authority = _authority(authority_key, now)
     _write(folder / "ca-key.pem", _private_pem(authority_key))
     _write(folder / "ca.pem", _pem(authority), 0o644)
     broker_key = _new_key()
@@ -57,7 +64,7 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
     for role in (OPERATOR, BROKER):
         made = create_token(Secret(_private_pem(token_key)), "ES256", role, now_ms, TOKEN_LIFETIME_S)
         _write(folder / f"{role}.token", made.encode() + b"\n")
-    _write(folder / "revoked.txt", HEAD.encode(), 0o644)
+    _write(folder / REVOKED, HEAD.encode(), 0o644)
     _write(folder / "security.toml", _SETTINGS.replace("CLUSTER", cluster).encode(), 0o644)
     (folder / MEMBERS).mkdir(mode=0o700)
     for role in ROLES:
@@ -66,8 +73,41 @@ def initialize(folder: Path, hosts: list[str], now: datetime.datetime, cluster: 
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `initialize` has made all of it."""
-    return (folder / MEMBERS / f"{ROLES[-1]}.pem").is_file()  # the last one that it writes
+    """Whether the folder has every file that `initialize` makes. AlreadyExists: it has some of them."""
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing and len(missing) < len(FILES):
+        raise AlreadyExists(f"{folder} has no {missing[0]}, but other files: bring it back, or give a new folder")
+    return not missing
+
+
+def hand_out(folder: Path, servers: Path) -> list[str]:
+    """Copies what servers read, as it is in `folder` now; running servers use it as they use a renewed file. Returns
+    the names of the files that were other or missing. AlreadyExists: `servers` has files of another authority."""
+    if (servers / "ca.pem").exists() and not _shares_authority(folder, servers):
+        raise AlreadyExists(f"{servers} has files of another authority than {folder}: give an empty folder")
+    (servers / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = []
+    for name in sorted(set(FILES) - set(OFF_SERVERS)):
+        source, target = folder / name, servers / name
+        data = source.read_bytes() if name != REVOKED else _united(source, target)
+        if not target.exists() or target.read_bytes() != data:
+            _replace(target, data, source.stat().st_mode & 0o777)
+            written.append(name)
+    return written
+
+
+def _united(source: Path, target: Path) -> bytes:
+    """What was revoked in either place: at a server too, in a hurry."""
+    lines = source.read_bytes().splitlines(keepends=True)
+    there = target.read_bytes().splitlines(keepends=True) if target.exists() else []
+    return b"".join([*lines, *(line for line in there if line not in lines)])
+
+
+def _shares_authority(folder: Path, servers: Path) -> bool:
+    from cryptography import x509
+
+    ours, theirs = (x509.load_pem_x509_certificates((each / "ca.pem").read_bytes()) for each in (folder, servers))
+    return bool(set(ours) & set(theirs))
 
 
 _SETTINGS = f"""# Paths are relative to this file. See docs/security.md.
@@ -95,9 +135,21 @@ cluster = "CLUSTER"
 
 
 def issue(folder: Path, hosts: list[str], now: datetime.datetime, days: int = CERTIFICATE_DAYS) -> list[str]:
-    """A new `broker.pem` and its key, for the hosts, of the authority in the folder; brokers use them from the next
-    connection on. Returns the names of the files."""
-    return _issue(folder, "broker", hosts[0], [_name(host) for host in hosts], now, days)
+    """A new `broker.pem` and its key, of the authority in the folder; brokers use them from the next connection on.
+    Without `hosts` it has those of the one before. Returns the names of the files."""
+    names = [_name(host) for host in hosts] or _names_before(folder / "broker.pem")
+    return _issue(folder, "broker", str(names[0].value), names, now, days)
+
+
+def _names_before(path: Path) -> list[Any]:
+    from cryptography import x509
+
+    try:
+        read = x509.load_pem_x509_certificate(path.read_bytes())
+        names: Any = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise InvalidConfiguration(f"{path} names no hosts: give them (--host)") from error
+    return list(names)
 
 
 def issue_member(
@@ -118,6 +170,34 @@ def issue_member(
     return _issue(folder, f"{MEMBERS}/{role}", name, names, now, days)
 
 
+def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
+    """Another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the files."""
+    key, before = _new_key(), (folder / "ca.pem").read_bytes()
+    _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
+    _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
+    return ["ca.pem", "ca-key.pem"]
+
+
+def new_token_key(folder: Path) -> list[str]:
+    """Another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
+    key, before = _new_key(), (folder / "token-public.pem").read_bytes()
+    _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
+    _replace(folder / "token-key.pem", _private_pem(key), 0o600)
+    return ["token-public.pem", "token-key.pem"]
+
+
+def drop_old(path: Path) -> None:
+    """Leaves the newest certificate or key of `ca.pem` or `token-public.pem`."""
+    first, end, _ = path.read_bytes().partition(b"\n-----END ")
+    kind = first.partition(b"-----BEGIN ")[2].partition(b"-----")[0]
+    _replace(path, first + end + kind + b"-----\n", 0o644)
+
+
+def _authority(key: Any, now: datetime.datetime) -> Any:
+    """Its name is its own: of two authorities with one name, TLS tries one only."""
+    return _certificate(f"magnetar authority {secrets.token_hex(4)}", None, key, None, key, now, AUTHORITY_DAYS)
+
+
 def _issue(
     folder: Path, stem: str, subject: str, names: list[Any], now: datetime.datetime, days: int
 ) -> list[str]:  # fmt: skip
@@ -129,6 +209,8 @@ def _issue(
         authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise InvalidConfiguration(f"{folder} has no authority: ca.pem and ca-key.pem of `security init`") from error
+    if authority.public_key() != key.public_key():
+        raise InvalidConfiguration(f"{folder}/ca-key.pem is not the key of the first certificate of ca.pem")
     own = _new_key()
     _replace(folder / f"{stem}-key.pem", _private_pem(own), 0o600)
     _replace(folder / f"{stem}.pem", _pem(_certificate(subject, names, own, authority, key, now, days)), 0o644)

@@ -11,7 +11,7 @@
 
     [token]                         # JSON Web Tokens, as Pulsar's token provider takes them
     secret_key = "token.key"        # HMAC; or
-    public_key = "token-public.pem" # RSA or EC, and its algorithm
+    public_key = "token-public.pem" # RSA or EC, and its algorithm; a file of several keys takes tokens of each
     algorithm = "ES256"
     role_claim = "sub"
     audience_claim = "aud"

@@ -8,10 +8,12 @@ AuthenticationProviderToken.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hmac
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,10 +33,13 @@ NEAR_MS = 120_000
 SECRET_BYTES_MIN = 32
 """Of an HMAC key, as RFC 7518 asks for HS256."""
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
+KEYS_MAX = 4
+"""Public keys in one file: each is tried, so a wrong token costs that many verifications."""
 
 _NO_TOKEN = "that is no token: it has three parts of base64, signed JSON"
 _HMAC = ("HS256", "HS384", "HS512")
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_PEM = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----", re.DOTALL)
 _EC = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 
 
@@ -64,28 +69,38 @@ class TokenProvider:
 
     def lapsed(self, principal: Principal) -> str:
         """As a guard's, for a principal of this provider."""
-        same = hmac.compare_digest(principal.proof, self._verifier.current().proof)
-        return "" if same else "the key of its token is replaced"
+        known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
+        return "" if any(known) else "the key of its token is replaced"
 
 
 class TokenVerifier:
-    """Verifies tokens with one key. InvalidConfiguration: the key cannot be read, is weak, or does not fit."""
+    """Verifies tokens with one secret key, or with the public keys of a file, of which any may have signed.
+
+    InvalidConfiguration: a key cannot be read, is weak, or does not fit."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
         self._clock = clock
         data = read_secret(settings.secret_key).reveal() if settings.secret_key else _public_bytes(settings.public_key)
-        self.proof = digest_of(data)
-        self._key, possible = _verification_key(settings, data)
-        if settings.algorithm and settings.algorithm not in possible:
-            raise InvalidConfiguration(f"the key of [token] verifies {', '.join(possible)}, not {settings.algorithm}")
-        self._algorithms = (settings.algorithm,) if settings.algorithm else possible
+        self._keys = [
+            (key, _chosen(possible, settings.algorithm), digest_of(own))
+            for key, possible, own in _verification_keys(settings, data)
+        ]
+        self.proofs = [proof for _, _, proof in self._keys]
         audiences = (settings.audience,) if settings.audience else ()
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
         """Unauthenticated, with a text that quotes nothing of the token but its times."""
-        claims = verified_claims(token, self._key, self._algorithms)
-        return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=self.proof)
+        claims, proof = self._claims(token)
+        return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
+
+    def _claims(self, token: str) -> tuple[Mapping[str, Any], bytes]:
+        """And the digest of the key that signed them."""
+        for key, algorithms, proof in self._keys[:-1]:
+            with contextlib.suppress(Unauthenticated):
+                return verified_claims(token, key, algorithms), proof
+        key, algorithms, proof = self._keys[-1]
+        return verified_claims(token, key, algorithms), proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,25 +241,36 @@ def at(ms: int) -> str:
         return f"{ms} ms"
 
 
-def _verification_key(settings: TokenSection, data: bytes) -> tuple[Any, tuple[str, ...]]:
-    """The key, and the algorithms that it verifies."""
+def _chosen(possible: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
+    if algorithm and algorithm not in possible:
+        raise InvalidConfiguration(f"the key of [token] verifies {', '.join(possible)}, not {algorithm}")
+    return (algorithm,) if algorithm else possible
+
+
+def _verification_keys(settings: TokenSection, data: bytes) -> list[tuple[Any, tuple[str, ...], bytes]]:
+    """Each key, the algorithms that it verifies, and its bytes."""
     if settings.secret_key:
         if len(data) < SECRET_BYTES_MIN:
             raise InvalidConfiguration(f"the secret key of [token] has {len(data)} bytes; {SECRET_BYTES_MIN} or more")
         if b"-----BEGIN" in data:
             raise InvalidConfiguration("the secret key of [token] is a PEM file: a public key belongs to public_key")
-        return data, _HMAC
+        return [(data, _HMAC, data)]
+    found = [each[0] for each in _PEM.finditer(data)] or [data]
+    if len(found) > KEYS_MAX:
+        raise InvalidConfiguration(f"{settings.public_key} has {len(found)} keys; at most {KEYS_MAX} are tried")
+    return [(*_public_key(settings.public_key, each), each) for each in found]
+
+
+def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
     from cryptography.hazmat.primitives import serialization
 
     load = serialization.load_pem_public_key if b"-----BEGIN" in data else serialization.load_der_public_key
     try:
         key = load(data)
     except (ValueError, TypeError) as error:
-        raise InvalidConfiguration(f"{settings.public_key} is no public key in PEM or DER form") from error
+        raise InvalidConfiguration(f"{source} is no public key in PEM or DER form") from error
     if not (algorithms := algorithms_of(key)):
-        raise InvalidConfiguration(
-            f"{settings.public_key} is neither RSA of 2048 bits or more nor EC on a curve of JWT"
-        )
+        raise InvalidConfiguration(f"{source} is neither RSA of 2048 bits or more nor EC on a curve of JWT")
     return key, algorithms
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ security = LazyGroup(
         "init": Lazy(".security.security", "init", "Make an authority, certificates, keys and first tokens."),
         "certificate": Lazy(".security.security", "certificate", "Renew a broker's certificate."),
         "member": Lazy(".security.security", "member", "Renew or make the certificate of a process of the cluster."),
+        "authority": Lazy(".security.security", "authority", "Replace the authority, in two steps."),
         "token": Lazy(".security.security", "token", "Tokens: create, show, validate."),
         "check": Lazy(".security.check", "check", "What a server lets a caller do who shows no credentials."),
     },
@@ -27,6 +29,7 @@ token = LazyGroup(
     "token",
     {
         "create": Lazy(".security.security", "create", "Make a token for a role."),
+        "key": Lazy(".security.security", "key", "Replace the key that signs tokens, in two steps."),
         "show": Lazy(".security.security", "show", "What a token says; its signature is not verified."),
         "validate": Lazy(".security.security", "validate", "Whether a broker with these settings takes a token."),
         "revoke": Lazy(".security.security", "revoke", "Refuse a token, or all of a role, from now on."),
@@ -43,17 +46,32 @@ FOLDER = click.option(
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
 @click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
-@click.option("--keep", is_flag=True, help="A folder that is complete is left as it is; for scripts that run again.")
-def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool) -> None:
+@click.option("--keep", is_flag=True, help="Keep the files of a complete folder, and end without an error.")
+@click.option(
+    "--servers",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="FOLDER",
+    help="Copy what servers read to this folder too: all but the keys that sign.",
+)
+def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers: str | None) -> None:
     """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
 
     Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
-    """
-    from ...security.authority import initialize, is_complete
+    """  # fmt: skip
+    from ...security.authority import hand_out, is_complete
 
     if keep and is_complete(Path(folder)):
-        click.echo(f"{folder} is complete and stays as it is", err=True)
-        return
+        click.echo(f"{folder} is complete and kept", err=True)
+    else:
+        _initialize(folder, hosts, cluster)
+    for name in hand_out(Path(folder), Path(servers)) if servers else ():
+        click.echo(f"{Path(servers or '') / name}")
+
+
+def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+    from ...security.authority import initialize
+
     made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
     for name in made.files:
         click.echo(f"{made.folder / name}")
@@ -63,12 +81,12 @@ def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool) -> None:
 
 @click.command()
 @FOLDER
-@click.option("--host", "hosts", multiple=True, required=True, help="As `security init` takes it.")
+@click.option("--host", "hosts", multiple=True, help="Repeatable (default: those of the one before).")
 @click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
 def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
     """Renew a broker's certificate; a running broker uses it from the next connection on.
 
-    Example: magnetar security certificate --folder ./security --host broker-1.example
+    Example: magnetar security certificate --folder ./security
     """
     from ...security.authority import issue
 
@@ -119,6 +137,47 @@ def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     else:
         write_secret(Path(out), token.encode() + b"\n")
         click.echo(out)
+
+
+DROP_OLD = click.option("--drop-old", is_flag=True, help="The second step: those before the newest end.")
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def authority(folder: str, drop_old: bool) -> None:
+    """Make a new authority next to the one before. Then give ca.pem to all, renew all certificates, and drop the old.
+
+    Example: magnetar security authority --folder ./security
+    """
+    from ...security.authority import new_authority
+
+    _rotate(Path(folder), "ca.pem", drop_old, lambda: new_authority(Path(folder), _now()))
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def key(folder: str, drop_old: bool) -> None:
+    """Make a new key for tokens next to the one before. Then make all tokens anew, and drop the old key.
+
+    Example: magnetar security token key --folder ./security
+    """
+    from ...security.authority import new_token_key
+
+    _rotate(Path(folder), "token-public.pem", drop_old, lambda: new_token_key(Path(folder)))
+
+
+def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[str]]) -> None:
+    from ...proto.errors import InvalidConfiguration
+    from ...security import authority as files
+
+    if not (folder / public).is_file():
+        raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
+    if drop_old:
+        files.drop_old(folder / public)
+    for name in [public] if drop_old else renew():
+        click.echo(str(folder / name))
 
 
 @click.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 
 from magnetar.cli.common.processes import Processes
-from tests.support.processes import run_cli
+from tests.support.processes import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANY_ADDRESS = "0.0.0.0"
@@ -25,8 +24,6 @@ class Compose:
     def __init__(self, path: Path) -> None:
         self.services: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
         self._ports: dict[tuple[str, int], int] = {}
-        mounts = Counter(volume for service in self.services.values() for volume in service.get("volumes", []))
-        self.shared = {volume.partition(":/")[2] for volume, count in mounts.items() if count > 1}
 
     def arguments(self, service: str, directory: Path) -> list[str]:
         """The service's command line, as it is started here."""
@@ -36,11 +33,6 @@ class Compose:
             for before, part in zip(["", *parts], parts, strict=False)
         ]
 
-    def environment(self, service: str, directory: Path) -> dict[str, str]:
-        """As it is set there, with files where they are here."""
-        found = self.services[service]["environment"]
-        return {name: self._mapped(service, value, directory) for name, value in found.items()}
-
     def address(self, service: str, port: int) -> str:
         """Where the others find that port of the service."""
         if (service, port) not in self._ports:
@@ -49,10 +41,24 @@ class Compose:
                 self._ports[service, port] = free.getsockname()[1]
         return f"127.0.0.1:{self._ports[service, port]}"
 
+    def path(self, service: str, inside: str, directory: Path) -> Path:
+        """Where the path of the service's volume is here: services that share a volume share the folder."""
+        for volume in self.services[service]["volumes"]:
+            name, mounted = volume.split(":")[:2]
+            if Path(inside).is_relative_to(mounted):
+                return directory / "volumes" / name / Path(inside).relative_to(mounted)
+        raise AssertionError(f"{service}: {inside} is in no volume")
+
+    def environment(self, service: str, directory: Path) -> dict[str, str]:
+        """Of commands that are typed in the service's container."""
+        given: dict[str, str] = self.services[service]["environment"]
+        found = {name: self._mapped(service, value, directory) for name, value in given.items()}
+        scheme, _, where = given["MAGNETAR_URL"].partition("://")
+        return found | {"MAGNETAR_URL": f"{scheme}://{self._mapped(service, where, directory)}"}
+
     def _mapped(self, service: str, part: str, directory: Path) -> str:
         if part.startswith("/"):
-            shared = part.removeprefix("/").split("/")[0] in self.shared
-            return str(directory / ("" if shared else service) / part.lstrip("/"))
+            return str(self.path(service, part, directory))
         match = re.fullmatch(r"([\w.-]+):(\d+)", part)
         if match is None:
             return part
@@ -75,14 +81,13 @@ class Compose:
             yield from visit(service)
 
     def start(self, processes: Processes) -> dict[str, str]:
-        """Starts all; the ready URL of each service."""
+        """Runs those that end, and starts the others; the ready URL of each of these."""
         running = {}
-        for service in self.in_order():
+        for service in list(self.in_order()):
             arguments = self.arguments(service, processes.directory)
-            if self.services[service].get("restart") == "no":
-                done = run_cli(*arguments)
+            if self.services[service]["restart"] == "no":
+                done = run_here(*arguments)
                 assert done.code == 0, done.err
             else:
-                environment = self.environment(service, processes.directory)
-                running[service] = processes.start(service, *arguments, environment=environment)
+                running[service] = processes.start(service, *arguments)
         return {service: process.wait_ready() for service, process in running.items()}

@@ -168,6 +168,8 @@ def test_a_renewed_certificate_is_used_without_a_restart(secured: Secured) -> No
     assert (moved.code, "host name" in moved.err) == (1, True), moved.err
     assert run_cli(*renew, "--host", "127.0.0.1").code == 0
     assert secured.cli("topics", "list", token=admin).code == 0
+    assert run_cli(*renew).code == 0, "the hosts of the one before"
+    assert secured.cli("topics", "list", token=admin).code == 0
 
 
 def test_settings_that_cannot_be_used_are_refused_at_the_start(secured: Secured) -> None:

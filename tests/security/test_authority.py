@@ -1,0 +1,57 @@
+"""The files of `magnetar security init`: made once, kept, and handed out to servers without the keys that sign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from magnetar.security.authority import FILES, OFF_SERVERS
+from tests.support.processes import run_here
+
+
+def init(folder: Path, servers: Path, *more: str) -> str:
+    """What it says; empty: nothing was written."""
+    done = run_here("security", "init", str(folder), "--servers", str(servers), *more)
+    return done.out if done.code == 0 else done.err
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_a_complete_folder_is_kept_and_servers_get_all_but_the_keys_that_sign(tmp_path: Path) -> None:
+    folder, servers = tmp_path / "authority", tmp_path / "servers"
+    assert init(folder, servers, "--keep")
+    made = files(folder)
+    assert set(made) == set(FILES)
+    assert files(servers) == {name: data for name, data in made.items() if name not in OFF_SERVERS}
+    modes = {name: (servers / name).stat().st_mode & 0o777 for name in files(servers)}
+    assert all(modes[name] == 0o600 for name in modes if name.endswith((".token", "-key.pem")))
+    assert init(folder, servers, "--keep") == ""
+    assert files(folder) == made
+    assert run_here("security", "certificate", "--folder", str(folder), "--host", "b").code == 0
+    assert init(folder, servers, "--keep").split() == [str(servers / name) for name in ("broker-key.pem", "broker.pem")]
+    assert files(servers)["broker.pem"] == files(folder)["broker.pem"]
+
+
+def test_no_file_is_written_over_where_one_is_missing_or_the_authority_is_another(tmp_path: Path) -> None:
+    folder, servers = tmp_path / "authority", tmp_path / "servers"
+    init(folder, servers)
+    assert "is not empty" in init(folder, servers)
+    before = files(servers)
+    assert "another authority" in init(tmp_path / "other", servers)
+    assert files(servers) == before
+    (folder / "ca-key.pem").unlink()
+    kept = files(folder)
+    assert "has no ca-key.pem" in init(folder, servers, "--keep")
+    assert files(folder) == kept
+
+
+def test_what_was_revoked_at_a_server_stays_revoked_when_files_are_handed_out(tmp_path: Path) -> None:
+    folder, servers = tmp_path / "authority", tmp_path / "servers"
+    init(folder, servers)
+    for place, line in ((folder, b"id one\n"), (servers, b"id two\n")):
+        with (place / "revoked.txt").open("ab") as file:
+            file.write(line)
+    init(folder, servers, "--keep")
+    assert (servers / "revoked.txt").read_bytes().splitlines()[-2:] == [b"id one", b"id two"]
+    assert init(folder, servers, "--keep") == "", "nothing is left to copy"
