@@ -9,7 +9,8 @@ of each topic are written line by line while the event loop reads the topics (me
 neither the loop nor the interpreter, and are sent in pieces.
 
 Rule: only the event loop of the parts reads them. The thread that answers a request waits for the loop, at most
-`MEASURE_TIMEOUT_S`; then the request fails (500), and the numbers of that moment are missing.
+`MEASURE_TIMEOUT_S`; then the request fails (500), and the numbers of that moment are missing. At most CONNECTIONS_MAX
+are open at a time.
 prometheus-client and `http.server` are imported when a server starts: switched off, metrics cost nothing.
 Guarding tests: tests/runtime/monitoring/test_metrics_server.py, tests/cli/metrics/test_metrics.py.
 """
@@ -17,10 +18,12 @@ Guarding tests: tests/runtime/monitoring/test_metrics_server.py, tests/cli/metri
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...proto.errors import Busy
 from ..network import Endpoint
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 
 MEASURE_TIMEOUT_S = 5.0
 """Half of Prometheus' default scrape timeout: the scraper gets the error before it gives up."""
+REQUEST_S = 5.0
+"""Without a byte of a request a connection is closed."""
+CONNECTIONS_MAX = 16
+"""Each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no scraper out."""
 
 Measure = Callable[[Page], Awaitable[None]]
 
@@ -110,9 +117,31 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
     class Server(ThreadingWSGIServer):
         """Of the endpoint's address family."""
 
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.connections: dict[socket.socket, None] = {}  # the oldest first
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if len(self.connections) >= CONNECTIONS_MAX:
+                oldest = next(iter(self.connections))
+                self.connections.pop(oldest, None)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
+            self.connections[request] = None
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            self.connections.pop(request, None)
+            super().shutdown_request(request)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Of one who sends no request, or does not wait for the answer: socketserver would print it."""
+
+    class Handler(_SilentHandler):
+        timeout = REQUEST_S
 
     Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]
-    server = make_server(host, endpoint.port, application, Server, handler_class=_SilentHandler)
+    server = make_server(host, endpoint.port, application, Server, handler_class=Handler)
     thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

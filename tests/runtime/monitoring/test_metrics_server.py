@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -70,4 +71,38 @@ async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_
         async with asyncio.timeout(10):
             await cancelled.wait()
     finally:
+        await server.close()
+
+
+async def test_connections_without_a_request_and_garbage_keep_no_scraper_out(capfd: pytest.CaptureFixture[str]) -> None:
+    async def measure(page: Page) -> None:
+        page.gauge("magnetar_asked", "Times.", 1)
+
+    server = await MetricsServer.start(ANY, measure)
+    held = [socket.create_connection(server.endpoint) for _ in range(3 * metrics_server.CONNECTIONS_MAX)]
+    try:
+        for number, each in enumerate(held):
+            each.sendall((b"", b"GET /met", b"\xff\xfe\0" * 5000, b"GET / HTTP/1.1\r\nX: ", b"\r\n")[number % 5])
+        assert (await scrape(server))[0] == 200
+        threads = [each for each in threading.enumerate() if "process_request" in each.name]
+        assert len(threads) <= metrics_server.CONNECTIONS_MAX + 1
+    finally:
+        for each in held:
+            each.close()
+        await server.close()
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure(page: Page) -> None:
+        pass
+
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.1)
+    server = await MetricsServer.start(ANY, measure)
+    reader, writer = await asyncio.open_connection(*server.endpoint)
+    try:
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+    finally:
+        writer.close()
         await server.close()
