@@ -19,8 +19,7 @@ from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import TopicName
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.grpc import server
-from magnetar.runtime.sim import rpc as simulated
+from magnetar.runtime.grpc.callers import Callers
 from magnetar.security.authenticator import Authenticator
 from magnetar.security.remembered import Remembered
 from tests.mutants.ledgers import Stack, put
@@ -105,8 +104,7 @@ def wrong_becomes_anonymous(stack: Stack) -> None:
 
 def streams_outlive_credentials(stack: Stack) -> None:
     """M58: a stream goes on after the credentials of its caller have expired."""
-    for module in (server, simulated):
-        put(stack, module, "expires_in_s", lambda principal, clock: 1e6)
+    put(stack, Callers, "_expiry", lambda self, principal, end: None)
 
 
 def remembered_for_ever(stack: Stack) -> None:
