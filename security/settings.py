@@ -55,7 +55,7 @@ brokers show each other their certificate of [tls].
     key = ""
     credentials = "zk.secret"       # a file, or env:NAME, with user:password of ZooKeeper's scheme `digest`
 
-With credentials or a certificate each node that is made is open to this identity alone.
+With credentials, or a certificate that all processes share, each node that is made is open to this identity alone.
 
     [audit]
     file = "audit.log"              # where acts and denials are written; without it with the server's log
@@ -273,12 +273,12 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
 
 
 def _zookeeper_faults(zookeeper: ZookeeperSection) -> Iterator[str]:
-    if not (zookeeper.ca or zookeeper.credentials):
-        yield "[zookeeper] needs ca, or credentials, or both"
+    if not zookeeper.ca:
+        yield "[zookeeper] needs ca: credentials and data are sent over TLS"
+    if zookeeper.credentials.startswith("data:"):
+        yield "credentials of [zookeeper] are a file or env:NAME, not the secret itself"
     if bool(zookeeper.certificate) != bool(zookeeper.key):
         yield "[zookeeper] has a certificate and its key: give both"
-    if zookeeper.certificate and not zookeeper.ca:
-        yield "[zookeeper] with a certificate needs ca: it is shown over TLS"
 
 
 def _token_faults(token: TokenSection) -> Iterator[str]:

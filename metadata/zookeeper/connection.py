@@ -45,7 +45,7 @@ from kazoo.protocol.serialization import Create as CreateRequest
 from kazoo.protocol.serialization import Delete as DeleteRequest
 from kazoo.protocol.states import KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
 
 from ...proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from ...runtime.clock import Clock
@@ -151,6 +151,23 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self.on_event(Event(watch.type, watch.path, self._zxid))
 
 
+class _Hidden(str):
+    """A secret in a request that kazoo logs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
+    """Of the nodes that are made. With a certificate alone: of every process that shows it, so all show the same."""
+    if credentials is not None:
+        user, _, password = credentials.partition(":")
+        return [make_digest_acl(user, password, all=True)]
+    return CREATOR_ALL_ACL if access.certificate else OPEN_ACL_UNSAFE
+
+
 class _Reply:
     """Kazoo's thread puts one answer here, and it is passed to the loop."""
 
@@ -176,12 +193,13 @@ class ZooKeeperConnection:
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
-        self._acl = CREATOR_ALL_ACL if access.is_known else OPEN_ACL_UNSAFE
+        credentials = _Hidden(access.credentials()) if access.credentials is not None else None
+        self._acl = _access_list(access, credentials)
         self.client = KazooClient(
             hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG,
             use_ssl=bool(access.ca), ca=access.ca or None, verify_certs=True, check_hostname=bool(access.ca),
             certfile=access.certificate or None, keyfile=access.key or None,
-            auth_data=[("digest", access.credentials())] if access.credentials is not None else None,
+            auth_data=[("digest", credentials)] if credentials is not None else None,
         )  # fmt: skip
         self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
         self._connection.on_event = lambda event: self.on_loop(self._heard, event)

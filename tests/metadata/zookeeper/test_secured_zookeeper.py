@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,9 +74,10 @@ async def _tree(store: ZookeeperStore, znode: str) -> dict[str, Any]:
 
 
 async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_reconnect(
-    server: ZookeeperServer, authority: Authority
+    server: ZookeeperServer, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = _address(server, authority.ca)
+    logging.getLogger("magnetar.kazoo").setLevel(logging.DEBUG)
     async with _open(address) as store, _open(address) as other:
         told: asyncio.Queue[object] = asyncio.Queue()
 
@@ -103,6 +105,9 @@ async def test_every_node_is_open_to_its_maker_alone_and_watches_survive_a_recon
         for znode, access in tree.items():
             assert [each.id.scheme for each in access] == ["digest"], znode
             assert access[0].id.id.startswith("magnetar:"), znode
+    logging.getLogger("magnetar.kazoo").setLevel(logging.ERROR)
+    assert "Auth(" in caplog.text
+    assert "tr33" not in caplog.text
 
 
 @pytest.mark.parametrize("credentials", ["", "magnetar:wrong", "other:tr33"])
@@ -168,14 +173,15 @@ def test_the_settings_say_what_zookeeper_is_shown(tmp_path: Path, monkeypatch: p
     assert OURS not in repr(found)
     assert metadata_address("127.0.0.1:7640", str(settings)) == Endpoint("127.0.0.1", 7640)
     for wrong, why in (
-        ("[zookeeper]\n", "needs ca, or credentials"), ('[zookeeper]\ncertificate = "x"\nca = "y"\n', "give both"),
-        ('[zookeeper]\ncredentials = "env:ZK"\ncertificate = "x"\nkey = "y"\n', "needs ca"),
+        ("[zookeeper]\n", "needs ca"), ('[zookeeper]\ncertificate = "x"\nca = "y"\n', "give both"),
+        ('[zookeeper]\ncredentials = "env:ZK"\n', "needs ca"),
+        ('[zookeeper]\nca = "y"\ncredentials = "data:;base64,YTpi"\n', "a file or env:NAME"),
     ):  # fmt: skip
         settings.write_text(members + wrong)
         with pytest.raises(InvalidConfiguration, match=why):
             metadata_address("zk://a:1/t", str(settings))
     monkeypatch.setenv("ZK", "nopassword")
-    settings.write_text(f'{members}[zookeeper]\ncredentials = "env:ZK"\n')
+    settings.write_text(f'{members}[zookeeper]\nca = "y"\ncredentials = "env:ZK"\n')
     with pytest.raises(InvalidConfiguration, match="has no user:password") as refused:
         metadata_address("zk://a:1/t", str(settings))
     assert "nopassword" not in str(refused.value)
