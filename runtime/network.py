@@ -268,6 +268,10 @@ class Peer(Protocol):
     async def close(self) -> None: ...
 
 
+Room = Callable[[], memoryview]
+"""Gives at least one byte of room. It is asked when bytes are here, so that who waits holds no buffer."""
+
+
 class ByteStream(Protocol):
     """One end of a TCP connection: bytes in order, for a protocol with its own framing."""
 
@@ -286,8 +290,9 @@ class ByteStream(Protocol):
         """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
         ...
 
-    async def read(self) -> bytes:
-        """At least one byte; empty: the other end has closed. ConnectionLost. One reader at a time."""
+    async def read_into(self, room: Room) -> int:
+        """How many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One reader
+        at a time; one that is cancelled has lost nothing."""
         ...
 
     def write_nowait(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""TCP and TLS on asyncio's streams: the `serve_bytes` and `connect_bytes` of `runtime/network.py`."""
+"""TCP and TLS on asyncio: the `serve_bytes` and `connect_bytes` of `runtime/network.py`."""
 
 from __future__ import annotations
 
@@ -6,69 +6,149 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
+from collections.abc import Callable
+from typing import cast
 
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
 from ..access import OPEN, Caller, Guard, ListenerAccess
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, network_of
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Room, network_of
 from ..tasks import Tasks
 from .tls import HANDSHAKE_S, SHUTDOWN_S, listener_context
 
-READ_BYTES = 256 << 10
-"""Of one `read`."""
+EARLY_BYTES = 16 << 10
+"""Of what came while no reader waited; then the socket is not read until one does."""
 CLOSE_S = 1.0
 """Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
 
-class TcpStream:
-    """A `runtime.network.ByteStream` over a socket."""
+class TcpStream(asyncio.BufferedProtocol):
+    """A `runtime.network.ByteStream` over a socket: it reads straight into the reader's buffer."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guard: Guard | None = None
+        self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None
     ) -> None:
-        self._reader = reader
-        self._writer = writer
-        writer.transport.set_write_buffer_limits(high=STREAM_QUEUE_BYTES)
-        host, port = writer.get_extra_info("peername", ("?", 0))[:2]
-        self.peer = str(Endpoint(host, port))
+        """`accepted`: is told when the connection is made."""
+        self.peer = "?"
         self.guard = guard
+        self._accepted = accepted
+        self._transport: asyncio.Transport
+        self._room: Room | None = None  # of the reader that waits …
+        self._reader: asyncio.Future[int] | None = None
+        self._given = memoryview(b"")  # … and where the bytes of now go
+        self._early = memoryview(b"")
+        self._paused = False  # the socket is not read
+        self._ended = False  # the other end sends no more
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writable: list[asyncio.Future[None]] | None = None  # who waits for the peer to read; None: no need to
 
+    # ------------------------------------------------------------------ the protocol of asyncio
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport.set_write_buffer_limits(high=STREAM_QUEUE_BYTES)
+        host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
+        self.peer = str(Endpoint(host, port))
+        if self._accepted is not None:
+            self._accepted(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """May be called in vain (TLS)."""
+        self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_BYTES))
+        return self._given
+
+    def buffer_updated(self, nbytes: int) -> None:
+        given, self._given = self._given, memoryview(b"")
+        early = self._room is None
+        if early:
+            self._early = given[:nbytes]
+        else:
+            self._room = None
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(nbytes)
+        if early or nbytes == len(given):  # else the socket is empty for now
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._wake()
+        return self._transport.get_extra_info("ssl_object") is None  # the other direction stays open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._wake(exc)
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._writable = []
+
+    def resume_writing(self) -> None:
+        waiting, self._writable = self._writable, None
+        for each in waiting or ():
+            if not each.done():
+                each.set_result(None)
+
+    def _wake(self, why: Exception | None = None) -> None:
+        reader = self._reader
+        if reader is not None and not reader.done():
+            if why is None:
+                reader.set_result(0)
+            else:
+                reader.set_exception(ConnectionLost(f"{self.peer}: {why}"))
+
+    # ------------------------------------------------------------------ a ByteStream
     @property
     def caller(self) -> Caller:
-        tls: ssl.SSLObject | None = self._writer.get_extra_info("ssl_object")
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         if tls is None:
             return Caller(self.peer)
         found = tls.getpeercert(binary_form=True)
         return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
-    async def read(self) -> bytes:
+    async def read_into(self, room: Room) -> int:
+        if self._early:
+            into = room()
+            size = min(len(into), len(self._early))
+            into[:size], self._early = self._early[:size], self._early[size:]
+            return size
+        if self._ended:
+            return 0
+        self._room, self._reader = room, asyncio.get_running_loop().create_future()
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
         try:
-            return await self._reader.read(READ_BYTES)
-        except OSError as error:
-            raise ConnectionLost(f"{self.peer}: {error}") from error
+            return await self._reader
+        finally:
+            self._room = self._reader = None
 
     def write_nowait(self, data: bytes) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     @property
     def queued_bytes(self) -> int:
-        return self._writer.transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
 
     async def drained(self) -> None:
-        try:
-            await self._writer.drain()
-        except OSError as error:
-            raise ConnectionLost(f"{self.peer}: {error}") from error
+        if self._writable is not None and not self._lost.done():
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._writable.append(waiting)
+            await waiting
+        if self._lost.done():
+            raise ConnectionLost(f"{self.peer}: the connection is lost")
+
+    def abort(self) -> None:
+        """Closes it at once; what is queued is lost."""
+        self._transport.abort()
 
     async def close(self) -> None:
-        self._writer.close()
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._writer.wait_closed()
-        except (OSError, TimeoutError):
-            self._writer.transport.abort()
+        self._transport.close()
+        if not (await asyncio.wait((self._lost,), timeout=CLOSE_S))[0]:
+            self._transport.abort()
 
 
 class TcpServing:
@@ -89,8 +169,8 @@ class TcpServing:
     async def listen(self, endpoint: Endpoint) -> None:
         tls = listener_context(self._access.tls) if self._access.tls is not None else None
         try:
-            self._server = await asyncio.start_server(
-                self._accept, endpoint.host, endpoint.port, ssl=tls, limit=READ_BYTES,
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: TcpStream(self._accept, self._access.guard), endpoint.host, endpoint.port, ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
                 ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None,
             )  # fmt: skip
@@ -98,12 +178,11 @@ class TcpServing:
             raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
         self.endpoint = Endpoint(endpoint.host, self._server.sockets[0].getsockname()[1])
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = TcpStream(reader, writer, self._access.guard)
+    def _accept(self, stream: TcpStream) -> None:
         limits, place = self._access.limits, network_of(stream.peer)
         full = len(self._handlers) >= limits.connections or self._of_address[place] >= limits.streams_per_address
         if self._handlers.closed or full:
-            writer.transport.abort()
+            stream.abort()
         else:
             self._of_address[place] += 1
             self._handlers.spawn(self._handle(stream, place), "bytes-connection")
@@ -135,6 +214,6 @@ async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess
 
 async def connect(endpoint: Endpoint) -> TcpStream:
     try:
-        return TcpStream(*await asyncio.open_connection(endpoint.host, endpoint.port))
+        return (await asyncio.get_running_loop().create_connection(TcpStream, endpoint.host, endpoint.port))[1]
     except OSError as error:
         raise Unavailable(f"no process listens on {endpoint}: {error}") from error

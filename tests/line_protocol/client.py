@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from magnetar.runtime.network import ByteStream
+from tests.support.byte_streams import read
 
 TIMEOUT_S = 20.0
 
@@ -29,7 +30,7 @@ class Lines:
                     if line.split(" ")[0] in verbs:
                         self._received.remove(line)
                         return line.split(" ")
-                data = await self.stream.read()
+                data = await read(self.stream)
                 assert data, "the broker has closed"
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 self._received.extend(line.decode() for line in lines)

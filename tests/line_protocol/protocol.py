@@ -31,6 +31,7 @@ from magnetar.proto.errors import InvalidRequest, MagnetarError
 from magnetar.proto.model import AckedEntry, InitialPosition
 from magnetar.proto.names import MessageId, Position
 from magnetar.runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
+from tests.support.byte_streams import read
 
 LINE_BYTES_MAX = 64 << 10
 
@@ -43,7 +44,7 @@ class LineProtocol:
         connection = _Connection(self._broker, stream)
         buffer = b""
         try:
-            while data := await stream.read():
+            while data := await read(stream):
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     connection.take(line.decode(errors="replace"))

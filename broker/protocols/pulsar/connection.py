@@ -102,20 +102,20 @@ class Connection:
     async def serve(self) -> None:
         async with asyncio.timeout(self.broker.config.first_frame_s):
             while self.version == 0:
-                await self._take_all(await self._read())
-        while data := await self._in_time(self._stream.read):
+                if not (size := await self._read()):
+                    raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
+                await self._take_all(size)
+        while size := await self._in_time(self._read):
             self._last_heard, self._pinged = self._clock.monotonic(), False
-            await self._take_all(data)
+            await self._take_all(size)
             await self._in_time(self._has_room)
 
-    async def _read(self) -> bytes:
-        if data := await self._stream.read():
-            return data
-        raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
+    def _read(self) -> Awaitable[int]:
+        return self._stream.read_into(self._frames.room)
 
-    async def _take_all(self, data: bytes) -> None:
+    async def _take_all(self, size: int) -> None:
         turns = Turns(self._clock)
-        for each in self._frames.feed(data):
+        for each in self._frames.took(size):
             command, rest = parse(each)
             if self.version == 0:
                 await self._connect(command)

@@ -27,7 +27,10 @@ COMMAND_BYTES_MAX = 1 << 20
 """Of one BaseCommand: parsing the smallest parts of a larger one would hold the event loop (runtime/network.py)."""
 FRAME_EXTRA_BYTES = 64 << 10
 """Of a frame beside the largest payload: clients check the payload alone, and send command and metadata with it."""
-
+CHUNK_BYTES = 64 << 10
+"""Of one read, but for the rest of a larger frame."""
+SMALL_BYTES = 16 << 10
+"""Of the rest of a buffer, that is not worth a read."""
 
 NO_REQUEST = (1 << 64) - 1
 """The request id of what a client did not ask for."""
@@ -39,34 +42,55 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 
 class Frames:
     """Cuts a stream of bytes into frames. Costs linear work, and holds one frame at most, whose size is checked when
-    its first four bytes are here."""
+    its first four bytes are here.
+
+        size = await stream.read_into(frames.room)
+        for each in frames.took(size): …
+
+    Small frames come many at a time into a buffer of CHUNK_BYTES; the rest of a larger one straight into its own."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._parts: list[bytes] = []
-        self.held = 0  # bytes of the frame that is not complete
-        self._wanted = 4
+        self._buffer = memoryview(b"")
+        self._begin = self._end = 0  # bytes of it that are here and not cut
+        self._largest = CHUNK_BYTES  # of the frames that came whole
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The frames that are complete, without their first size. InvalidRequest: one is too large, or too short."""
-        self._parts.append(data)
-        self.held += len(data)
-        if self.held < self._wanted:
-            return
-        buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        view, at = memoryview(buffer), 0
-        self._parts, self.held, self._wanted = [], 0, 4
-        while len(buffer) - at >= 4:
-            size = _U32.unpack_from(buffer, at)[0]
-            if not 4 <= size <= self.bytes_max:
-                raise InvalidRequest(f"a frame of {size} bytes; it has 4 to {self.bytes_max}")
-            if len(buffer) - at < 4 + size:
-                self._wanted = 4 + size
-                break
-            yield view[at + 4 : at + 4 + size]
-            at += 4 + size
-        if at < len(buffer):
-            self._parts, self.held = [buffer[at:]], len(buffer) - at
+    @property
+    def held(self) -> int:
+        """Bytes of memory for the frame that is not complete: at most twice what came of it, or the largest before."""
+        return len(self._buffer)
+
+    def room(self) -> memoryview:
+        here = self._end - self._begin
+        left = len(self._buffer) - self._end
+        if left == 0 or (left < SMALL_BYTES and here < SMALL_BYTES):
+            self._move(max(CHUNK_BYTES, 2 * here))
+        return self._buffer[self._end :]
+
+    def took(self, size: int) -> Iterator[memoryview]:
+        """So many bytes are in the room: the frames that are complete, without their first size. They are valid until
+        the next one is asked for. InvalidRequest: one is too large, or too short."""
+        self._end += size
+        while self._end - self._begin >= 4:
+            wanted = 4 + _U32.unpack_from(self._buffer, self._begin)[0]
+            if not 8 <= wanted <= self.bytes_max + 4:
+                raise InvalidRequest(f"a frame of {wanted - 4} bytes; it has 4 to {self.bytes_max}")
+            begin = self._begin
+            if self._end - begin < wanted:
+                if begin + wanted > len(self._buffer) and wanted <= self._largest:
+                    self._move(wanted)
+                return
+            self._begin += wanted
+            self._largest = max(self._largest, wanted)
+            yield self._buffer[begin + 4 : begin + wanted]
+        if self._end == self._begin:
+            self._buffer, self._begin, self._end = memoryview(b""), 0, 0
+
+    def _move(self, size: int) -> None:
+        """What is here goes to the front of a new buffer of `size` bytes."""
+        buffer, here = memoryview(bytearray(size)), self._end - self._begin
+        buffer[:here] = self._buffer[self._begin : self._end]
+        self._buffer, self._begin, self._end = buffer, 0, here
 
 
 def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:

@@ -13,6 +13,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import ByteStream, CallContext, EndOfStream, Endpoint, Request, rpc
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
+from tests.support.byte_streams import read
 
 ANY = Endpoint("127.0.0.1", 0)
 SERVER_ID = bytes(range(16))
@@ -318,7 +319,7 @@ def test_a_tcp_connection_that_arrives_while_its_listener_closes_is_closed() -> 
     simulation = Simulation(9)
 
     async def serve(stream: ByteStream) -> None:
-        await stream.read()
+        await read(stream)
 
     async def main() -> None:
         server, client = simulation.world("server"), simulation.world("client")
@@ -332,7 +333,7 @@ def test_a_tcp_connection_that_arrives_while_its_listener_closes_is_closed() -> 
         late: list[object] = []
         monkeypatch.setattr(serving, "accept", accept_late)
         stream = await client.network.connect_bytes(serving.endpoint)
-        assert await stream.read() == b""
+        assert await read(stream) == b""
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         simulation.run(main())

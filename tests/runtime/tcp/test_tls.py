@@ -18,6 +18,7 @@ from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import streams
 from magnetar.runtime.tcp.tls import listener_context
+from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 
 ANY = Endpoint("127.0.0.1", 0)
@@ -26,7 +27,7 @@ ANY = Endpoint("127.0.0.1", 0)
 async def _echo(stream: ByteStream) -> None:
     caller = stream.caller
     stream.write_nowait(b"%d %d " % (caller.is_encrypted, b"BEGIN CERTIFICATE" in caller.certificate))
-    while data := await stream.read():
+    while data := await read(stream):
         stream.write_nowait(data)
 
 

@@ -68,10 +68,10 @@ class Raw:
                     kind, command, rest = self._came.pop(0)
                     if kind in kinds:
                         return command, rest
-                data = await self.stream.read()
-                if not data:
+                size = await self.stream.read_into(self._frames.room)
+                if not size:
                     raise Closed
-                for each in self._frames.feed(data):
+                for each in self._frames.took(size):
                     command, rest_ = parse(each)
                     kind = pulsar.BaseCommand.Type.Name(command.type).lower()
                     self._came.append((kind, getattr(command, kind), bytes(rest_)))

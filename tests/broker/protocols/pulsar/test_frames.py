@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.protocols.pulsar import translate
-from magnetar.broker.protocols.pulsar.frames import Frames, entry_of, frame, message_frame, parse
+from magnetar.broker.protocols.pulsar.frames import CHUNK_BYTES, Frames, entry_of, frame, message_frame, parse
 from magnetar.broker.protocols.pulsar.lookup import hash_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, parse_header
@@ -20,13 +21,23 @@ from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position
 
 
+def fed(frames: Frames, data: bytes) -> Iterator[bytes]:
+    """The frames that the bytes complete, which come as a stream gives them."""
+    while data:
+        room = frames.room()
+        size = min(len(room), len(data))
+        room[:size], data = data[:size], data[size:]
+        for each in frames.took(size):
+            yield bytes(each)
+
+
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(struct.pack(">II", 4 + len(each), len(each)) + each for each in bodies)
     frames, found, at = Frames(1000), [], 0
     while at < len(stream):
         cut = cuts[len(found) % len(cuts)]
-        found += [bytes(each[4:]) for each in frames.feed(stream[at : at + cut])]
+        found += [each[4:] for each in fed(frames, stream[at : at + cut])]
         at += cut
     assert found == bodies
 
@@ -34,16 +45,36 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[
 @pytest.mark.parametrize("size", [0, 1, 3, 1001, 1 << 31, (1 << 32) - 1])
 def test_a_frame_of_a_wrong_size_is_refused_by_its_first_four_bytes(size: int) -> None:
     with pytest.raises(InvalidRequest, match=f"a frame of {size} bytes"):
-        list(Frames(1000).feed(struct.pack(">I", size)))
+        list(fed(Frames(1000), struct.pack(">I", size)))
 
 
 def test_a_large_frame_in_small_pieces_costs_linear_work() -> None:
     frames, body = Frames(1 << 25), bytes(1 << 24)
     stream = struct.pack(">II", 4 + len(body), len(body)) + body
     began = time.process_time()
-    found = [each for at in range(0, len(stream), 1000) for each in frames.feed(stream[at : at + 1000])]
+    found = [each for at in range(0, len(stream), 1000) for each in fed(frames, stream[at : at + 1000])]
     assert len(found) == 1
     assert time.process_time() - began < 2
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=6), st.integers(1_000, 200_000))
+def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(sizes: list[int], cut: int) -> None:
+    frames, stream = Frames(1 << 20), b"".join(struct.pack(">I", 4 + size) + bytes(4 + size) for size in sizes)
+    found, before = [], 0
+    for at in range(0, len(stream), cut):
+        for each in fed(frames, stream[at : at + cut]):
+            found.append(len(each) - 4)
+            before = max(before, len(each))
+        came = min(at + cut, len(stream)) - sum(8 + size for size in found)
+        assert frames.held <= max(2 * came, 2 * (before + 4), CHUNK_BYTES)
+    assert found == sizes
+    assert frames.held == 0
+
+
+def test_a_frame_that_is_only_announced_takes_no_memory() -> None:
+    frames = Frames(5 << 20)
+    assert not list(fed(frames, struct.pack(">II", 5 << 20, 20)))
+    assert frames.held == CHUNK_BYTES
 
 
 def test_a_command_that_does_not_parse_is_refused() -> None:
