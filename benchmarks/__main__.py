@@ -46,6 +46,9 @@ BENCHMARKS = {
     "secure-latency": Benchmark("secure", "ratio", "p99 of single sends over TLS with a token / plain"),
     "secure-startup": Benchmark("secure", "ratio", "start of the server with security / without"),
     "connect": Benchmark("secure", "/s", "connections with TLS and a token, each with a look-up"),
+    "pulsar-java-produce": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) produces"),
+    "pulsar-java-consume": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) consumes a backlog of --messages"),
+    "pulsar-python": Benchmark("pulsar", "msg/s", "pulsar-client (Python) produces; --url: in turns with a Pulsar"),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("storage.holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
@@ -90,6 +93,10 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("secure-startup", {"runs": 1}),
     ("connect", {}),
     ("abuse", {"runs": 1}),
+    ("pulsar-java-produce", {"size": 1024, "seconds": 12.0}),
+    ("pulsar-java-produce", {"size": 1024, "bookies": 3, "seconds": 12.0}),
+    ("pulsar-java-consume", {"size": 1024, "messages": 2_000_000}),
+    ("pulsar-python", {"size": 1024}),
     ("recover", {"size": 1024}),
     ("holes", {"runs": 1}),
     ("dedup", {}),
@@ -178,6 +185,7 @@ def _help() -> str:
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
+@click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
@@ -186,11 +194,12 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, only: str | None, runs: int, seed: int,
+    gib: int | None, ledgers: int | None, topics: int | None, url: str | None, only: str | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
+    base["url"] = url
     extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics}
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":

@@ -24,7 +24,7 @@ NAMES = [
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
     "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",
     "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "connect",
-    "secure-cluster", "abuse",
+    "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-python",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

@@ -1,0 +1,151 @@
+"""Pulsar's own clients against a standalone server: `pulsar-perf` (Java) and `pulsar-client` (Python).
+
+`pulsar-perf` is that of Pulsar 4.0.8. Maven brings it once, into the folder of the virtual environment; it runs in its
+own process with its defaults, and its own figures are told: what was acknowledged, over its whole time.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from .harness import ROOT, Options, Run, Server, measured, percentiles, progress, server
+from .messaging import payloads
+
+ROUNDS = 4
+TOPIC = "persistent://public/default/bench"
+JARS = ROOT / ".venv" / "pulsar-perf-4.0.8"
+RATE = "10000000"
+"""Messages a second: no limit. Its 0 is refused by its own rate limiter."""
+_LATENCY = re.compile(r"mean: +([\d.]+) ms - med: +([\d.]+) - 95pct: +([\d.]+) - 99pct: +([\d.]+)")
+
+
+def pulsar_java_produce(options: Options) -> Run:
+    """Messages per second that pulsar-perf gets acknowledged, from its start to the end of its flush."""
+    with server(options.bookies) as running:
+        run = Run(0.0)
+        with measured(run, tree=True, server=running.pid):
+            said = _perf(running, "produce", "-r", RATE, "-s", str(options.size), "-time", str(round(options.seconds)))
+        run.value, run.detail = _rate(said, "sent"), {"copies": options.bookies}
+        if found := _LATENCY.search(said):
+            run.latencies_ms = {"p50": float(found[2]), "p95": float(found[3]), "p99": float(found[4])}
+        return run
+
+
+def pulsar_java_consume(options: Options) -> Run:
+    """Messages per second that pulsar-perf receives and acknowledges of a backlog of --messages."""
+    import magnetar
+
+    with server(options.bookies) as running:
+        with magnetar.Client(running.url) as client:
+            client.subscribe(TOPIC, "perf").close()
+            _fill(client, options)
+        run = Run(0.0)
+        with measured(run, tree=True, server=running.pid):
+            wanted = ("-m", str(options.messages), "-time", "120", "-ss", "perf")
+            said = _perf(running, "consume", *wanted)
+        run.value, run.detail = _rate(said, "received"), {"messages": options.messages}
+        return run
+
+
+def _fill(client: Any, options: Options) -> None:
+    producer = client.create_producer(TOPIC, batching_enabled=True, block_if_queue_full=True)
+    content = payloads(options.size, options.seed)[0]
+    for _ in range(options.messages):
+        producer.send_async(content, None)
+    producer.flush()
+
+
+def _perf(running: Server, verb: str, *arguments: str) -> str:
+    """What it prints. RuntimeError: it failed."""
+    tool = ["java", "-cp", f"{_jars()}/*", "org.apache.pulsar.testclient.PulsarPerfTestTool"]
+    settings = Path(running.directory) / "client.conf"
+    settings.touch()
+    command = [*tool, str(settings), verb, "-u", running.pulsar_url, *arguments, TOPIC]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if "Aggregated throughput" not in done.stdout + done.stderr:
+        raise RuntimeError(f"pulsar-perf {verb} failed: {done.stderr[-2000:]}")
+    return done.stdout + done.stderr
+
+
+def _rate(said: str, kind: str) -> float:
+    [found] = re.findall(rf"\d+ records {kind} --- ([\d.]+) msg/s", said)
+    return float(found)
+
+
+def _jars() -> Path:
+    for tool in ("java", "mvn"):
+        if shutil.which(tool) is None:
+            raise click.ClickException(f"{tool} is missing: pulsar-perf needs Java 17 or later, and Maven brings it")
+    if not (JARS / ".complete").exists():
+        progress("Maven brings pulsar-perf")
+        pom = Path(__file__).parent / "pulsar_perf" / "pom.xml"
+        brought = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
+        subprocess.run(brought, check=True, stdout=sys.stderr)
+        (JARS / ".complete").touch()
+    return JARS
+
+
+def pulsar_python(options: Options) -> Run:
+    """Messages per second that `pulsar-client` gets acknowledged; with --url, in turns with a Pulsar there."""
+    with server(options.bookies) as running:
+        ours, peer = _Sending(running.pulsar_url, options), None
+        try:
+            peer = _Sending(options.url, options) if options.url else None
+            run = Run(0.0)
+            with measured(run, server=running.pid):
+                for _ in range(ROUNDS):
+                    for each in (ours, peer):
+                        if each is not None:
+                            each.round(options.seconds / ROUNDS)
+            run.value, run.latencies_ms = median(ours.rates), percentiles(ours.samples)
+            if peer is not None:
+                run.detail = {"pulsar_msg_s": median(peer.rates), "ratio": run.value / median(peer.rates)}
+            return run
+        finally:
+            for each in (ours, peer):
+                if each is not None:
+                    each.close()
+
+
+class _Sending:
+    """One producer of the official client, with batches as by its defaults, and 1,000 messages that wait at most."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        import pulsar
+
+        self._ok = pulsar.Result.Ok
+        self._client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        self._producer = self._client.create_producer(TOPIC, batching_enabled=True, block_if_queue_full=True)
+        self._content = payloads(options.size, options.seed)[0]
+        self.rates: list[float] = []
+        self.samples: list[float] = []
+        self.round(0.5)
+        self.rates.clear()
+
+    def round(self, seconds: float) -> None:
+        acked, samples, now = 0, self.samples, time.perf_counter
+        ok, send, content = self._ok, self._producer.send_async, self._content
+        begin = now()
+        while (sent := now()) < begin + seconds:
+
+            def done(result: Any, message_id: Any, sent: float = sent) -> None:
+                nonlocal acked
+                assert result == ok, result
+                acked += 1
+                samples.append(now() - sent)
+
+            send(content, done)
+        self._producer.flush()
+        self.rates.append(acked / (now() - begin))
+
+    def close(self) -> None:
+        self._client.close()
