@@ -186,7 +186,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
 class SchemaListRecord(Record, frozen=True, kw_only=True):
     """The versions of a topic's schema, in their order. A number is used once."""
 
-    kind = 63
+    kind = 64
     next: int = 0
     schemas: tuple[SchemaEntry, ...] = ()
 
@@ -194,7 +194,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
 class SchemaRecord(Record, frozen=True, kw_only=True):
     """One version's definition, which never changes."""
 
-    kind = 64
+    kind = 65
     type: int  # proto/schema.py `SchemaType`
     name: str = ""
     data: bytes = b""

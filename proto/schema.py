@@ -160,3 +160,34 @@ def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) ->
         properties[f"{half}.schema.properties"] = msgspec.json.encode(info.properties).decode()
     data = b"".join(_U32.pack(len(each.data) or NONE_LENGTH) + each.data for each in (key, value))
     return SchemaInfo(type=SchemaType.KEY_VALUE, data=data, name="KeyValue", properties=properties)
+
+
+# ------------------------------------------------------------------ as operators write it
+def text_of(info: SchemaInfo) -> str:
+    """The definition as text; of KEY_VALUE as JSON with `key` and `value`, as pulsar-admin shows it."""
+    if info.type is not SchemaType.KEY_VALUE:
+        return info.data.decode(errors="replace")
+    halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}
+    return msgspec.json.encode(halves).decode()
+
+
+def _told(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data) if data else ""
+    except (msgspec.DecodeError, RecursionError):
+        return data.decode(errors="replace")
+
+
+def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
+    """What `text_of` gives, and how operators write it: {"type": …, "schema": text, "properties": …}. InvalidSchema."""
+    kind, data = type_of(type_), text.encode()
+    if kind is SchemaType.KEY_VALUE:
+        try:
+            halves = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidSchema(f"the text of KEY_VALUE is no JSON with 'key' and 'value': {error}") from None
+        if set(halves) != {"key", "value"}:
+            raise InvalidSchema("the text of KEY_VALUE is an object with 'key' and 'value', and nothing else")
+        parts = [b"" if bytes(halves[half]) == b'""' else bytes(halves[half]) for half in ("key", "value")]
+        data = b"".join(_U32.pack(len(each) or NONE_LENGTH) + each for each in parts)
+    return SchemaInfo(type=kind, data=data, name=name, properties=properties)

@@ -36,7 +36,7 @@ from ..connect.world import client_world
 from ..model.message_id import KnownId, MessageId
 from ..model.settings import ClientSettings
 from .operations import AskedOf, Operation
-from .values import NamespaceInfo, StoredMessage, TopicSchema
+from .values import NamespaceInfo, StoredMessage
 
 T = TypeVar("T")
 
@@ -187,22 +187,16 @@ def _value(kind: Any, found: Any) -> Any:
         return Position(found.ledger_id, found.entry_id)
     if kind is NamespaceInfo:
         return NamespaceInfo(found.name, found.bundles, not found.auto_topic_creation_off, found.default_partitions)
-    if kind is TopicSchema:
-        return _schema(found)
+    if kind is SchemaInfo:
+        return SchemaInfo(
+            type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
+        )
     if kind is int and isinstance(found, bytes):
         return version_of(found)
     if is_dataclass(kind):
         hints = hints_of(cast(type, kind))
         return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints})
     return kind(found) if issubclass(kind, Enum) else found
-
-
-def _schema(found: wire.SchemaReply) -> TopicSchema:
-    info, version = found.schema, version_of(found.version)
-    return TopicSchema(
-        -1 if version is None else version, SchemaType(info.type), info.data, info.name, dict(info.properties),
-        found.created_ms, found.user, found.deleted,
-    )  # fmt: skip
 
 
 @cache

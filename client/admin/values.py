@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from ...proto import subscription_types
 from ...proto.names import Position
-from ...proto.schema import Compatibility, SchemaType
+from ...proto.schema import Compatibility, SchemaInfo
 from ..model.message_id import MessageId
 
 
@@ -349,10 +349,7 @@ class TopicSchema:
     """A version of a topic's schema. `deleted`: it decodes what was written with it, and counts for nothing else."""
 
     version: int
-    type: SchemaType
-    definition: bytes  # JSON text of JSON, AVRO, PROTOBUF and PROTOBUF_NATIVE
-    name: str
-    properties: dict[str, str]
+    schema: SchemaInfo
     created_ms: int
     user: str  # the role that registered it
     deleted: bool = False

@@ -12,7 +12,7 @@ from itertools import islice
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry_pb2 import KeyValue, MessageIdData
 from ....proto.errors import InvalidRequest
-from ....proto.model import AckedEntry
+from ....proto.model import AckedEntry, enum_of
 from ....proto.names import MessageId, Position
 from ....proto.schema import SchemaInfo, SchemaType
 from ...common.refusals import AckRefusal
@@ -52,12 +52,13 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 # ------------------------------------------------------------------ schemas
 def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
-    """None: bytes, of which Java's client sends the number 0."""
+    """None: bytes, of which Java's client sends the number 0. InvalidRequest."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
-        type=SchemaType(given.type), data=given.schema_data, name=given.name, properties=properties(given.properties)
-    )
+        type=enum_of(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
+        properties=properties(given.properties),
+    )  # fmt: skip
 
 
 def wire_schema(info: SchemaInfo) -> pulsar.Schema:

@@ -11,7 +11,6 @@ tests/broker/schema/test_definition.py.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -84,6 +83,10 @@ class Definition(NamedTuple):
 def _half(info: SchemaInfo, whole: SchemaType) -> Definition | None:
     if info.type is whole:
         raise InvalidSchema("a half of KEY_VALUE is a KEY_VALUE")
+    if not info.type and info.data:
+        raise InvalidSchema(
+            "a half of KEY_VALUE has a definition and no type (properties key.schema.type and value.schema.type)"
+        )
     return Definition.of(info) if info.type else None
 
 
@@ -100,7 +103,7 @@ def _root_of(data: bytes) -> str:
     try:
         text = msgspec.json.decode(data, type=_NativeJson)
         files = FileDescriptorSet.FromString(base64.b64decode(text.fileDescriptorSet, validate=True)).file
-    except (msgspec.DecodeError, binascii.Error, DecodeError, RecursionError, UnicodeEncodeError) as error:
+    except (ValueError, DecodeError, RecursionError) as error:
         raise InvalidSchema(f"PROTOBUF_NATIVE: the text is no set of descriptors: {error}") from None
     by_name = {each.name: each for each in files}
     if text.rootFileDescriptorName not in by_name:
