@@ -257,3 +257,28 @@ def test_tls_and_a_token_are_asked_for(tmp_path: Path) -> None:
             stranger.create_producer("t")
         stranger.close()
         assert token.strip() not in "".join(path.read_text() for path in tmp_path.rglob("*.std*"))
+
+
+def test_schemas_are_registered_evolve_and_are_refused(client: Any) -> None:
+    schemas: Any = pulsar.schema
+
+    def order(**more: Any) -> Any:
+        return type("Order", (schemas.Record,), {"a": schemas.Integer(), **more})
+
+    first, second = order(), order(b=schemas.Integer(default=7, required_default=True))
+    wrong = order(z=schemas.Integer(required=True))
+    for kind in (schemas.AvroSchema, schemas.JsonSchema):
+        name = f"typed-{kind.__name__}"
+        consumer = client.subscribe(name, "s", schema=kind(first))
+        client.create_producer(name, schema=kind(first)).send(first(a=1))
+        client.create_producer(name, schema=kind(second)).send(second(a=2, b=3))
+        reader = client.create_reader(name, pulsar.MessageId.earliest, schema=kind(second))
+        for number in (1, 2):
+            message = consumer.receive(WAIT_MS)
+            assert message.value().a == number
+            assert ord(message.schema_version()[-1]) == number - 1
+            assert reader.read_next(WAIT_MS).value().a == number
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.create_producer(name, schema=kind(wrong))
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe(name, "t", schema=schemas.StringSchema())

@@ -111,7 +111,7 @@ def _root_of(data: bytes) -> str:
     for each in files:
         missing = [name for name in each.dependency if name not in by_name]
         if missing:
-            raise InvalidSchema(f"PROTOBUF_NATIVE: {each.name!r:.200} imports {missing[0]!r:.200}, which is not there")
+            raise InvalidSchema(f"PROTOBUF_NATIVE: {each.name!r:.200} imports {missing[0]!r:.200}, which is missing")
     package = by_name[text.rootFileDescriptorName].package
     if not _has_message(by_name[text.rootFileDescriptorName].message_type, text.rootMessageTypeName, package):
         raise InvalidSchema(f"PROTOBUF_NATIVE: there is no message {text.rootMessageTypeName!r:.200} in its file")
