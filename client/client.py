@@ -20,7 +20,7 @@ from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
 from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
 from .common.closing import ClosedAfterAsyncWith, close_all
-from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
+from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
 from .common.reports import Reports
 from .connect.authentication import caller_access
 from .connect.connections import Connections
@@ -191,31 +191,35 @@ class Client(ClosedAfterAsyncWith):
         enable_retry: bool = False,
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
+        pattern_auto_discovery_period: int = 60,
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
         """
         options = given(locals(), "topic")
         check(CONSUMER, options)
         check_one("batch_receive_policy", instance(ConsumerBatchReceivePolicy), batch_receive_policy)
         check_names(check_subscription_name, subscription_name)
         settings = consumer_settings(
-            given(options, "subscription_name", "batch_receive_policy", "is_pattern_topic")
+            given(
+                options, "subscription_name", "batch_receive_policy", "is_pattern_topic",
+                "pattern_auto_discovery_period",
+            )
         )
         if is_pattern_topic and isinstance(topic, str):
             topic = _pattern(topic)
-        if regex_subscription_mode != RegexSubscriptionMode.PersistentOnly:
-            raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         names = None if isinstance(topic, re.Pattern) else self._names(topic)
-        pattern = TopicPattern(topic) if isinstance(topic, re.Pattern) else None
+        mode = RegexSubscriptionMode(regex_subscription_mode)
+        pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
         async def subscribe() -> Consumer:
             if names is not None:
                 return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
             assert pattern is not None, "names, or a pattern"
-            watch = TopicWatch(self.connections, pattern)
+            watch = TopicWatch(self.connections, pattern, pattern_auto_discovery_period)
             try:
                 found = await watch.open()
                 return await Consumer.open(

@@ -55,13 +55,12 @@ _UNSUPPORTED_CLIENT = {
 _UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
-    "regex_subscription_mode",  # the client refuses what a pattern cannot find
+    "regex_subscription_mode", "pattern_auto_discovery_period",  # client/connect/topic_watch.py
 }
 TUNING = {
     "io_threads": (1, "one event loop does it"),
     "concurrent_lookup_requests": (50000, "look-ups have no limit"),
     "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
-    "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
 }
 """Parameters that tune what does not exist here: default, and why."""
 

@@ -78,7 +78,7 @@ class ProducerAccessMode(IntEnum):
 
 
 class RegexSubscriptionMode(IntEnum):
-    """Which topics a pattern finds. PersistentOnly is what there is."""
+    """Which topics a pattern finds. Non-persistent ones are found while brokers have them in memory."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2

@@ -35,12 +35,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "subscribe": {
         "replicate_subscription_state_enabled": True,
-        "regex_subscription_mode": magnetar.RegexSubscriptionMode.AllTopics,
     },
     "send": {"replication_clusters": ["other"], "disable_replication": True},
 }  # fmt: skip
 REFUSED["send_async"] = REFUSED["send_nowait"] = REFUSED["send"]
-ALWAYS = {"batch_index_ack_enabled"}
+ALWAYS = {"batch_index_ack_enabled", "regex_subscription_mode", "pattern_auto_discovery_period"}
 """What they ask for is done whether they ask or not."""
 SETTINGS = {field.name for kind in (ClientSettings, ProducerSettings, ConsumerSettings) for field in fields(kind)}
 SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms", "encryption_key"}
