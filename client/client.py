@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
+from weakref import finalize
 
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
@@ -21,6 +22,7 @@ from ..runtime.world import World
 from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
 from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
+from .common.loggers import attach
 from .common.reports import Reports
 from .connect.authentication import caller_access
 from .connect.connections import Connections
@@ -68,8 +70,9 @@ class Client(ClosedAfterAsyncWith):
             await producer.send(b"UA 1545")
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
-    connects when first used and belongs to the event loop that uses it first. `memory_limit_bytes` bounds the messages
-    that wait in all receiver queues (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
+    connects when first used and belongs to the event loop that uses it first. `logger` gets what all clients log, too
+    (client/common/loggers.py). `memory_limit_bytes` bounds the messages that wait in all receiver queues
+    (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
     `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
@@ -105,6 +108,7 @@ class Client(ClosedAfterAsyncWith):
         self._connections: Connections | None = None
         self._reports: Reports | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
+        self._detach = finalize(self, detach) if (detach := attach(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
 
@@ -356,6 +360,8 @@ class Client(ClosedAfterAsyncWith):
             await close_all(open_)
         finally:
             self._closed = True
+            if self._detach is not None:
+                self._detach()
             connections, self._connections = self._connections, None
             if connections is not None:
                 await connections.close()

@@ -29,6 +29,7 @@ from ..common.checks import (
     whole,
 )
 from ..common.errors import OperationNotSupported
+from ..common.loggers import check_logger
 from .message_id import MessageId
 from .schema import Schema
 from .settings import (
@@ -50,7 +51,6 @@ from .settings import (
 _LOG = logging.getLogger("magnetar.client")
 _UNSUPPORTED_CLIENT = {
     "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
-    "logger": "configure the logger 'magnetar.client'",
 }  # fmt: skip
 _UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
@@ -144,6 +144,7 @@ def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check(checks.CLIENT, options)
+    check_logger(options.get("logger"))
     for name, why in _UNSUPPORTED_CLIENT.items():
         if options.get(name) is not None:
             raise OperationNotSupported(f"{name} of a client is not supported: {why}")
