@@ -73,6 +73,8 @@ class Compatibility(StrEnum):
 
 
 class SchemaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema: its type, the definition in the form of that type, a name, and free text."""
+
     type: SchemaType
     data: bytes = b""
     name: str = ""

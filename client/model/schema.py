@@ -23,9 +23,11 @@ class Schema:
         self._schema_name = schema_name
 
     def encode(self, value: Any) -> bytes:
+        """The payload of a value."""
         raise NotImplementedError
 
     def decode(self, payload: bytes) -> Any:
+        """The value of a payload."""
         raise NotImplementedError
 
     def _check(self, value: object) -> None:
