@@ -157,7 +157,7 @@ class Client(ClosedAfterAsyncWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer. ProducerSettings has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
+        """Opens a producer. docs/settings.md has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
         settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
@@ -197,7 +197,7 @@ class Client(ClosedAfterAsyncWith):
         consumer_event_listener: ConsumerEventListener | None = None,
         pattern_auto_discovery_period: int = 60,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every

@@ -74,6 +74,8 @@ class Compatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaInfo:
+    """A schema: its type, the definition in the form of that type, a name, and free text."""
+
     type: SchemaType
     data: bytes = b""
     name: str = ""

@@ -138,7 +138,7 @@ class Client(ClosedAfterWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default,
+        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is off by default,
         as in `pulsar-client`."""
         options = given(locals())
         epoch = EPOCH[0]
@@ -186,7 +186,7 @@ class Client(ClosedAfterWith):
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`

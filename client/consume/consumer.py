@@ -186,6 +186,7 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.are_connected()
 
     def title(self) -> str:
+        """For logs: its name, subscription and topic."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
@@ -226,6 +227,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
+        """The partition that it came from. InvalidMessage: none of this consumer's."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -371,5 +373,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
+        """AssertionError: an invariant of the client is broken."""
         for consumer in self.partitions:
             consumer.core.check()

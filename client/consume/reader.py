@@ -54,6 +54,7 @@ class Reader(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
+        """Opens all partitions, or the one of `start`."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partitions(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]

@@ -34,9 +34,11 @@ class Schema:
         self._schema_name = schema_name
 
     def encode(self, value: Any) -> bytes:
+        """The payload of a value."""
         raise NotImplementedError
 
     def decode(self, payload: bytes) -> Any:
+        """The value of a payload."""
         raise NotImplementedError
 
     def info(self) -> SchemaInfo | None:
