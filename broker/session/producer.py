@@ -104,7 +104,8 @@ class ProducerSession:
         session.producer = Producer(
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
-            principal=principal,
+            principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
+            properties=options.properties,
         )  # fmt: skip
         if options.initial_subscription:
             await topic.subscribe(options.initial_subscription, topic.log.shape.start)
