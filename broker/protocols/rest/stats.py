@@ -3,7 +3,7 @@
 `topic_stats` takes what broker/session/statistics.py gives, or the same fields from another broker (wire.proto). What
 only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
 Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
-Magnetar does not note are 0; what it has not (offload, transactions, replication) is 0, -1 or empty.
+Magnetar does not note are 0; of offload, transactions and replication, which are missing, numbers are 0 or -1.
 """
 
 from __future__ import annotations
