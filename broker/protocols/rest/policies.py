@@ -323,7 +323,7 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
         if row.by_cluster:
-            for each in converted(value or {}, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
+            for each in converted({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
                 found |= row.take(each)
         elif value is not None and value != []:
             found |= row.take(converted(value, row.kind, row.key))
