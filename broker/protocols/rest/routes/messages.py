@@ -7,6 +7,7 @@ how many. An encrypted payload is as it is.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from starlette.responses import Response
 
 from .....proto import wire_pb2 as wire
 from .....proto.entry import decode_payload, open_entry
+from .....proto.entry_pb2 import MessageMetadata
 from .....proto.errors import NotFound
 from ....session.backlogs import PEEK_MESSAGES_MAX
 from ..call import Call
@@ -111,14 +113,31 @@ async def examine_message(call: Call) -> Response:
 
 async def _entry(found: Any) -> Response:
     """CorruptEntry: the payload does not decompress."""
-    header = open_entry(found.entry)[1]
+    index, header = open_entry(found.entry)
     metadata = header.metadata
     if metadata.encryption_keys:
         payload = found.entry[header.payload_offset :]
     else:
         payload = await asyncio.to_thread(decode_payload, header, found.entry)
+    headers = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}", **_headers(metadata)}
+    if index >= 0:
+        headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
+    if header.batched:
+        headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
+        headers["X-Pulsar-batch-size"] = str(len(payload))
+    answer = Response(bytes(payload), 200, media_type="application/octet-stream")
+    for name, value in headers.items():
+        if value:  # Java's admin client compares the case of names, which starlette's `headers` do not keep
+            answer.raw_headers.append((name.encode(), quote(value, safe=_SAFE).encode()))
+    return answer
+
+
+_SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
+"""What a header may have as it is."""
+
+
+def _headers(metadata: MessageMetadata) -> dict[str, str]:
     headers = {
-        "X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}",
         "X-Pulsar-publish-time": _time(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
         "X-Pulsar-sequence-id": str(metadata.sequence_id),
@@ -133,14 +152,20 @@ async def _entry(found: Any) -> Response:
     if metadata.HasField("partition_key"):
         headers["X-Pulsar-partition-key"] = metadata.partition_key
         headers["X-Pulsar-partition-key-b64-encoded"] = str(metadata.partition_key_b64_encoded).lower()
-    if header.batched:
-        headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
-        headers["X-Pulsar-batch-size"] = str(len(payload))
+    if metadata.HasField("ordering_key"):
+        headers["X-Pulsar-Base64-ordering-key"] = b64encode(metadata.ordering_key).decode()
+    if metadata.HasField("uuid"):
+        headers |= {
+            "X-Pulsar-uuid": metadata.uuid, "X-Pulsar-chunk-id": str(metadata.chunk_id),
+            "X-Pulsar-num-chunks-from-msg": str(metadata.num_chunks_from_msg),
+            "X-Pulsar-total-chunk-msg-size": str(metadata.total_chunk_msg_size),
+        }  # fmt: skip
+    if metadata.encryption_keys:
+        headers["X-Pulsar-Is-Encrypted"] = "true"
     properties = {each.key: each.value for each in metadata.properties}
     if properties:
-        headers["X-Pulsar-Property"] = msgspec.json.encode(properties).decode()
-    safe = {name: quote(value, safe=" !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\") for name, value in headers.items() if value}
-    return Response(bytes(payload), 200, safe, "application/octet-stream")
+        headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()
+    return headers
 
 
 def _time(milliseconds: int) -> str:

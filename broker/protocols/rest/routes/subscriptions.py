@@ -181,7 +181,10 @@ async def _set_properties(call: Call, properties: dict[str, Any]) -> None:
 
 @route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
        answer="AnalyzeSubscriptionBacklogResult")  # fmt: skip
+@route("POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult")
 async def analyze_backlog(call: Call) -> object:
+    if not call.is_empty:
+        raise BadRequest("the backlog is counted from its beginning: send no position", 412)
     found = await call.admin("AnalyzeBacklog", _deleting(call, call.topic.full))
     return {
         "entries": found.entries, "messages": found.messages, "markerMessages": 0,
