@@ -25,6 +25,8 @@
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
     /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
+    /schemas/<tenant>/<ns>/<topic>              SchemaListRecord: of a topic, or of all partitions of a topic
+    /schemas/<tenant>/<ns>/<topic>/<version>    SchemaRecord
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
 """
 
@@ -58,6 +60,7 @@ TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
 GRANTS = "/grants"
+SCHEMAS = "/schemas"
 
 
 def segment(name: str) -> str:
@@ -169,3 +172,12 @@ def namespace_policies(tenant_: str, namespace_: str) -> str:
 def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
     """The policies of a topic; `topic_` is its name without a partition's suffix."""
     return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"
+
+
+def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
+    """The versions of a topic's schema; `topic_` is its name without a partition's suffix."""
+    return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+
+
+def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
+    return f"{schemas(tenant_, namespace_, topic_)}/{version}"

@@ -174,6 +174,34 @@ class GrantsRecord(Record, frozen=True, kw_only=True):
     prefix_mode: bool = False  # a subscription is named by its role
 
 
+class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a topic's schema."""
+
+    version: int
+    hash: bytes  # of equal definitions: equal (broker/schema/core/definition.py)
+    created_ms: int
+    user: str = ""  # the role that registered it
+    deleted: bool = False
+
+
+class SchemaListRecord(Record, frozen=True, kw_only=True):
+    """The versions of a topic's schema, in their order. A number is used once."""
+
+    kind = 64
+    next: int = 0
+    schemas: tuple[SchemaEntry, ...] = ()
+
+
+class SchemaRecord(Record, frozen=True, kw_only=True):
+    """One version's definition, which never changes."""
+
+    kind = 65
+    type: int  # proto/schema.py `SchemaType`
+    name: str = ""
+    data: bytes = b""
+    properties: dict[str, str] = {}
+
+
 class PartitionedRecord(Record, frozen=True, kw_only=True):
     """A partitioned topic."""
 
@@ -353,6 +381,7 @@ _KINDS: dict[int, type[Record]] = {
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
+        SchemaListRecord, SchemaRecord,
         IncarnationsRecord,
     )
 }  # fmt: skip

@@ -109,6 +109,12 @@ class WrongProtocol(InvalidRequest):
     code = 15
 
 
+class InvalidSchema(InvalidRequest):
+    """A schema's definition is none of its type; the message names the place in it."""
+
+    code = 17
+
+
 class NewerFormat(InvalidConfiguration):
     """A later Magnetar wrote the data: upgrade; fields `version`, `known`."""
 
@@ -151,6 +157,12 @@ class LedgerNotFound(NotFound):
     """The ledger was never made, or is deleted."""
 
     code = 25
+
+
+class SchemaNotFound(NotFound):
+    """The topic has no schema, or not that version."""
+
+    code = 26
 
 
 class AlreadyExists(MagnetarError):
@@ -198,6 +210,12 @@ class NotAllowed(MagnetarError):
 
     code = 36
     definite = True
+
+
+class IncompatibleSchema(NotAllowed):
+    """A schema does not go with those of the topic; the message names the rule, the version and the field."""
+
+    code = 38
 
 
 class BacklogQuotaExceeded(MagnetarError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from .errors import InvalidRequest
+from .schema import Compatibility
 from .subscription_types import TITLES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
@@ -76,6 +77,9 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     dead_letter_topic: str | None = None  # "": TOPIC-SUBSCRIPTION-DLQ
     dead_letter_backoff_s: tuple[float, ...] | None = None  # wait before the 1st, 2nd, … redelivery; the last one stays
     subscription_types: tuple[TypeTitle, ...] | None = None  # that consumers may ask for
+    schema_compatibility: Compatibility | None = None  # of a new schema with those of the topic
+    schema_auto_update: bool | None = None  # a producer's new schema is registered; off: operators upload
+    schema_validation_enforced: bool | None = None  # no producer without a schema where the topic has one
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__

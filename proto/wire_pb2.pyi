@@ -147,7 +147,7 @@ class ServerFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: _Optional[bool] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -173,6 +173,7 @@ class OpenProducer(_message.Message):
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     INITIAL_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     access_mode: OpenProducer.AccessMode
@@ -181,21 +182,24 @@ class OpenProducer(_message.Message):
     connection: int
     initial_subscription: str
     topic_epoch: int
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
+    schema: SchemaInfo
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch")
+    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     last_sequence_id: int
     max_message_size: int
     credit: int
     topic_epoch: int
-    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., credit: _Optional[int] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
+    schema_version: bytes
+    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., credit: _Optional[int] = ..., topic_epoch: _Optional[int] = ..., schema_version: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence_id", "ledger_id", "entry_id", "index", "duplicate")
@@ -220,7 +224,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -267,6 +271,7 @@ class Subscribe(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
     MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -283,7 +288,27 @@ class Subscribe(_message.Message):
     instance: str
     key_shared: KeySharedPolicy
     many_topics: bool
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: _Optional[bool] = ..., existing_only: _Optional[bool] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ...) -> None: ...
+    schema: SchemaInfo
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: _Optional[bool] = ..., existing_only: _Optional[bool] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+
+class SchemaInfo(_message.Message):
+    __slots__ = ("type", "data", "name", "properties")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    data: bytes
+    name: str
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, type: _Optional[int] = ..., data: _Optional[bytes] = ..., name: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class KeySharedPolicy(_message.Message):
     __slots__ = ("mode", "ranges", "allow_out_of_order_delivery")
@@ -530,6 +555,50 @@ class AdvanceSubscriptionRequest(_message.Message):
     subscription: str
     index: int
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class GetSchemaRequest(_message.Message):
+    __slots__ = ("topic", "version")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    version: bytes
+    def __init__(self, topic: _Optional[str] = ..., version: _Optional[bytes] = ...) -> None: ...
+
+class SchemaReply(_message.Message):
+    __slots__ = ("version", "schema", "created_ms", "user", "deleted")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    version: bytes
+    schema: SchemaInfo
+    created_ms: int
+    user: str
+    deleted: bool
+    def __init__(self, version: _Optional[bytes] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., created_ms: _Optional[int] = ..., user: _Optional[str] = ..., deleted: _Optional[bool] = ...) -> None: ...
+
+class SchemasReply(_message.Message):
+    __slots__ = ("schemas",)
+    SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    schemas: _containers.RepeatedCompositeFieldContainer[SchemaReply]
+    def __init__(self, schemas: _Optional[_Iterable[_Union[SchemaReply, _Mapping]]] = ...) -> None: ...
+
+class SchemaRequest(_message.Message):
+    __slots__ = ("topic", "schema")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    schema: SchemaInfo
+    def __init__(self, topic: _Optional[str] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+
+class TestSchemaReply(_message.Message):
+    __slots__ = ("refused", "compatibility")
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    compatibility: str
+    def __init__(self, refused: _Optional[str] = ..., compatibility: _Optional[str] = ...) -> None: ...
 
 class Name(_message.Message):
     __slots__ = ("name", "precise_backlog")

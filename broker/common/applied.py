@@ -19,6 +19,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from ...proto.policies import InactiveMode, Policies, QuotaPolicy, TypeTitle
+from ...proto.schema import Compatibility
 from ...proto.subscription_types import TITLES
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -67,6 +68,9 @@ class Applied:
     dead_letter_topic: str = ""  # where to; empty: TOPIC-SUBSCRIPTION-DLQ
     dead_letter_backoff_s: tuple[float, ...] = ()  # wait before the 1st, 2nd, … redelivery; the last one stays
     subscription_types: tuple[TypeTitle, ...] = TITLES  # that consumers may ask for
+    schema_compatibility: Compatibility = Compatibility.FULL  # of a producer's new schema with those of its topic
+    schema_auto_update: bool = True  # a new schema of a producer is registered; off: operators upload it
+    schema_validation_enforced: bool = False  # a producer without a schema is refused where the topic has one
 
 
 NAMES = tuple(field.name for field in fields(Applied))

@@ -46,6 +46,7 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
+from ..schema.registry import SchemaRegistry
 from ..topic.maintenance import look_after
 from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
@@ -67,7 +68,7 @@ _UNSETTLED = "this broker has no metadata session at the moment; ask another one
 class _OwnershipSession:
     """What lasts as long as this broker owns."""
 
-    __slots__ = ("catalog", "grants", "ledgers", "metadata", "ownership", "policies", "settled")
+    __slots__ = ("catalog", "grants", "ledgers", "metadata", "ownership", "policies", "schemas", "settled")
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
@@ -77,6 +78,7 @@ class _OwnershipSession:
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
+        self.schemas = SchemaRegistry(world, metadata)
         self.ownership = Ownership(metadata, me)
         limits = CatalogLimits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
@@ -224,6 +226,10 @@ class TopicManager:
     def grants(self) -> Grants:
         return self._open().grants
 
+    @property
+    def schemas(self) -> SchemaRegistry:
+        return self._open().schemas
+
     def topic_feed(self) -> TopicWatcher:
         session = self._open()
         return TopicWatcher(session.metadata, session.catalog)
@@ -361,6 +367,7 @@ class TopicManager:
             ledger_ids = await topic.delete(force=force)
             if not name.is_partition:
                 await session.grants.forget(name)
+                await session.schemas.forget(name)
             await session.catalog.forget_topic(name)
         finally:
             if topic.ended and self.loaded.get(name.full) is topic:

@@ -169,6 +169,7 @@ class Administration:
             except NotFound:
                 continue  # an earlier attempt got so far
         await self._broker.grants.forget(topic)
+        await self._broker.schemas.forget(topic)
         await self._broker.catalog.forget_partitions(topic)
 
     async def _delete_one(self, topic: TopicName, *, force: bool) -> None:

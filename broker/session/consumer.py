@@ -23,10 +23,12 @@ import msgspec
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ...proto.schema import SchemaInfo
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import TopicManager
+from ..schema.registry import SchemaRules
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.deliveries import Delivery
 from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
@@ -62,6 +64,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     instance: str = ""  # random, of the consumer object: its next connection replaces its last one
     policy: PolicyOptions = NO_OPTIONS  # of the subscription type
     many_topics: bool = False  # failover spreads the topics by the consumers' names
+    schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
 
     def check(self) -> None:
         """InvalidName, InvalidRequest, NotAllowed."""
@@ -97,13 +100,14 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Unauthorized, TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and
-        what loading a topic may raise. Nothing is left of it then, or when it is cancelled. The port is not called
-        before it returns.
+        """Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner,
+        BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it is cancelled. The port
+        is not called before it returns.
         """
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
+        await _check_schema(broker, topic, options, caller)
         session, id_ = cls(topic, port), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
@@ -282,6 +286,14 @@ class ConsumerSession:
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.detach(self.subscription)
+
+
+async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
+    """IncompatibleSchema, InvalidRequest."""
+    if options.schema is not None:
+        idle = not topic.log.queued_index and not len(topic.producers)
+        rules, user = SchemaRules.of(topic.applied), caller.principal.name
+        await broker.schemas.of_consumer(topic.name, options.schema, rules, user, idle=idle)
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:

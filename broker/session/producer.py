@@ -28,11 +28,13 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ...proto.schema import SchemaInfo
 from ...runtime.access import MemoryBudget
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..log.topic_log import TopicLogState
 from ..node.topic_manager import TopicManager
+from ..schema.registry import SchemaRules
 from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
 
@@ -51,6 +53,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     connection: int = 0  # counts the instance's connections: an earlier one never replaces a later one
     initial_subscription: str = ""  # made, at the earliest message, before the producer is opened
     topic_epoch: int = 0  # that this producer had when it was exclusive last; 0: none
+    schema: SchemaInfo | None = None  # None: bytes
 
     def check(self) -> None:
         """InvalidName."""
@@ -70,7 +73,9 @@ class ProducerPort(Outcomes, Protocol):
 class ProducerSession:
     """See the module. Made by `open`."""
 
-    __slots__ = ("_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer", "topic")
+    __slots__ = (
+        "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer", "schema_version", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: Topic, port: ProducerPort, grant: int, memory: MemoryBudget) -> None:
         self.topic = topic
@@ -81,15 +86,16 @@ class ProducerSession:
         self._freed = 0  # what the producer may still spend
         self._owed = 0  # what it has got back and the port has not got yet
         self._waiting: deque[bytes] | None = None  # for the gate
+        self.schema_version: int | None = None  # of its messages
         self.producer: Producer
 
     @classmethod
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Unauthorized, TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading
-        a topic may raise. Nothing is left of it then, and when it is cancelled. The port is not called before this
-        returns."""
+        """Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner,
+        BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then, and when it is cancelled.
+        The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
@@ -107,6 +113,8 @@ class ProducerSession:
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
             properties=options.properties,
         )  # fmt: skip
+        rules = SchemaRules.of(topic.applied)
+        session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)
         if options.initial_subscription:
             await topic.subscribe(options.initial_subscription, topic.log.shape.start)
         try:

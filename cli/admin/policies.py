@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ...proto.schema import Compatibility
 from ...proto.subscription_types import TITLES
 from ..common.lazy import Lazy
 from ..common.session import Session, connected
@@ -110,6 +111,8 @@ _DISPATCH = (("-md", "--msg-dispatch-rate"), ("-bd", "--byte-dispatch-rate"))
 QUOTA_POLICIES = "producer_request_hold|producer_exception|consumer_backlog_eviction"
 INACTIVE_MODES = "delete_when_no_subscriptions|delete_when_subscriptions_caught_up"
 
+COMPATIBILITIES = "|".join(Compatibility)
+
 VERBS = (
     Verb("retention", (
         Field("retention_minutes", "minutes", ("-t", "--time"), "Acknowledged is kept: 10m, 2h, 3d; -1: for ever."),
@@ -196,6 +199,15 @@ VERBS = (
     Verb("subscription-types-enabled", (
         Field("subscription_types", "names", ("-t", "--types"), f"Of {', '.join(TITLES)}."),
     ), "Which types consumers may ask for.", "-t Exclusive,Failover"),
+    Verb("schema-compatibility-strategy", (
+        Field("schema_compatibility", COMPATIBILITIES, ("-c", "--compatibility"), "With those of the topic."),
+    ), "What a new schema has to be.", "-c full_transitive"),
+    Verb("schema-validation-enforce", (
+        Field("schema_validation_enforced", "on/off", (), "No producer without a schema where there is one."),
+    ), "Whether producers need the schema.", "--enable"),
+    Verb("is-allow-auto-update-schema", (
+        Field("schema_auto_update", "on/off", (), "A producer's new schema is registered."),
+    ), "Whether producers register schemas.", "--disable"),
 )  # fmt: skip
 
 ALIASES = {

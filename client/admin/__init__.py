@@ -33,6 +33,7 @@ from .values import OrphanLedger as OrphanLedger
 from .values import Orphans as Orphans
 from .values import Permissions as Permissions
 from .values import ProducerStats as ProducerStats
+from .values import SchemaTest as SchemaTest
 from .values import SlotRange as SlotRange
 from .values import StoredMessage as StoredMessage
 from .values import SubscriptionStats as SubscriptionStats
@@ -40,6 +41,7 @@ from .values import SubscriptionType as SubscriptionType
 from .values import TenantInfo as TenantInfo
 from .values import TopicInternalStats as TopicInternalStats
 from .values import TopicOffsets as TopicOffsets
+from .values import TopicSchema as TopicSchema
 from .values import TopicState as TopicState
 from .values import TopicStats as TopicStats
 from .values import Unloaded as Unloaded

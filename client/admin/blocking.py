@@ -93,6 +93,13 @@ class Admin(ClosedAfterWith):
     compact = _blocking(AdminClient.compact)
     compaction_status = _blocking(AdminClient.compaction_status)
     last_message_id = _blocking(AdminClient.last_message_id)
+    schema = _blocking(AdminClient.schema)
+    schemas = _blocking(AdminClient.schemas)
+    put_schema = _blocking(AdminClient.put_schema)
+    schema_version = _blocking(AdminClient.schema_version)
+    test_schema = _blocking(AdminClient.test_schema)
+    delete_schemas = _blocking(AdminClient.delete_schemas)
+
     message_id_by_time = _blocking(AdminClient.message_id_by_time)
     backlog_size = _blocking(AdminClient.backlog_size)
     messages = _blocking(AdminClient.messages)

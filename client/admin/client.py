@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
+from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.world import World
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
@@ -338,6 +339,32 @@ class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
         """At most `messages` next messages of a subscription, without moving it."""
         found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
         return found[:messages]
+
+    # ------------------------------------------------------------------------------ schemas
+    async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
+        """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+        return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
+
+    async def schemas(self, topic: str) -> list[values.TopicSchema]:
+        """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
+        return await self._all(op.LIST_SCHEMAS, topic=full_topic(topic))
+
+    async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
+        """Registers it; its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+        return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
+
+    async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
+        """The version of an equal one. SchemaNotFound."""
+        return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
+
+    async def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
+        """Whether it could be registered, and by which rule. InvalidSchema."""
+        return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
+
+    async def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
+        """The newest version that is deleted with this; None: there were none. Messages that were written with them
+        can be decoded until `force` deletes the definitions."""
+        return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
 
     # ------------------------------------------------------------------------------ the cluster
     async def brokers(self) -> list[values.BrokerInfo]:

@@ -25,6 +25,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import decode_batch, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import Position, TopicName
+from ...proto.schema import SchemaInfo, SchemaType, version_of
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
 from ..connect.authentication import caller_access
@@ -39,7 +40,7 @@ from .values import NamespaceInfo, StoredMessage
 
 T = TypeVar("T")
 
-_BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription"}
+_BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription", "GetSchema"}
 """Operations that clients have too; the others are of the Admin service."""
 _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties"}
 """Of replies with more fields than the answer."""
@@ -145,6 +146,8 @@ def encode(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[
     for name, value in arguments.items():
         if name == "auto_topic_creation":
             name, value = "auto_topic_creation_off", not value
+        if isinstance(value, SchemaInfo):
+            value = wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
         given[name if name in known else "name"] = value.to_wire() if isinstance(value, MessageId) else value
     try:
         return target, target.request(**given)
@@ -184,6 +187,12 @@ def _value(kind: Any, found: Any) -> Any:
         return Position(found.ledger_id, found.entry_id)
     if kind is NamespaceInfo:
         return NamespaceInfo(found.name, found.bundles, not found.auto_topic_creation_off, found.default_partitions)
+    if kind is SchemaInfo:
+        return SchemaInfo(
+            type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
+        )
+    if kind is int and isinstance(found, bytes):
+        return version_of(found)
     if is_dataclass(kind):
         hints = hints_of(cast(type, kind))
         return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints})

@@ -102,6 +102,13 @@ EXPIRE_MESSAGES = _of_topic("ExpireMessages", int)
 PEEK_MESSAGES = _of_topic("PeekMessages", tuple[values.StoredMessage, ...])
 ANALYZE_BACKLOG = _of_topic("AnalyzeBacklog", values.BacklogAnalysis)
 
+GET_SCHEMA = Operation("GetSchema", values.TopicSchema)
+LIST_SCHEMAS = Operation("ListSchemas", tuple[values.TopicSchema, ...])
+PUT_SCHEMA = Operation("PutSchema", int)
+FIND_SCHEMA = Operation("FindSchema", int)
+TEST_SCHEMA = Operation("TestSchema", values.SchemaTest)
+DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", int)
+
 LIST_BROKERS = Operation("ListBrokers", tuple[values.BrokerInfo, ...])
 LIST_BOOKIES = Operation("ListBookies", tuple[values.BookieInfo, ...])
 FIND_ORPHANS = Operation("FindOrphans", values.Orphans)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from ...proto import subscription_types
 from ...proto.names import Position
+from ...proto.schema import Compatibility, SchemaInfo
 from ..model.message_id import MessageId
 
 
@@ -340,6 +341,26 @@ class StoredMessage:
     properties: Mapping[str, str]
     publish_time_ms: int
     payload: bytes
+
+
+# ------------------------------------------------------------------------------------ schemas
+@dataclass(frozen=True, slots=True)
+class TopicSchema:
+    """A version of a topic's schema. `deleted`: it decodes what was written with it, and counts for nothing else."""
+
+    version: int
+    schema: SchemaInfo
+    created_ms: int
+    user: str  # the role that registered it
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaTest:
+    """Whether a schema could be registered. `refused`: why not; empty: it could. `compatibility`: the rule."""
+
+    refused: str
+    compatibility: Compatibility
 
 
 # ------------------------------------------------------------------------------------ the cluster

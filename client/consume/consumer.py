@@ -33,7 +33,7 @@ from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
-from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
+from .batch_receive import ConsumerBatchReceivePolicy, decodable, receive_batch
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
@@ -204,11 +204,16 @@ class Consumer(ClosedAfterAsyncWith):
         message = self.inbox.take_nowait()
         if message is None:
             message = await self.inbox.take(check_timeout(timeout_millis))
+        if self.settings.schema.by_writer:
+            await decodable(self.inbox, message)
         return message
 
     async def batch_receive(self) -> list[Message]:
         """As many messages as the policy allows; empty when its time is over and no message arrived."""
-        return await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
+        batch = await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
+        if self.settings.schema.by_writer:
+            await decodable(self.inbox, *batch)
+        return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:

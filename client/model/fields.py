@@ -86,12 +86,16 @@ class Field(Generic[V]):
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
         kind = self.avro_type(names, namespace)
-        found: dict[str, Any] = {"name": self.name, "type": kind if self.required else ["null", kind]}
+        found: dict[str, Any] = {"name": self.name}
+        default = self.initial()
         if self.required_default:
-            default = self.initial()
             found["default"] = None if default is None else _avro_default(self, default)
-            if not self.required and default is not None:
-                found["type"] = [kind, "null"]
+        if self.required:
+            found["type"] = kind
+        elif self.required_default and default is not None:
+            found["type"] = [kind, "null"]
+        else:
+            found["type"] = ["null", kind]
         return found
 
 

@@ -122,6 +122,9 @@ SET = {
     "max-topics-per-namespace": (["-t", "7"], {"max_topics": 7}),
     "auto-subscription-creation": (["--disable"], {"auto_subscription_creation": False}),
     "subscription-types-enabled": (["-t", "Shared,Failover"], {"subscription_types": ["Shared", "Failover"]}),
+    "schema-compatibility-strategy": (["-c", "FORWARD"], {"schema_compatibility": "forward"}),
+    "schema-validation-enforce": (["--enable"], {"schema_validation_enforced": True}),
+    "is-allow-auto-update-schema": (["--disable"], {"schema_auto_update": False}),
 }  # fmt: skip
 
 

@@ -282,3 +282,28 @@ def test_a_service_url_of_http_is_looked_up_there(server: Process) -> None:
         assert {each["clientVersion"].startswith("Pulsar-CPP") for each in shown["publishers"]} == {True}
     finally:
         client.close()
+
+
+def test_schemas_are_registered_evolve_and_are_refused(client: Any) -> None:
+    schemas: Any = pulsar.schema
+
+    def order(**more: Any) -> Any:
+        return type("Order", (schemas.Record,), {"a": schemas.Integer(), **more})
+
+    first, second = order(), order(b=schemas.Integer(default=7, required_default=True))
+    wrong = order(z=schemas.Integer(required=True))
+    for kind in (schemas.AvroSchema, schemas.JsonSchema):
+        name = f"typed-{kind.__name__}"
+        consumer = client.subscribe(name, "s", schema=kind(first))
+        client.create_producer(name, schema=kind(first)).send(first(a=1))
+        client.create_producer(name, schema=kind(second)).send(second(a=2, b=3))
+        reader = client.create_reader(name, pulsar.MessageId.earliest, schema=kind(second))
+        for number in (1, 2):
+            message = consumer.receive(WAIT_MS)
+            assert message.value().a == number
+            assert ord(message.schema_version()[-1]) == number - 1
+            assert reader.read_next(WAIT_MS).value().a == number
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.create_producer(name, schema=kind(wrong))
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe(name, "t", schema=schemas.StringSchema())

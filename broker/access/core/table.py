@@ -45,6 +45,7 @@ def _topic(permission: Permission, field: str = "name", subscription: str = "") 
 _OPERATE = Rule(Permission.OPERATE)
 _NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
 _MANAGE = _topic(Permission.MANAGE)
+_MANAGE_TOPIC = _topic(Permission.MANAGE, "topic")
 _LOOKUP = _topic(Permission.LOOKUP)
 _CONSUME = _topic(Permission.CONSUME, "topic")
 _OF_SUBSCRIPTION = _topic(Permission.CONSUME, "topic", "name")
@@ -59,6 +60,7 @@ RULES: Mapping[str, Rule] = {
     "Broker.WatchTopics": Rule(Permission.SHOWN, On.NAMESPACE, "namespace"),
     "Broker.Offsets": _topic(Permission.CONSUME, "topic", "subscription"),
     "Broker.AdvanceSubscription": _topic(Permission.CONSUME, "topic", "subscription"),
+    "Broker.GetSchema": _topic(Permission.LOOKUP, "topic"),
     "Admin.ListTenants": Rule(Permission.SHOWN),
     "Admin.CreateTenant": _OPERATE,
     "Admin.GetTenant": Rule(Permission.MANAGE, On.TENANT, "name"),
@@ -102,6 +104,11 @@ RULES: Mapping[str, Rule] = {
     "Admin.ChangePolicies": _PLACE,
     "Admin.GetPermissions": _PLACE,
     "Admin.ChangePermissions": _PLACE,
+    "Admin.ListSchemas": _LOOKUP,
+    "Admin.PutSchema": _topic(Permission.PRODUCE, "topic"),
+    "Admin.FindSchema": _topic(Permission.LOOKUP, "topic"),
+    "Admin.TestSchema": _MANAGE_TOPIC,
+    "Admin.DeleteSchema": _MANAGE,
     "Admin.ListBrokers": _OPERATE,
     "Admin.ListBookies": _OPERATE,
 }

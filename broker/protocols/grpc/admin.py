@@ -26,9 +26,11 @@ from ...access.core.table import Permission
 from ...node.topic_manager import TopicManager
 from ...session import statistics
 from ...session.administration import Administration, Unloaded
+from ...session.schemas import Schemas
 from ...subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from . import translate
 from .examine import ExamineService, delivery
+from .schemas import SchemaService
 from .stats import fields
 
 FORWARD_TIMEOUT_S = 30.0
@@ -67,10 +69,11 @@ async def ask(
         await channel.close()
 
 
-class AdminService(ExamineService):
+class AdminService(ExamineService, SchemaService):
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker, _OtherBrokers(broker.world))
+        self._schemas = Schemas(broker)
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> wire.Names:

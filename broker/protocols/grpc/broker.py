@@ -6,17 +6,21 @@ Unary calls are here; the streams have a module each: connection.py, read.py, wa
 from __future__ import annotations
 
 from ....proto import wire_pb2 as wire
+from ....proto.errors import InvalidRequest
 from ....proto.names import TopicName
+from ....proto.schema import version_of
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
+from ...session.schemas import Schemas
 from ...session.topics import Owner, Topics
-from . import connection, read, watch
+from . import connection, read, translate, watch
 
 
 class BrokerService:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._topics = Topics(broker)
+        self._schemas = Schemas(broker)
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
         return _owner(await self._topics.lookup(TopicName.parse(request.topic)))
@@ -48,6 +52,13 @@ class BrokerService:
     ) -> wire.Empty:
         await self._topics.advance(TopicName.parse(request.topic), request.subscription, request.index)
         return wire.Empty()
+
+
+    async def get_schema(self, request: wire.GetSchemaRequest, context: CallContext) -> wire.SchemaReply:
+        version = version_of(request.version)
+        if request.version and version is None:
+            raise InvalidRequest(f"a schema version of {len(request.version)} bytes; it has 8")
+        return translate.schema_reply(await self._schemas.get(TopicName.parse(request.topic), version))
 
 
 def _owner(owner: Owner) -> wire.LookupReply:

@@ -26,6 +26,7 @@ from ....proto.model import (
     enum_of,
 )
 from ....proto.names import MessageId, Position
+from ....proto.schema import SchemaInfo, SchemaType, SchemaVersion, version_bytes
 from ...access import permissions
 from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
@@ -37,11 +38,28 @@ from ...subscription.core.policies.policy import PolicyOptions
 from ...subscription.core.policies.slot_owners import KeySharedOptions
 
 
+# ------------------------------------------------------------------ schemas
+def schema(given: wire.SchemaInfo) -> SchemaInfo:
+    return SchemaInfo(
+        type=enum_of(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
+        properties=dict(given.properties),
+    )  # fmt: skip
+
+
+def schema_reply(found: SchemaVersion) -> wire.SchemaReply:
+    info = found.info
+    return wire.SchemaReply(
+        version=version_bytes(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
+        schema=wire.SchemaInfo(type=info.type, data=info.data, name=info.name, properties=info.properties),
+    )  # fmt: skip
+
+
 # ------------------------------------------------------------------ producers
 def producer_options(asked: wire.OpenProducer) -> ProducerOptions:
     return ProducerOptions(
         asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
+        schema(asked.schema) if asked.HasField("schema") else None,
     )  # fmt: skip
 
 
@@ -51,6 +69,7 @@ def producer_opened(id_: int, session: ProducerSession) -> wire.ServerFrame:
         producer_opened=wire.ProducerOpened(
             producer_name=session.name, last_sequence_id=session.last_sequence_id, credit=session.credit,
             max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
+            schema_version=version_bytes(session.schema_version),
         ),
     )  # fmt: skip
 
@@ -63,6 +82,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
+        schema(asked.schema) if asked.HasField("schema") else None,
     )  # fmt: skip
 
 

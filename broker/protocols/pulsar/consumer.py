@@ -273,4 +273,5 @@ def _options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
         asked.consumer_name, asked.durable, start, again, translate.properties(asked.metadata),
         asked.priority_level, translate.properties(asked.subscription_properties), asked.read_compacted,
         not asked.force_topic_creation, "", policy,
+        schema=translate.schema_of(asked.schema) if asked.HasField("schema") else None,
     )  # fmt: skip

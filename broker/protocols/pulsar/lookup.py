@@ -15,16 +15,25 @@ import google_crc32c
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto import subscription_types
-from ....proto.errors import BackPressure, InvalidRequest, MagnetarError, NotAllowed, NotFound, Unavailable
+from ....proto.errors import (
+    BackPressure,
+    IncompatibleSchema,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    Unavailable,
+)
 from ....proto.names import NamespaceName, TopicName
+from ....proto.schema import version_bytes, version_of
 from ...access.core.table import Permission
 from ...session import statistics
+from ...session.schemas import Schemas
 from ...session.topics import Topics
 from .consumer import ConsumerHandler
 from .errors import number_of, typed
 from .frames import frame
 from .ports import Connection
-from .translate import wire_id
+from .translate import schema_of, wire_id, wire_schema
 
 Command = pulsar.BaseCommand
 _TRANSACTIONS = ("new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "tc_client_connect_request")
@@ -128,7 +137,13 @@ def _failed(request_id: int, error: MagnetarError) -> bytes:
 async def _schema(connection: Connection, asked: pulsar.CommandGetSchema) -> bytes:
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
-    raise NotFound("this topic has no schema")
+    version = version_of(asked.schema_version)
+    if version is None and asked.HasField("schema_version"):
+        raise IncompatibleSchema("the version of a schema has 8 bytes")
+    found = await Schemas(connection.broker).get(topic, version)
+    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+        request_id=asked.request_id, schema=wire_schema(found.info), schema_version=version_bytes(found.version)
+    ))  # fmt: skip
 
 
 def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
@@ -138,11 +153,17 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
-    """No version, as for a producer with a schema. Java's client asks again and again where it is refused."""
+    """The topic exists: it is not made for its schema. Java's client asks again and again where it is refused."""
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
+    await connection.broker.catalog.existing_partitions(topic)
+    given = schema_of(asked.schema)
+    version = None
+    if given is not None:
+        user = connection.caller.principal.name
+        version = await Schemas(connection.broker).put(topic, given, user, by_hand=False)
     return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=asked.request_id, schema_version=b""
+        request_id=asked.request_id, schema_version=version_bytes(version)
     ))  # fmt: skip
 
 

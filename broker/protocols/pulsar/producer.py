@@ -22,11 +22,13 @@ from ....proto.errors import (
 )
 from ....proto.model import AccessMode
 from ....proto.names import Position
+from ....proto.schema import version_bytes
 from ....runtime.network import network_of
 from ...session.producer import ProducerOptions, ProducerSession
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
 from .ports import Connection
+from .translate import schema_of
 
 WAIT_NOTICE_S = 1.0
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
@@ -75,6 +77,7 @@ class ProducerHandler:
             asked.topic, name, AccessMode(asked.producer_access_mode),
             {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
             asked.initial_subscription_name, asked.topic_epoch,
+            schema_of(asked.schema) if asked.HasField("schema") else None,
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -105,7 +108,8 @@ class ProducerHandler:
         epoch = self._session.topic_epoch
         answer = pulsar.CommandProducerSuccess(
             request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
-            schema_version=b"",  # empty: none. Java's client ends its connection when it is left out
+            # empty: none. Java's client ends its connection when it is left out
+            schema_version=version_bytes(self._session.schema_version),
         )  # fmt: skip
         if epoch:
             answer.topic_epoch = epoch

@@ -4,7 +4,7 @@
 
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
 for owners, partitions and topics (lookup.py). The messages are proto/pulsar.proto, the frames frames.py.
-Transactions and topic watchers are refused. Schemas are accepted and not kept: there is no registry.
+Transactions and topic watchers are refused.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from itertools import islice
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry_pb2 import KeyValue, MessageIdData
 from ....proto.errors import InvalidRequest
-from ....proto.model import AckedEntry
+from ....proto.model import AckedEntry, enum_of
 from ....proto.names import MessageId, Position
+from ....proto.schema import SchemaInfo, SchemaType
 from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession
 from ...subscription.core.cursor_state import BATCH_INDEXES_MAX
@@ -47,6 +48,22 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
     return MessageIdData(
         ledgerId=unsigned(position[0]), entryId=unsigned(position[1]), partition=partition, batch_index=batch_index
     )
+
+
+# ------------------------------------------------------------------ schemas
+def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
+    """None: bytes, of which Java's client sends the number 0. InvalidRequest."""
+    if given.type == SchemaType.NONE:
+        return None
+    return SchemaInfo(
+        type=enum_of(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
+        properties=properties(given.properties),
+    )  # fmt: skip
+
+
+def wire_schema(info: SchemaInfo) -> pulsar.Schema:
+    pairs = [KeyValue(key=key, value=value) for key, value in info.properties.items()]
+    return pulsar.Schema(name=info.name, schema_data=info.data, type=info.type, properties=pairs)
 
 
 # ------------------------------------------------------------------ acknowledgements

@@ -1,0 +1,97 @@
+"""Whether one schema reads what another one wrote (pure).
+
+`unreadable(reader, writer)` follows Avro's rules of resolution; its answer names the first field that breaks and why.
+Names of records, enums and fixed match without their namespaces, or by an alias of the reader's. A pair of types that
+is being compared counts as readable (recursive records). PAIRS_MAX bounds the work of two schemas with many unions.
+Guarding tests: tests/broker/schema/test_compatibility.py.
+"""
+
+from __future__ import annotations
+
+from ....proto.errors import InvalidSchema
+from .avro import Field, Node
+
+PAIRS_MAX = 100_000
+
+_PROMOTED = {
+    "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
+    "string": {"bytes"}, "bytes": {"string"},
+}  # fmt: skip
+"""What a reader's type takes beside itself."""
+
+
+def unreadable(reader: Node, writer: Node) -> str | None:
+    """Why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many types."""
+    try:
+        return _Comparison().of(reader, writer, "")
+    except RecursionError:
+        raise InvalidSchema("the types of the schemas are too deep in one another") from None
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], str | None] = {}
+
+    def of(self, reader: Node, writer: Node, where: str) -> str | None:
+        pair = (id(reader), id(writer))
+        if pair in self._known:
+            return self._known[pair]
+        if len(self._known) >= PAIRS_MAX:
+            raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
+        self._known[pair] = None  # while it is compared
+        found = self._known[pair] = self._of(reader, writer, where)
+        return found
+
+    def _of(self, reader: Node, writer: Node, where: str) -> str | None:
+        if writer.kind == "union":
+            return next((why for each in writer.branches if (why := self.of(reader, each, where))), None)
+        if reader.kind == "union":
+            if any(self.of(each, writer, where) is None for each in reader.branches):
+                return None
+            return _at(where, f"no branch of the union reads {writer}")
+        if reader.kind != writer.kind:
+            if writer.kind in _PROMOTED.get(reader.kind, ()):
+                return None
+            return _at(where, f"{reader} does not read {writer}")
+        if reader.logical and writer.logical and reader.logical != writer.logical:
+            return _at(where, "the decimals have another precision or scale")
+        if reader.kind in ("record", "enum", "fixed") and reader.short != writer.short and (
+            writer.name not in reader.aliases
+        ):
+            return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")
+        match reader.kind:
+            case "record":
+                return self._record(reader, writer, where)
+            case "enum":
+                known = {*reader.symbols}
+                missing = [each for each in writer.symbols if each not in known]
+                if missing and reader.default is None:
+                    return _at(where, f"{reader} lacks the symbol {missing[0]!r} and has no default")
+            case "fixed":
+                if reader.size != writer.size:
+                    return _at(where, f"{reader} has {reader.size} bytes, not {writer.size}")
+            case "array" | "map":
+                assert reader.items is not None, "parsed"
+                assert writer.items is not None, "parsed"
+                return self.of(reader.items, writer.items, f"{where}[]")
+        return None
+
+    def _record(self, reader: Node, writer: Node, where: str) -> str | None:
+        written = {each.name: each for each in writer.fields}
+        for field in reader.fields:
+            inside = f"{where}.{field.name}" if where else field.name
+            source = _source(field, written)
+            if source is None:
+                if not field.has_default:
+                    return _at(inside, "it has no default, and the writer's schema does not have it")
+            elif why := self.of(field.type, source.type, inside):
+                return why
+        return None
+
+
+def _source(field: Field, written: dict[str, Field]) -> Field | None:
+    return next((written[each] for each in (field.name, *field.aliases) if each in written), None)
+
+
+def _at(where: str, why: str) -> str:
+    return f"field `{where}`: {why}" if where else why

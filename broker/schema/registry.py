@@ -1,0 +1,281 @@
+"""The schemas of topics, in the metadata: no broker owns them, and none keeps what may change.
+
+    number = await registry.register(topic, info, rules, user=role)     that of an equal one, or a new one
+    await registry.check_reader(topic, info, rules)
+    found = await registry.get(topic)             the newest; or a version
+
+A topic and its partitions share their schemas, and so do a persistent and a non-persistent topic of one name. The list
+of versions is one record, each definition another, which never changes: both are written in one transaction, so there
+is nothing to repair. Of concurrent changes one wins by compare-and-set, and the other is checked against it; of equal
+ones each gets the same number. A number is never used again: who kept a definition under its number is right for ever.
+
+A deleted version counts for nothing in checks, and still decodes what was written with it (in Pulsar it does not);
+`force` deletes the definitions as well. They end with their topic. Differences from Pulsar: docs/schemas.md.
+Guarding tests: tests/broker/schema/test_registry.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from ...metadata import paths
+from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord, encode
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, Put
+from ...metadata.update import get_record
+from ...proto.errors import IncompatibleSchema, MagnetarError, NotAllowed, OutcomeUnknown, SchemaNotFound
+from ...proto.names import TopicName
+from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
+from ...runtime.world import World
+from ..common.applied import Applied
+from .core.definition import Definition, refusal, unreadable_by
+
+VERSIONS_MAX = 1000
+"""Of a topic: their list is one record of the metadata."""
+ATTEMPTS_MAX = 50
+"""To change the list, while others change it too."""
+READ_AT_ONCE = 20
+LONG_BYTES = 16 << 10
+"""Definitions of more bytes together are compared in a thread."""
+CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
+"""Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
+
+T = TypeVar("T")
+_Rule = Callable[[Compatibility, Definition, Sequence[tuple[int, Definition]]], str | None]
+_UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
+
+
+class SchemaRules(NamedTuple):
+    """The policies of a topic that count here (proto/policies.py)."""
+
+    compatibility: Compatibility = Compatibility.FULL
+    auto_update: bool = True
+    enforced: bool = False  # a producer without a schema is refused where there is one
+
+    @classmethod
+    def of(cls, applied: Applied) -> SchemaRules:
+        return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
+
+
+class SchemaRegistry:
+    def __init__(self, world: World, store: MetadataStore) -> None:
+        self._world = world
+        self._store = store
+        self._definitions: dict[str, SchemaInfo] = {}  # by path; the oldest goes first
+
+    # ------------------------------------------------------------------ asking
+    async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
+        """The newest that is not deleted, or that version, deleted or not. SchemaNotFound."""
+        record, _ = await self._list(topic)
+        entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
+        if not entries:
+            what = "no schema" if version is None else f"no schema version {version}"
+            raise SchemaNotFound(f"topic {topic.base} has {what}", topic=topic.base)
+        return (await self._versions(topic, entries[-1:]))[0]
+
+    async def all(self, topic: TopicName) -> list[SchemaVersion]:
+        """Those that are not deleted, in their order. SchemaNotFound: there is none."""
+        record, _ = await self._list(topic)
+        if not (live := _live(record)):
+            raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
+        return await self._versions(topic, live)
+
+    async def find(self, topic: TopicName, info: SchemaInfo) -> int:
+        """The number of an equal one. InvalidSchema; SchemaNotFound."""
+        asked = await self._defined(info)
+        record, _ = await self._list(topic)
+        for each in _live(record):
+            if each.hash == asked.hash:
+                return each.version
+        raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
+
+    async def refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
+        """Why it could not be registered; None: it could. InvalidSchema."""
+        asked = await self._defined(info)
+        record, _ = await self._list(topic)
+        live = _live(record)
+        return None if any(each.hash == asked.hash for each in live) else await self._refusal(topic, mode, asked, live)
+
+    # ------------------------------------------------------------------ producers and consumers
+    async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
+        """The version of its messages; None: they have none. IncompatibleSchema, InvalidSchema."""
+        if info is not None and info.type not in _UNTYPED:
+            return await self.register(topic, info, rules, user=user)
+        if rules.enforced and _live((await self._list(topic))[0]):
+            raise IncompatibleSchema(f"topic {topic.base} has a schema, and takes no producer without one", topic=topic)
+        return None
+
+    async def of_consumer(
+        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
+    ) -> None:
+        """`idle`: the topic has no messages, no producers, and no consumers with a schema; then a consumer's schema
+        is the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
+        if info is None or info.type in _UNTYPED:
+            return
+        asked = await self._defined(info)
+        live = _live((await self._list(topic))[0])
+        if not live and idle:
+            await self.register(topic, info, rules, user=user)
+        elif not live and rules.compatibility is not Compatibility.ALWAYS_COMPATIBLE:
+            raise IncompatibleSchema(
+                f"topic {topic.base} is in use without a schema: consume bytes, or upload one first", topic=topic
+            )
+        elif not any(each.hash == asked.hash for each in live):
+            wanted = live if rules.compatibility.transitive else live[-1:]
+            known = await self._known(topic, wanted)
+            why = await self._compared(known, asked, unreadable_by, rules.compatibility)
+            if why is not None:
+                raise IncompatibleSchema(f"topic {topic.base}: the consumer's schema: {why}", topic=topic)
+
+    # ------------------------------------------------------------------ changing
+    async def register(
+        self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
+    ) -> int:
+        """Its number. `by_hand`: an operator does it, also where producers may not. IncompatibleSchema,
+        InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
+        asked = await self._defined(info)
+        last: MagnetarError | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            record, revision = await self._list(topic)
+            live = _live(record)
+            if same := next((each for each in live if each.hash == asked.hash), None):
+                return same.version
+            if not (rules.auto_update or by_hand):
+                raise IncompatibleSchema(
+                    f"topic {topic.base} has no such schema, and schema_auto_update is off: an operator uploads it "
+                    "with 'magnetar schemas upload'", topic=topic,
+                )  # fmt: skip
+            if why := await self._refusal(topic, rules.compatibility, asked, live):
+                raise IncompatibleSchema(f"topic {topic.base}: {why}", topic=topic)
+            try:
+                return await self._put(topic, record, revision, asked, user)
+            except MagnetarError as error:  # another one was faster, or it may be written: read again
+                last = error
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(min(0.5, 0.005 * attempt))
+        raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
+
+    async def _put(
+        self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str
+    ) -> int:
+        if len(record.schemas) >= VERSIONS_MAX:
+            raise NotAllowed(
+                f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
+            )
+        number = record.next
+        entry = SchemaEntry(version=number, hash=new.hash, created_ms=self._world.clock.wall_ms(), user=user)
+        given = new.info
+        await self._store.commit([
+            Put(_path(topic), encode(SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))), revision),
+            Put(_path(topic, number), encode(SchemaRecord(
+                type=given.type, name=given.name, data=given.data, properties=given.properties
+            )), ABSENT),
+        ])  # fmt: skip
+        return number
+
+    async def delete(self, topic: TopicName, *, force: bool) -> int | None:
+        """The newest of those that are deleted with this; None: there were none. `force`: their definitions too."""
+        for _ in range(ATTEMPTS_MAX):
+            record, revision = await self._list(topic)
+            if not record.schemas:
+                return None
+            left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
+            operations: list[Operation] = [Put(_path(topic), encode(replace(record, schemas=left)), revision)]
+            operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
+            try:
+                await self._store.commit(operations)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                continue
+            for each in record.schemas if force else ():
+                self._definitions.pop(_path(topic, each.version), None)
+            return record.schemas[-1].version
+        raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
+
+    async def forget(self, topic: TopicName) -> None:
+        """The topic was deleted. A non-persistent one, which ends whenever it is unused, leaves its schema."""
+        if not topic.persistent:
+            return
+        record, revision = await self._list(topic)
+        if revision != ABSENT:
+            gone = [Delete(_path(topic, each.version)) for each in record.schemas]
+            await self._store.commit([*gone, Delete(_path(topic))])
+
+    # ------------------------------------------------------------------ the records
+    async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
+        found = await get_record(self._store, _path(topic), SchemaListRecord)
+        return (SchemaListRecord(), ABSENT) if found is None else found
+
+    async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
+        """A version that another broker deletes meanwhile is left out. SchemaNotFound: none is left."""
+        found: list[SchemaInfo | None] = []
+        for start in range(0, len(entries), READ_AT_ONCE):
+            some = entries[start : start + READ_AT_ONCE]
+            found += await asyncio.gather(*[self._definition(_path(topic, each.version)) for each in some])
+        versions = [
+            SchemaVersion(
+                version=e.version, info=info, created_ms=e.created_ms, user=e.user, deleted=e.deleted
+            )
+            for e, info in zip(entries, found, strict=True) if info is not None
+        ]  # fmt: skip
+        if entries and not versions:
+            raise SchemaNotFound(f"the schema of topic {topic.base} was deleted just now", topic=topic.base)
+        return versions
+
+    async def _definition(self, path: str) -> SchemaInfo | None:
+        known = self._definitions.get(path)
+        if known is None and (found := await get_record(self._store, path, SchemaRecord)) is not None:
+            record = found[0]
+            known = SchemaInfo(
+                type=SchemaType(record.type), data=record.data, name=record.name, properties=record.properties
+            )
+            if len(known.data) <= CACHED_BYTES_MAX:
+                self._definitions[path] = known
+            if len(self._definitions) > CACHED_MAX:
+                del self._definitions[next(iter(self._definitions))]
+        return known
+
+    # ------------------------------------------------------------------ comparing
+    async def _refusal(
+        self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
+    ) -> str | None:
+        known = await self._known(topic, live if mode.transitive else live[-1:])
+        return await self._compared(known, asked, refusal, mode)
+
+    async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
+        return await self._versions(topic, entries) if entries else []
+
+    async def _compared(
+        self, known: list[SchemaVersion], asked: Definition, rule: _Rule, mode: Compatibility
+    ) -> str | None:
+        def work() -> str | None:
+            return rule(mode, asked, [(each.version, Definition.of(each.info)) for each in known])
+
+        return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
+
+    async def _defined(self, info: SchemaInfo) -> Definition:
+        return await self._run(lambda: Definition.of(info), len(info.data))
+
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        """In a thread when that is long. One that is cancelled waits for its end."""
+        if size <= LONG_BYTES:
+            return work()
+        worker = self._world.workers.start("schema")
+        try:
+            return await worker.run(work)
+        finally:
+            await worker.close()
+
+
+def _live(record: SchemaListRecord) -> list[SchemaEntry]:
+    return [each for each in record.schemas if not each.deleted]
+
+
+def _path(topic: TopicName, version: int | None = None) -> str:
+    where = (topic.tenant, topic.namespace, topic.base.local)
+    return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -1,0 +1,172 @@
+"""`magnetar schemas …`: pulsar-admin's verbs for the schemas of topics."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import Session, connected
+from .topics import full
+
+if TYPE_CHECKING:
+    from ...client.admin.values import TopicSchema
+    from ...proto.schema import SchemaInfo
+
+COLUMNS = ("version", "type", "name", "created", "user", "schema")
+FILE = click.option(
+    "-f", "--filename", "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), required=True,
+    help='JSON: {"type": "AVRO", "schema": "…", "properties": {}}; - reads standard input.',
+)  # fmt: skip
+
+schemas = LazyGroup(
+    "schemas",
+    {
+        "get": Lazy(".admin.schemas", "get", "The newest schema of a topic, or a version."),
+        "list": Lazy(".admin.schemas", "list_", "All versions."),
+        "upload": Lazy(".admin.schemas", "upload", "Register a schema from a file."),
+        "extract": Lazy(".admin.schemas", "extract", "Register the schema of a Python class."),
+        "compatibility": Lazy(".admin.schemas", "compatibility", "Whether a schema could be registered."),
+        "delete": Lazy(".admin.schemas", "delete", "Delete the schemas of a topic."),
+    },
+    help="Schemas of topics.\n\nExample: magnetar schemas get orders",
+)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-v", "--version", type=click.IntRange(0), help="That one, also when it is deleted.")
+@click.option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted.")
+@connected
+def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
+    """The newest schema of a topic, or a version.
+
+    Example: magnetar schemas get orders -v 0
+    """
+    if all_:
+        session.out.rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+    else:
+        session.out.record(_row(session.admin.schema(topic, version)))
+
+
+@click.command("list")
+@click.argument("topic")
+@connected
+def list_(session: Session, topic: str) -> None:
+    """All versions that are not deleted, in their order.
+
+    Example: magnetar schemas list orders
+    """
+    session.out.rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
+
+
+def _row(found: TopicSchema) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from ...proto.schema import text_of
+
+    info = found.schema
+    return {
+        "version": found.version, "type": info.type.name, "name": info.name, "properties": info.properties,
+        "created": datetime.fromtimestamp(found.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "user": found.user, "deleted": found.deleted, "schema": text_of(info),
+    }  # fmt: skip
+
+
+@click.command()
+@click.argument("topic")
+@FILE
+@connected
+def upload(session: Session, topic: str, file: str) -> None:
+    """Register a schema, also where producers may not. An equal one keeps its version.
+
+    Example: magnetar schemas upload orders -f order.json
+    """
+    _register(session, topic, _read(file))
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-c", "--classname", required=True, metavar="MODULE:CLASS", help="A Record of magnetar.schema.")
+@click.option("-t", "--type", "type_", type=click.Choice(["avro", "json"]), default="avro", show_default=True)
+@click.option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing.")
+@connected
+def extract(session: Session, topic: str, classname: str, type_: str, dry_run: bool) -> None:
+    """Register the schema of a Python class that can be imported from here.
+
+    Example: magnetar schemas extract orders -c shop.records:Order
+    """
+    from ...proto.schema import info_of
+
+    definition = json.dumps(_class(classname).schema())
+    if dry_run:
+        session.out.record({"type": type_.upper(), "schema": definition})
+    else:
+        _register(session, topic, info_of(type_, definition, {}, type_.upper()))
+
+
+def _class(named: str) -> Any:
+    from ...client.model.record import Record
+
+    module, colon, name = named.partition(":")
+    if not colon:
+        module, _, name = named.rpartition(".")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.UsageError(f"{named}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Record)):
+        raise click.UsageError(f"{named} is no Record of magnetar.schema")
+    return found
+
+
+@click.command()
+@click.argument("topic")
+@FILE
+@connected
+def compatibility(session: Session, topic: str, file: str) -> None:
+    """Whether a schema could be registered, and by which rule.
+
+    Example: magnetar schemas compatibility orders -f order.json
+    """
+    found = session.admin.test_schema(topic, _read(file))
+    session.out.record(
+        {"compatible": not found.refused, "strategy": found.compatibility.upper(), "why": found.refused}
+    )
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
+@connected
+def delete(session: Session, topic: str, force: bool) -> None:
+    """Delete the schemas of a topic: they count for nothing, and still decode what was written with them.
+
+    Example: magnetar schemas delete orders
+    """
+    version = session.admin.delete_schemas(topic, force=force)
+    what = "has no schema" if version is None else f"has no schema any more, up to version {version}"
+    session.out.done(f"topic {full(topic)} {what}", topic=full(topic), version=version)
+
+
+def _register(session: Session, topic: str, info: SchemaInfo) -> None:
+    version = session.admin.put_schema(topic, info)
+    session.out.done(f"topic {full(topic)} has it as version {version}", topic=full(topic), version=version)
+
+
+def _read(file: str) -> SchemaInfo:
+    from ...proto.schema import info_of
+
+    try:
+        loaded = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text())
+        properties = {str(key): str(value) for key, value in (loaded.get("properties") or {}).items()}
+        text = loaded["schema"]
+        return info_of(loaded["type"], text if isinstance(text, str) else json.dumps(text), properties)
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise click.UsageError(f'{file}: no {{"type": …, "schema": …}}: {error}') from error

@@ -1,0 +1,198 @@
+"""Schemas as they are registered: types, definitions, versions, and the modes of compatibility.
+
+The numbers of `SchemaType` are those of Pulsar's wire; its names are those of pulsar-admin. A definition (`data`) is
+text of JSON for JSON, AVRO, PROTOBUF (an Avro record) and PROTOBUF_NATIVE (a set of descriptors), two definitions for
+KEY_VALUE (`pair_of`), and empty for all others. The rules of what is accepted: broker/schema/core/definition.py.
+
+A version is a number from 0 on; on the wire and in an entry it is 8 bytes, big-endian, as Pulsar's.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from .errors import InvalidSchema
+
+DEFINITION_BYTES_MAX = 512 << 10
+NONE_LENGTH = 0xFFFFFFFF
+"""Of a half of KEY_VALUE without a definition."""
+_U32 = struct.Struct(">I")
+_VERSION = struct.Struct(">Q")
+
+
+class SchemaType(IntEnum):
+    NONE = 0
+    STRING = 1
+    JSON = 2
+    PROTOBUF = 3
+    AVRO = 4
+    BOOLEAN = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    FLOAT = 10
+    DOUBLE = 11
+    DATE = 12
+    TIME = 13
+    TIMESTAMP = 14
+    KEY_VALUE = 15
+    INSTANT = 16
+    LOCAL_DATE = 17
+    LOCAL_TIME = 18
+    LOCAL_DATE_TIME = 19
+    PROTOBUF_NATIVE = 20
+    AUTO_CONSUME = 21
+    EXTERNAL = 22
+
+
+AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
+"""Types whose definition is an Avro schema."""
+
+
+class Compatibility(StrEnum):
+    """What a new schema of a topic has to be for those that are there. Pulsar's strategies."""
+
+    ALWAYS_INCOMPATIBLE = "always_incompatible"
+    ALWAYS_COMPATIBLE = "always_compatible"
+    BACKWARD = "backward"
+    FORWARD = "forward"
+    FULL = "full"
+    BACKWARD_TRANSITIVE = "backward_transitive"
+    FORWARD_TRANSITIVE = "forward_transitive"
+    FULL_TRANSITIVE = "full_transitive"
+
+    @property
+    def transitive(self) -> bool:
+        """It looks at all versions, not at the newest one alone."""
+        return self.value.endswith("_transitive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaInfo:
+    type: SchemaType
+    data: bytes = b""
+    name: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
+    """A schema of a topic, as the registry has it."""
+
+    version: int
+    info: SchemaInfo
+    created_ms: int
+    user: str = ""  # the role that registered it
+    deleted: bool = False  # it decodes what was written with it, and counts for nothing else
+
+
+class Pair(NamedTuple):
+    """The halves of KEY_VALUE."""
+
+    key: SchemaInfo
+    value: SchemaInfo
+
+
+def type_of(text: str) -> SchemaType:
+    """By its name, in any case; BYTES is NONE. InvalidSchema."""
+    name = text.upper()
+    if name == "BYTES":
+        return SchemaType.NONE
+    try:
+        return SchemaType[name]
+    except KeyError:
+        known = ", ".join(SchemaType.__members__)
+        raise InvalidSchema(f"there is no schema type {text!r:.50}; there are {known}") from None
+
+
+def version_bytes(version: int | None) -> bytes:
+    """None: no version, which is empty."""
+    return b"" if version is None else _VERSION.pack(version)
+
+
+def version_of(data: bytes) -> int | None:
+    """Of its first 8 bytes; fewer: None. Pulsar before 2.4 wrote 64."""
+    return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
+
+
+# ------------------------------------------------------------------ KEY_VALUE
+def pair_of(info: SchemaInfo) -> Pair:
+    """The halves of a KEY_VALUE. InvalidSchema."""
+    key, at = _half(info.data, 0)
+    value, end = _half(info.data, at)
+    if end != len(info.data):
+        raise InvalidSchema(f"{len(info.data) - end} bytes follow the two definitions of KEY_VALUE")
+    return Pair(*(
+        SchemaInfo(
+            type=type_of(info.properties.get(f"{half}.schema.type", "BYTES")), data=data,
+            name=info.properties.get(f"{half}.schema.name", ""), properties=_properties(info, half),
+        )
+        for half, data in (("key", key), ("value", value))
+    ))  # fmt: skip
+
+
+def _half(data: bytes, at: int) -> tuple[bytes, int]:
+    if len(data) - at < 4:
+        raise InvalidSchema("a definition of KEY_VALUE ends before a length")
+    size = _U32.unpack_from(data, at)[0]
+    size, at = 0 if size == NONE_LENGTH else size, at + 4
+    if size > len(data) - at:
+        raise InvalidSchema(f"a half of KEY_VALUE has {size} bytes, and {len(data) - at} are there")
+    return data[at : at + size], at + size
+
+
+def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
+    try:
+        found = json.loads(info.properties.get(f"{half}.schema.properties") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"{half}.schema.properties is no JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise InvalidSchema(f"{half}.schema.properties is no object of texts")
+    return found
+
+
+def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
+    """The KEY_VALUE of two schemas. `separated`: the key of a message is its key, and not in its payload."""
+    properties = {"kv.encoding.type": "SEPARATED" if separated else "INLINE"}
+    for half, info in (("key", key), ("value", value)):
+        properties[f"{half}.schema.name"] = info.name
+        properties[f"{half}.schema.type"] = info.type.name if info.type else "BYTES"
+        properties[f"{half}.schema.properties"] = json.dumps(info.properties, separators=(",", ":"))
+    data = b"".join(_U32.pack(len(each.data) or NONE_LENGTH) + each.data for each in (key, value))
+    return SchemaInfo(type=SchemaType.KEY_VALUE, data=data, name="KeyValue", properties=properties)
+
+
+# ------------------------------------------------------------------ as operators write it
+def text_of(info: SchemaInfo) -> str:
+    """The definition as text; of KEY_VALUE as JSON with `key` and `value`, as pulsar-admin shows it."""
+    if info.type is not SchemaType.KEY_VALUE:
+        return info.data.decode(errors="replace")
+    halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}
+    return json.dumps(halves)
+
+
+def _told(data: bytes) -> object:
+    try:
+        return json.loads(data) if data else ""
+    except (ValueError, RecursionError):
+        return data.decode(errors="replace")
+
+
+def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
+    """What `text_of` gives, and how operators write it: {"type": …, "schema": text, "properties": …}. InvalidSchema."""
+    kind, data = type_of(type_), text.encode()
+    if kind is SchemaType.KEY_VALUE:
+        try:
+            halves = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidSchema(f"the text of KEY_VALUE is no JSON with 'key' and 'value': {error}") from None
+        if not isinstance(halves, dict) or set(halves) != {"key", "value"}:
+            raise InvalidSchema("the text of KEY_VALUE is an object with 'key' and 'value', and nothing else")
+        parts = [b"" if halves[half] == "" else json.dumps(halves[half]).encode() for half in ("key", "value")]
+        data = b"".join(_U32.pack(len(each) or NONE_LENGTH) + each for each in parts)
+    return SchemaInfo(type=kind, data=data, name=name, properties=properties)
