@@ -15,7 +15,7 @@ pytestmark = pytest.mark.interop
 JAVA = Path(__file__).parent / "java"
 PARTS = ["batches", "chunks", "keys", "letters", "failover", "patterns", "exclusive"]
 
-ADMIN_PARTS = ["tenants", "namespaces", "policies", "topics", "messages", "end"]
+ADMIN_PARTS = ["tenants", "namespaces", "policies", "topics", "messages", "schemas", "end"]
 
 
 @pytest.fixture(scope="module")

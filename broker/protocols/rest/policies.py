@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ....proto.policies import Policies, QuotaPolicy
+from ....proto.schema import Compatibility
 from .errors import BadRequest
 
 MIB = 1 << 20
@@ -93,6 +94,7 @@ class Row(NamedTuple):
     show: Callable[[Policies], object]
     verb: str = "POST"  # that sets it, for namespaces
     by_cluster: bool = False  # `key` has a map from the cluster
+    topic_verb: str = "POST"
 
 
 def _refuse(text: str) -> BadRequest:
@@ -267,6 +269,31 @@ def _show_inactive(policies: Policies) -> object:
     return InactiveTopics(mode, policies.inactive_s, policies.inactive_s > 0)
 
 
+def _take_compatibility(given: str) -> Fields:
+    """"UNDEFINED": it is inherited."""
+    if given.upper() == "UNDEFINED":
+        return {"schema_compatibility": None}
+    try:
+        return {"schema_compatibility": Compatibility(given.lower()).value}
+    except ValueError:
+        known = ", ".join(each.name for each in Compatibility)
+        raise _refuse(f"a strategy is one of UNDEFINED, {known}, not {given[:40]!r}") from None
+
+
+def _show_compatibility(policies: Policies) -> object:
+    return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
+
+
+def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) -> Row:
+    """One that is shown with its default where it is not set."""
+
+    def show(policies: Policies) -> object:
+        value = getattr(policies, field)
+        return default if value is None else value
+
+    return Row(namespace, topic, key, bool, (field,), lambda value: {field: value}, show)
+
+
 def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
@@ -310,6 +337,11 @@ POLICIES: tuple[Row, ...] = (
         ("inactive_s", "inactive_mode"), _take_inactive, _show_inactive),
     Row("subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled", list[str],
         ("subscription_types",), _take_types, lambda policies: policies.subscription_types),
+    Row("schemaCompatibilityStrategy", "schemaCompatibilityStrategy", "schema_compatibility_strategy", str,
+        ("schema_compatibility",), _take_compatibility, _show_compatibility, "PUT", topic_verb="PUT"),
+    _boolean("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema", "schema_auto_update", True),
+    _boolean("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced",
+             "schema_validation_enforced", False),
 )  # fmt: skip
 
 QUOTA_FIELDS = {

@@ -75,7 +75,7 @@ for _row in POLICIES:
     if _row.namespace:
         _register(_row, _row.namespace, NAMESPACE, of_namespace, _row.verb)
     if _row.topic:
-        _register(_row, _row.topic, TOPIC, of_topic, "POST")
+        _register(_row, _row.topic, TOPIC, of_topic, _row.topic_verb)
 
 
 # ------------------------------------------------------------------ quotas of backlogs

@@ -64,6 +64,7 @@ async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_p
             "domain:domain": "persistent", "tenant": "public", "namespace": "default", "topic": "t",
             "subscription": "s", "role": "r", "bundle": "0x00000000_0x40000000", "cluster": "magnetar",
             "number": "1", "seconds": "1", "milliseconds": "1", "ledger": "1", "entry": "1",
+            "version": "1",
         }  # fmt: skip
         of_cluster = ("", "/magnetar", *(f"/magnetar/{each}" for each in OF_CLUSTER))
         shown = {f"{V2}/{each}" for each in ("tenants", "brokers/version", *(f"clusters{each}" for each in of_cluster))}
@@ -76,7 +77,8 @@ async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_p
             assert nothing.status == (200 if row.is_open else 401), path
             if row.is_open or path in shown:
                 continue
-            bodies: list[object] = [None, 1, {}, [], "x", True, ["produce"], {"ledgerId": 1, "entryId": 1}, [path]]
+            bodies: list[object] = [None, 1, {}, [], "x", True, ["produce"], {"ledgerId": 1, "entryId": 1}]
+            bodies += [[path], {"type": "STRING"}]
             answers = {(await http.ask(row.method, path, body, **ALICE)).status for body in bodies}
             assert answers <= {403, 400, 412, 406}, (row.method, path, answers)
             assert 403 in answers or row.body, (row.method, path, answers)

@@ -38,8 +38,13 @@ VALUES: dict[str, Any] = {
     "delayedDelivery": {"active": True, "tickTime": 100, "maxDeliveryDelayInMillis": 1000},
     "inactiveTopicPolicies": {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
                               "maxInactiveDurationSeconds": 100, "deleteWhileInactive": True},
-    "subscriptionTypesEnabled": ["Shared", "Failover"],
+    "subscriptionTypesEnabled": ["Shared", "Failover"], "schemaCompatibilityStrategy": "FORWARD",
+    "isAllowAutoUpdateSchema": False, "schemaValidationEnforced": True,
 }  # fmt: skip
+UNSET = {
+    "schemaCompatibilityStrategy": "UNDEFINED", "isAllowAutoUpdateSchema": True, "schemaValidationEnforced": False
+}  # fmt: skip
+"""What is shown where nothing is set; of the others nothing is."""
 
 
 def _named(row: Row) -> str:
@@ -51,14 +56,15 @@ async def test_each_policy_is_set_shown_and_removed_at_namespaces_and_topics(tmp
         await http.done("PUT", T)
         for row in POLICIES:
             value = VALUES[_named(row)]
-            for base, name, verb in ((NS, row.namespace, row.verb), (T, row.topic, "POST")):
+            for base, name, verb in ((NS, row.namespace, row.verb), (T, row.topic, row.topic_verb)):
                 if not name:
                     continue
-                assert await http.get(f"{base}/{name}", 204) is None
+                unset = UNSET.get(name)
+                assert await http.get(f"{base}/{name}", 204 if unset is None else 200) == unset
                 await http.done(verb, f"{base}/{name}", value)
                 assert await http.get(f"{base}/{name}") == value, name
                 await http.done("DELETE", f"{base}/{name}")
-                assert await http.get(f"{base}/{name}", 204) is None
+                assert await http.get(f"{base}/{name}", 204 if unset is None else 200) == unset
         await http.done("POST", f"{T}/messageTTL?messageTTL=5")
         assert await http.get(f"{T}/messageTTL") == 5
         assert await http.get(f"{T}/maxProducers?applied=true") == 0
@@ -125,6 +131,8 @@ WRONG: list[tuple[str, Any, int]] = [
     ("delayedDelivery", {"tickTime": -1}, 412),
     ("inactiveTopicPolicies", {"inactiveTopicDeleteMode": "now"}, 412),
     ("autoSubscriptionCreation", {}, 400),
+    ("schemaCompatibilityStrategy", "SIDEWAYS", 412),
+    ("isAllowAutoUpdateSchema", "no", 400),
 ]
 
 

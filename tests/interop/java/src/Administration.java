@@ -9,9 +9,13 @@ import org.apache.pulsar.client.admin.PulsarAdminException;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.common.policies.data.*;
+import org.apache.pulsar.common.protocol.schema.PostSchemaPayload;
+import org.apache.pulsar.common.schema.SchemaInfo;
+import org.apache.pulsar.common.schema.SchemaType;
 
 /** Uses the official admin client, as pulsar-admin does; prints `ok NAME` for each part. Arguments: HTTP URL, service URL. */
 public class Administration {
@@ -235,6 +239,40 @@ public class Administration {
         admin.topics().terminatePartitionedTopic(P);
     }
 
+    static void schemas(PulsarAdmin admin, PulsarClient client) throws Exception {
+        String topic = "persistent://acme/orders/typed";
+        refused(404, () -> admin.schemas().getSchemaInfo(topic));
+        SchemaInfo first = Schema.AVRO(Order.class).getSchemaInfo();
+        admin.schemas().createSchema(topic, first);
+        equal(admin.schemas().getSchemaInfo(topic).getType(), SchemaType.AVRO);
+        equal(admin.schemas().getSchemaInfoWithVersion(topic).getVersion(), 0L);
+        equal(admin.schemas().getSchemaInfo(topic, 0).getSchemaDefinition(), first.getSchemaDefinition());
+        equal(admin.schemas().getAllSchemas(topic).size(), 1);
+        equal(admin.schemas().getVersionBySchema(topic, new PostSchemaPayload("AVRO", first.getSchemaDefinition(), Map.of())), 0L);
+        PostSchemaPayload other = new PostSchemaPayload("STRING", "", Map.of());
+        check(!admin.schemas().testCompatibility(topic, other).isCompatibility(), "compatibility");
+        refused(409, () -> admin.schemas().createSchema(topic, other));
+        Producer<Order> producer = client.newProducer(Schema.AVRO(Order.class)).topic(topic).create();
+        producer.send(new Order());
+        producer.close();
+        admin.namespaces().setSchemaCompatibilityStrategy(NS, SchemaCompatibilityStrategy.FORWARD);
+        equal(admin.namespaces().getSchemaCompatibilityStrategy(NS), SchemaCompatibilityStrategy.FORWARD);
+        admin.namespaces().setIsAllowAutoUpdateSchema(NS, false);
+        equal(admin.namespaces().getIsAllowAutoUpdateSchema(NS), false);
+        admin.namespaces().setSchemaValidationEnforced(NS, true);
+        equal(admin.namespaces().getSchemaValidationEnforced(NS), true);
+        admin.namespaces().setSchemaValidationEnforced(NS, false);
+        admin.topicPolicies().setSchemaCompatibilityStrategy(topic, SchemaCompatibilityStrategy.BACKWARD);
+        equal(admin.topicPolicies().getSchemaCompatibilityStrategy(topic, false), SchemaCompatibilityStrategy.BACKWARD);
+        admin.schemas().deleteSchema(topic);
+        refused(404, () -> admin.schemas().getSchemaInfo(topic));
+    }
+
+    public static class Order {
+        public int amount;
+        public String name = "n";
+    }
+
     static void end(PulsarAdmin admin, PulsarClient client) throws Exception {
         admin.topics().delete(T);
         admin.topics().deletePartitionedTopic(P, true);
@@ -256,6 +294,7 @@ public class Administration {
         parts.put("policies", Administration::policies);
         parts.put("topics", Administration::topics);
         parts.put("messages", Administration::messages);
+        parts.put("schemas", Administration::schemas);
         parts.put("end", Administration::end);
         try (PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(arguments[0]).build();
                 PulsarClient client = PulsarClient.builder().serviceUrl(arguments[1]).build()) {
