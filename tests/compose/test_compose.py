@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -48,9 +49,11 @@ def test_every_process_that_keeps_something_has_a_volume_of_its_own(compose: Com
 def test_published_ports_are_those_that_brokers_listen_on_and_advertise(compose: Compose) -> None:
     for name in ("broker-1", "broker-2"):
         service = compose.services[name]
-        (published,) = service["ports"]
+        published, http = service["ports"]
         machine, outside, inside = published.split(":")
         assert machine == "127.0.0.1", "the authority is one of your own"
+        assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", http), "the port is the one that is advertised"
+        assert f"--http-listen 0.0.0.0:{http.rpartition(':')[2]}" in service["command"]
         assert f"--listen 0.0.0.0:{inside}" in service["command"]
         assert f"--advertise {name}:{outside}" in service["command"]
 

@@ -119,6 +119,10 @@ class _Connection:
         try:
             await asyncio.wait([closed, reading], return_when=asyncio.FIRST_COMPLETED)
             await self._answered()
+        except asyncio.CancelledError:  # the server closes, and its grace is over
+            for task in self._state.tasks:
+                task.cancel()
+            raise
         finally:
             self._protocol.connection_lost(None)
             await self._tasks.close()
@@ -130,21 +134,31 @@ class _Connection:
 
     async def _read(self) -> None:
         """Returns when the other end sends no more, or takes too long."""
-        room = memoryview(bytearray(READ_BYTES))
         while True:
             if not self._transport.readable.is_set():
                 await self._transport.readable.wait()
                 self._since = self._clock.monotonic() if self._since is not None else None
             try:
                 async with asyncio.timeout(self._left_s()):
-                    size = await self._stream.read_into(lambda: room)
+                    data = await self._some()
             except (TimeoutError, ConnectionLost):
                 self._transport.close()
                 return
-            if not size:
+            if not data:
                 return
-            self._protocol.data_received(bytes(room[:size]))
+            self._protocol.data_received(data)
             self._note()
+
+    async def _some(self) -> bytes:
+        """Empty: the other end sends no more. A connection that waits holds no buffer."""
+        rooms: list[memoryview] = []
+
+        def room() -> memoryview:
+            rooms.append(memoryview(bytearray(READ_BYTES)))
+            return rooms[-1]
+
+        size = await self._stream.read_into(room)
+        return bytes(rooms[-1][:size]) if size else b""
 
     def _note(self) -> None:
         """Whether a part of a request is here."""
@@ -187,13 +201,6 @@ class _Connection:
             await self._end_requests()
 
     async def _end_requests(self) -> None:
-        """Returns when its requests are handled; cancelled, it cancels them."""
-        tasks = list(self._state.tasks)
-        try:
-            if tasks:
-                await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        """Returns when its requests are handled."""
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks))

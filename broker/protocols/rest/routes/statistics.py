@@ -7,6 +7,8 @@ from typing import Any
 from .....proto import wire_pb2 as wire
 from .....proto.errors import MagnetarError, NotFound, NotOwner
 from .....proto.names import TopicName
+from ....cluster.core.bundles import bundle_of
+from ....common.turns import Turns
 from ....session import statistics
 from ....topic.topic import Topic
 from ...grpc.admin import ask
@@ -80,6 +82,23 @@ async def _anywhere(call: Call, name: TopicName) -> Found:
     except NotOwner:
         owner = await call.broker.lookup(name)
         return await ask(call.broker.world, owner, "TopicStats", wire.Name(name=name.full)), None
+
+
+@route("GET", "/admin/v2/broker-stats/topics", "Statistics of the topics that are loaded in this broker, by bundle.",
+       answer="{namespace: {bundle: {domain: {topic: TopicStats}}}}")  # fmt: skip
+async def loaded_topics(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
+    turns = Turns(call.broker.world.clock)
+    for topic in list(call.broker.loaded.values()):
+        namespace = topic.name.namespace_name
+        bundle = bundle_of(topic.name, (await call.broker.catalog.known_namespace(namespace)).bundles)
+        domain = "persistent" if topic.name.persistent else "non-persistent"
+        of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
+        of_bundle[topic.name.full] = _shown(call, (await statistics.of_topic(topic, call.broker.endpoint), topic))
+        if turns.over:
+            await turns.next()
+    return found
 
 
 # ------------------------------------------------------------------ internals

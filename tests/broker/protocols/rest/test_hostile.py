@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.protocols.rest import connection as connection_module
 from magnetar.broker.protocols.rest.application import BODY_BYTES_MAX
 from tests.broker.protocols.rest.http import V2, Http, T, serving
@@ -155,3 +156,20 @@ def test_a_server_that_was_not_asked_holds_no_http_server() -> None:
     code = "import sys, magnetar.broker.server; print(sorted({'starlette', 'uvicorn', 'h11'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+async def test_a_request_that_hangs_holds_up_the_end_of_the_broker_for_its_grace_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(self: Catalog) -> list[str]:
+        await asyncio.sleep(3600)
+        return []
+
+    async with serving(tmp_path) as (http, broker, _):
+        await http.ask("GET", "/healthz")
+        monkeypatch.setattr(Catalog, "tenants", hangs)
+        hanging = asyncio.ensure_future(http.ask("GET", f"{V2}/tenants"))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            await broker.close()
+        assert (await asyncio.gather(hanging, return_exceptions=True))[0]

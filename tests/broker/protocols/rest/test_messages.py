@@ -17,6 +17,7 @@ from tests.broker.protocols.pulsar.raw import Raw
 from tests.broker.protocols.rest.http import V2, T, serving
 from tests.support.cluster import Cluster
 
+TOPIC_NAME = "persistent://public/default/t"
 TOPIC = """msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter bytesOutCounter
  msgOutCounter averageMsgSize msgChunkPublished storageSize backlogSize publishRateLimitedTimes
  earliestMsgPublishTimeInBacklogs offloadedStorageSize lastOffloadLedgerId
@@ -99,6 +100,9 @@ async def test_statistics_have_every_key_and_the_clients_versions(tmp_path: Path
         _has(TOPIC, whole)
         assert (whole["metadata"]["partitions"], whole["partitions"]) == (2, {})
         await http.get(f"{V2}/persistent/public/default/p/stats", 404)
+        loaded = await http.get(f"{V2}/broker-stats/topics")
+        [mine] = [each["persistent"] for each in loaded["public/default"].values() if TOPIC_NAME in each["persistent"]]
+        assert mine[TOPIC_NAME]["msgInCounter"] == 3
         await http.done("DELETE", T, status=412)
         await http.done("DELETE", f"{T}/subscription/s", status=412)
         await http.done("DELETE", f"{T}/subscription/s?force=true")

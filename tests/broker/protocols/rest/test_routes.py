@@ -150,7 +150,7 @@ async def test_a_look_up_says_where_pulsars_protocol_is_served(tmp_path: Path) -
 
 
 async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (http, broker, _):
+    async with serving(tmp_path) as (http, broker, running):
         for path in ("/healthz", "/readyz", "/status.html", f"{V2}/brokers/health", f"{V2}/brokers/ready"):
             assert (await http.ask("GET", path)).body.strip().lower() == b"ok"
         assert b"magnetar_process_" in (await http.ask("GET", "/metrics/")).body
@@ -161,7 +161,8 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
         broker.owned.suspend()
         assert (await http.ask("GET", "/readyz")).status == 503
         assert (await http.ask("GET", "/healthz")).status == 200
-        broker.owned._open().settled = True
+        await broker.owned.resume(running.sessions[0])
+        assert (await http.ask("GET", "/readyz")).status == 200
 
 
 async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: Path) -> None:
