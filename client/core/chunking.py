@@ -37,6 +37,9 @@ CHUNKED_BYTES_MAX = 256 << 20
 """Of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py)."""
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Declared by all messages of a partition that are begun and not complete."""
+METADATA_BYTES = 10 << 10
+"""A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
+tells them that limit (broker/protocols/pulsar/connection.py METADATA_BYTES)."""
 EXPIRE_S = 60.0
 """What is not complete after so long makes room (Pulsar's figure)."""
 GIVEN_BACK_MAX = 10_000
@@ -50,7 +53,8 @@ def split(
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
-    if len(payload) <= entry_bytes_max:
+    payload_bytes_max = max(entry_bytes_max - METADATA_BYTES, entry_bytes_max // 2)
+    if len(payload) <= payload_bytes_max:
         whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
         if len(whole) <= entry_bytes_max:
             return [whole]
@@ -60,7 +64,7 @@ def split(
     growth = 0 if encrypt is None else len(encrypt(metadata, b""))  # by its tag; the keys are in the metadata after it
     metadata.uuid, metadata.total_chunk_msg_size = uuid, len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = (1 << 31) - 1  # the longest encoding: all have the same room
-    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize() - growth
+    room = min(entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize(), payload_bytes_max) - growth
     if room <= 0:
         raise MessageTooLarge(f"the metadata of a message alone takes more than {entry_bytes_max} bytes")
     metadata.num_chunks_from_msg = -(-len(payload) // room)

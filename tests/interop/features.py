@@ -58,7 +58,8 @@ def features(keys: Sequence[str]) -> dict[str, Feature]:
     """`keys`: paths of a public and a private RSA key."""
     encrypted = {"keys": list(keys)}
     return {
-        "plain": Feature(texts("one", "två", "")),
+        "plain": Feature(texts("one", "två")),
+        "empty": Feature(texts("", properties={"a": "b"})),  # Go's client drops those without properties, from any broker
         "keys": Feature(texts("a", "b", key="k")),
         "ordering keys": Feature(texts("a", key="k", ordering_key="o"), type="KeyShared"),
         "properties": Feature(texts("a", properties={"one": "1", "två": "", "": "empty"})),

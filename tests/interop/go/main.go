@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 )
 
 const (
-	wait    = 30 * time.Second
+	wait    = 20 * time.Second
 	keyName = "interop"
 	long    = 1000
 	order   = `{"type":"record","name":"Order","fields":[{"name":"a","type":"int"},` +
@@ -92,7 +93,7 @@ func (command *Command) put(message *pulsar.ProducerMessage, text string) {
 	case "":
 		message.Payload = []byte(text)
 	case "STRING":
-		message.Value = &text
+		message.Value = text
 	default:
 		message.Value = &Order{A: len(text), B: &text}
 	}
@@ -118,10 +119,7 @@ func (d *Driver) produce(command *Command) (Answer, error) {
 	failed := make(chan error, len(command.Messages))
 	for _, each := range command.Messages {
 		message := &pulsar.ProducerMessage{Key: each.Key, OrderingKey: each.OrderingKey, Properties: each.Properties}
-		text := each.Text
-		for i := 1; i < each.Times; i++ {
-			text += each.Text
-		}
+		text := strings.Repeat(each.Text, max(each.Times, 1))
 		command.put(message, text)
 		if each.EventTime != 0 {
 			message.EventTime = time.UnixMilli(each.EventTime)
@@ -288,7 +286,12 @@ func (d *Driver) receive(command *Command) (Answer, error) {
 	return Answer{}, nil
 }
 
-func (d *Driver) do(command *Command) (Answer, error) {
+func (d *Driver) do(command *Command) (answer Answer, err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("panic: %v", panicked)
+		}
+	}()
 	switch command.Do {
 	case "produce":
 		return d.produce(command)

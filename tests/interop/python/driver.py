@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-WAIT_MS = 30_000
+WAIT_MS = 20_000
 KEY_NAME = "interop"
 LONG = 1000
 

@@ -24,7 +24,7 @@ import org.apache.pulsar.client.api.schema.SchemaDefinition;
  * its answer as one line, as tests/interop/drivers.py says.
  */
 public class Driver {
-    static final int WAIT_S = 30;
+    static final int WAIT_S = 20;
     static final String KEY_NAME = "interop";
     static final int LONG = 1000;
     static final String PREFIX = "persistent://public/default/";
