@@ -50,17 +50,21 @@ def split(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
     """The client-parts: one when it fits, else its chunks in order. MessageTooLarge."""
+    size = len(payload)
     if metadata.compression:
-        metadata.uncompressed_size = len(payload)
+        metadata.uncompressed_size = size
         payload = compress(metadata.compression, payload)
     payload_bytes_max = max(entry_bytes_max - METADATA_BYTES, entry_bytes_max // 2)
     if len(payload) <= payload_bytes_max:
+        if encrypt is not None:
+            metadata.uncompressed_size = size
         whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
         if len(whole) <= entry_bytes_max:
             return [whole]
     if len(payload) > CHUNKED_BYTES_MAX or metadata.uncompressed_size > UNCOMPRESSED_BYTES_MAX:
         limit = UNCOMPRESSED_BYTES_MAX if metadata.compression else CHUNKED_BYTES_MAX
         raise MessageTooLarge(f"a chunked message of {len(payload)} bytes; the limit is {limit}", size=len(payload))
+    metadata.uncompressed_size = size  # of chunks Go's client gives the last one alone where no size is told
     growth = 0 if encrypt is None else len(encrypt(metadata, b""))  # by its tag; the keys are in the metadata after it
     metadata.uuid, metadata.total_chunk_msg_size = uuid, len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = (1 << 31) - 1  # the longest encoding: all have the same room

@@ -20,6 +20,10 @@ from tests.interop.test_pulsar_python import url_of
 pytestmark = pytest.mark.interop
 SHOWN = ["listener", "multi-topics", "pattern", "producer and consumer", "reader", "table view"]
 
+UNREADABLE = {("python", "go"): {"chunks", "encryption"}}
+"""(sender, receiver): Go's client takes what was decrypted or put together only where the size is told, and the C++
+client does not tell it without compression; so it is with each broker."""
+
 Clients = dict[str, Driver]
 
 
@@ -98,12 +102,14 @@ def all_at_once(clients: Clients, do: str, of: Callable[[str], dict[str, Any]]) 
 @pytest.mark.parametrize("name", list(features(["public", "private"])))
 def test_each_client_receives_what_each_other_sends(clients: Clients, by_name: dict[str, Feature], name: str) -> None:
     feature, topic = by_name[name], f"matrix-{name.replace(' ', '-').replace(',', '')}"
-    all_at_once(clients, "produce", lambda of: {"topic": f"{topic}-{of}", "messages": feature.messages, **feature.produce})
+    sent = {"messages": feature.messages, **feature.produce}
+    all_at_once(clients, "produce", lambda of: {"topic": f"{topic}-{of}", **sent})
     names = list(clients)
     for shift in range(len(names)):  # each client receives from another one
         sender_of = {each: names[(at + shift) % len(names)] for at, each in enumerate(names)}
+        able = {each: clients[each] for each in names if name not in UNREADABLE.get((sender_of[each], each), ())}
         answers = all_at_once(
-            clients, "consume",
+            able, "consume",
             lambda of, sender_of=sender_of: {
                 "topic": f"{topic}-{sender_of[of]}", "subscription": f"s-{of}", "type": feature.type,
                 "count": len(feature.messages), **feature.consume,

@@ -31,7 +31,11 @@ func (d *Driver) examples(command *Command) (Answer, error) {
 }
 
 func (d *Driver) publish(topic string, messages ...*pulsar.ProducerMessage) error {
-	producer, err := d.client.CreateProducer(pulsar.ProducerOptions{Topic: topic})
+	return d.publishTyped(topic, nil, messages...)
+}
+
+func (d *Driver) publishTyped(topic string, schema pulsar.Schema, messages ...*pulsar.ProducerMessage) error {
+	producer, err := d.client.CreateProducer(pulsar.ProducerOptions{Topic: topic, Schema: schema})
 	if err != nil {
 		return err
 	}
@@ -126,9 +130,9 @@ func (d *Driver) showReader(topic string) error {
 
 func (d *Driver) showTableView(topic string) error {
 	keyed := func(key, content string) *pulsar.ProducerMessage {
-		return &pulsar.ProducerMessage{Key: key, Payload: []byte(content)}
+		return &pulsar.ProducerMessage{Key: key, Value: content}
 	}
-	if err := d.publish(topic, keyed("k0", "old"), keyed("k1", "one"), keyed("k0", "new")); err != nil {
+	if err := d.publishTyped(topic, pulsar.NewStringSchema(nil), keyed("k0", "old"), keyed("k1", "one"), keyed("k0", "new")); err != nil {
 		return err
 	}
 	value := ""
