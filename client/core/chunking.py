@@ -39,7 +39,7 @@ PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Declared by all messages of a partition that are begun and not complete."""
 METADATA_BYTES = 10 << 10
 """A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
-tells them that limit (broker/protocols/pulsar/connection.py METADATA_BYTES)."""
+tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
 EXPIRE_S = 60.0
 """What is not complete after so long makes room (Pulsar's figure)."""
 GIVEN_BACK_MAX = 10_000
@@ -54,7 +54,7 @@ def split(
     if metadata.compression:
         metadata.uncompressed_size = size
         payload = compress(metadata.compression, payload)
-    payload_bytes_max = max(entry_bytes_max - METADATA_BYTES, entry_bytes_max // 2)
+    payload_bytes_max = entry_bytes_max - (METADATA_BYTES if entry_bytes_max >= 10 * METADATA_BYTES else 0)
     if len(payload) <= payload_bytes_max:
         if encrypt is not None:
             metadata.uncompressed_size = size
