@@ -13,7 +13,7 @@ RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
 USER magnetar
 WORKDIR /data
 VOLUME /data
-EXPOSE 7650 6650
+EXPOSE 7650 6650 8080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["magnetar"]
 # A container's own network is closed; publish the port on this machine only: docker run -p 127.0.0.1:7650:7650 …

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench proto clean
+.PHONY: demo test lint types bench proto docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,demo,bench,dev]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,demo,bench,docs,dev]'
 	$(link-pyspark-package)
 	@touch $@
 
@@ -60,6 +60,10 @@ proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
 		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
+
+# The reference of the SDK, from its docstrings.
+docs: $(STAMP)
+	$(BIN)/python -m tests.docs.reference build/docs
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

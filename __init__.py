@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         UnknownError,
         UnsupportedVersionError,
     )
+    from .client.common.loggers import ConsoleLogger, FileLogger, LoggerLevel
     from .client.connect.authentication import (
         Authentication,
         AuthenticationAthenz,
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from .client.model import schemas as schema
     from .client.model.message import Message
     from .client.model.message_id import MessageId
+    from .client.model.schema import BytesSchema
     from .client.model.settings import (
         BatchingType,
         CompressionType,
@@ -125,10 +127,12 @@ __all__ = [
     "BatchingType",
     "BrokerMetadataError",
     "BrokerPersistenceError",
+    "BytesSchema",
     "ChecksumError",
     "Client",
     "CompressionType",
     "ConnectError",
+    "ConsoleLogger",
     "Consumer",
     "ConsumerAssignError",
     "ConsumerBatchReceivePolicy",
@@ -147,6 +151,7 @@ __all__ = [
     "EncryptionKey",
     "EncryptionKeyInfo",
     "ErrorGettingAuthenticationData",
+    "FileLogger",
     "IncompatibleSchema",
     "IndexedMessage",
     "InitialPosition",
@@ -158,6 +163,7 @@ __all__ = [
     "InvalidUrl",
     "KeyReader",
     "KeySharedMode",
+    "LoggerLevel",
     "LookupError",
     "MagnetarError",
     "MagnetarException",
@@ -212,6 +218,8 @@ _PLACES = {
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),
     "client.consume.batch_receive": ("ConsumerBatchReceivePolicy",),
+    "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
+    "client.model.schema": ("BytesSchema",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.model.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",

@@ -49,6 +49,7 @@ BENCHMARKS = {
     "pulsar-java-produce": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) produces"),
     "pulsar-java-consume": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) consumes a backlog of --messages"),
     "pulsar-python": Benchmark("pulsar", "msg/s", "pulsar-client (Python) produces; --url: in turns with a Pulsar"),
+    "rest": Benchmark("rest", "/s", "GETs of the statistics of a topic over HTTP, by 4 connections"),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("storage.holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
@@ -122,6 +123,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("repair-disturb", {}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
+    ("rest", {}),
 ]
 """What `all` runs: the lines of the table in the README."""
 

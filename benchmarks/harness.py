@@ -116,7 +116,7 @@ class Server:
     def __init__(self, directory: str, bookies: int, *more: str) -> None:
         self.directory, self.bookies, self.more = directory, bookies, more
         self.process: subprocess.Popen[str] | None = None
-        self.url = self.pulsar_url = ""
+        self.url = self.pulsar_url = self.http_url = ""
 
     def start(self) -> float:
         """Starts it and waits for its `ready` line; the seconds that took."""
@@ -131,6 +131,7 @@ class Server:
             if line.startswith("ready "):
                 self.url = line.split()[1]
                 self.pulsar_url = line.partition("pulsar=")[2].split(" ")[0].strip()
+                self.http_url = line.partition("http=")[2].split(" ")[0].strip()
                 return time.perf_counter() - begin
             if time.perf_counter() - begin > READY_DEADLINE_S:
                 break

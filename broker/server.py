@@ -31,6 +31,7 @@ from .protocols.grpc.broker import BrokerService
 from .protocols.grpc.checked import Checked
 from .protocols.pulsar.listeners import advertised_urls
 from .protocols.pulsar.protocol import PulsarProtocol
+from .protocols.rest.protocol import RestProtocol
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -50,6 +51,11 @@ class Broker:
     ) -> None:
         config.validate()
         self.owned = TopicManager(world, config)
+        self._services = {
+            name: Checked(name, service, self.owned.access)
+            for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
+        }
+        self.rest = RestProtocol(self.owned, self._services)
         self._world = world
         self._config = config
         self._metadata = metadata
@@ -57,6 +63,7 @@ class Broker:
         self.background = Supervisor()
         self._serving: Serving | None = None
         self._pulsar: ByteServing | None = None
+        self._http: ByteServing | None = None
         self._closing = False
 
     @classmethod
@@ -70,10 +77,7 @@ class Broker:
 
     async def _start(self) -> None:
         config = self._config
-        services = [
-            (name, Checked(name, service, self.owned.access))
-            for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
-        ]
+        services = list(self._services.items())
         limits = Limits(config.max_connections, config.max_streams_per_address, config.first_frame_s, config.unread_s)
         network = self._world.network
         access = ListenerAccess(limits=limits, memory=self.owned.memory)
@@ -83,8 +87,10 @@ class Broker:
                 self._pulsar = await network.serve_bytes(
                     config.pulsar_listen, PulsarProtocol(self.owned).serve, access
                 )
+            if config.http_listen is not None:
+                self._http = await network.serve_bytes(config.http_listen, self.rest.serve, access)
             await ensure_ids(self._metadata)
-            await self.owned.enter(self._metadata, str(self.endpoint), self.pulsar_urls)
+            await self.owned.enter(self._metadata, str(self.endpoint), self.pulsar_urls, self.http_url)
         except BaseException:
             await self._stop_serving()
             raise
@@ -117,6 +123,14 @@ class Broker:
         if self._pulsar is None:
             return {}
         return advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
+
+    @property
+    def http_url(self) -> str:
+        """Where tools reach it; empty: it serves no HTTP."""
+        if self._http is None:
+            return ""
+        host = self._config.advertised.host if self._config.advertised is not None else self._http.endpoint.host
+        return f"http{'s' * self._http.is_encrypted}://{Endpoint(host, self._http.endpoint.port)}"
 
     async def _look_after_topics(self) -> None:
         while True:
@@ -193,7 +207,7 @@ class Broker:
             if self.owned.entered:
                 await self.owned.resume(fresh)
             else:
-                await self.owned.enter(fresh, str(self.endpoint), self.pulsar_urls)
+                await self.owned.enter(fresh, str(self.endpoint), self.pulsar_urls, self.http_url)
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.owned.entered:
@@ -212,6 +226,7 @@ class Broker:
         await self._stop_serving(self._config.close_grace_s)
 
     async def _stop_serving(self, grace_s: float = 0.0) -> None:
-        for serving in (self._pulsar, self._serving):
+        self.rest.shut_down()
+        for serving in (self._http, self._pulsar, self._serving):
             if serving is not None:
                 await serving.close(grace_s)

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
+from weakref import finalize
 
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
@@ -20,7 +21,8 @@ from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
 from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
 from .common.closing import ClosedAfterAsyncWith, close_all
-from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
+from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
+from .common.loggers import attach
 from .common.reports import Reports
 from .connect.authentication import caller_access
 from .connect.connections import Connections
@@ -68,8 +70,9 @@ class Client(ClosedAfterAsyncWith):
             await producer.send(b"UA 1545")
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
-    connects when first used and belongs to the event loop that uses it first. `memory_limit_bytes` bounds the messages
-    that wait in all receiver queues (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
+    connects when first used and belongs to the event loop that uses it first. `logger` gets what all clients log, too
+    (client/common/loggers.py). `memory_limit_bytes` bounds the messages that wait in all receiver queues
+    (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
     `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
@@ -105,6 +108,7 @@ class Client(ClosedAfterAsyncWith):
         self._connections: Connections | None = None
         self._reports: Reports | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
+        self._detach = finalize(self, detach) if (detach := attach(logger)) is not None else None
         self._looked_at = 0  # how many were open when closed ones were removed last
         self._closed = False
 
@@ -153,7 +157,7 @@ class Client(ClosedAfterAsyncWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer. ProducerSettings has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
+        """Opens a producer. docs/settings.md has the parameters and costs. Batching is on, as in `pulsar.asyncio`."""
         settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
@@ -191,31 +195,35 @@ class Client(ClosedAfterAsyncWith):
         enable_retry: bool = False,
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
+        pattern_auto_discovery_period: int = 60,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
         """
         options = given(locals(), "topic")
         check(CONSUMER, options)
         check_one("batch_receive_policy", instance(ConsumerBatchReceivePolicy), batch_receive_policy)
         check_names(check_subscription_name, subscription_name)
         settings = consumer_settings(
-            given(options, "subscription_name", "batch_receive_policy", "is_pattern_topic")
+            given(
+                options, "subscription_name", "batch_receive_policy", "is_pattern_topic",
+                "pattern_auto_discovery_period",
+            )
         )
         if is_pattern_topic and isinstance(topic, str):
             topic = _pattern(topic)
-        if regex_subscription_mode != RegexSubscriptionMode.PersistentOnly:
-            raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         names = None if isinstance(topic, re.Pattern) else self._names(topic)
-        pattern = TopicPattern(topic) if isinstance(topic, re.Pattern) else None
+        mode = RegexSubscriptionMode(regex_subscription_mode)
+        pattern = TopicPattern(topic, mode) if isinstance(topic, re.Pattern) else None
 
         async def subscribe() -> Consumer:
             if names is not None:
                 return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
             assert pattern is not None, "names, or a pattern"
-            watch = TopicWatch(self.connections, pattern)
+            watch = TopicWatch(self.connections, pattern, pattern_auto_discovery_period)
             try:
                 found = await watch.open()
                 return await Consumer.open(
@@ -352,6 +360,8 @@ class Client(ClosedAfterAsyncWith):
             await close_all(open_)
         finally:
             self._closed = True
+            if self._detach is not None:
+                self._detach()
             connections, self._connections = self._connections, None
             if connections is not None:
                 await connections.close()

@@ -9,11 +9,11 @@ A version is a number from 0 on; on the wire and in an entry it is 8 bytes, big-
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
-
-import msgspec
 
 from .errors import InvalidSchema
 
@@ -72,14 +72,18 @@ class Compatibility(StrEnum):
         return self.value.endswith("_transitive")
 
 
-class SchemaInfo(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaInfo:
+    """A schema: its type, the definition in the form of that type, a name, and free text."""
+
     type: SchemaType
     data: bytes = b""
     name: str = ""
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = field(default_factory=dict)
 
 
-class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
     """A schema of a topic, as the registry has it."""
 
     version: int
@@ -146,9 +150,12 @@ def _half(data: bytes, at: int) -> tuple[bytes, int]:
 
 def _properties(info: SchemaInfo, half: str) -> dict[str, str]:
     try:
-        return msgspec.json.decode(info.properties.get(f"{half}.schema.properties") or "{}", type=dict[str, str])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidSchema(f"{half}.schema.properties is no object of texts: {error}") from None
+        found = json.loads(info.properties.get(f"{half}.schema.properties") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"{half}.schema.properties is no JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise InvalidSchema(f"{half}.schema.properties is no object of texts")
+    return found
 
 
 def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) -> SchemaInfo:
@@ -157,7 +164,7 @@ def key_value(key: SchemaInfo, value: SchemaInfo, *, separated: bool = False) ->
     for half, info in (("key", key), ("value", value)):
         properties[f"{half}.schema.name"] = info.name
         properties[f"{half}.schema.type"] = info.type.name if info.type else "BYTES"
-        properties[f"{half}.schema.properties"] = msgspec.json.encode(info.properties).decode()
+        properties[f"{half}.schema.properties"] = json.dumps(info.properties, separators=(",", ":"))
     data = b"".join(_U32.pack(len(each.data) or NONE_LENGTH) + each.data for each in (key, value))
     return SchemaInfo(type=SchemaType.KEY_VALUE, data=data, name="KeyValue", properties=properties)
 
@@ -168,13 +175,13 @@ def text_of(info: SchemaInfo) -> str:
     if info.type is not SchemaType.KEY_VALUE:
         return info.data.decode(errors="replace")
     halves = {half: _told(each.data) for half, each in zip(("key", "value"), pair_of(info), strict=True)}
-    return msgspec.json.encode(halves).decode()
+    return json.dumps(halves)
 
 
 def _told(data: bytes) -> object:
     try:
-        return msgspec.json.decode(data) if data else ""
-    except (msgspec.DecodeError, RecursionError):
+        return json.loads(data) if data else ""
+    except (ValueError, RecursionError):
         return data.decode(errors="replace")
 
 
@@ -183,11 +190,11 @@ def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -
     kind, data = type_of(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:
-            halves = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, RecursionError) as error:
+            halves = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise InvalidSchema(f"the text of KEY_VALUE is no JSON with 'key' and 'value': {error}") from None
-        if set(halves) != {"key", "value"}:
+        if not isinstance(halves, dict) or set(halves) != {"key", "value"}:
             raise InvalidSchema("the text of KEY_VALUE is an object with 'key' and 'value', and nothing else")
-        parts = [b"" if bytes(halves[half]) == b'""' else bytes(halves[half]) for half in ("key", "value")]
+        parts = [b"" if halves[half] == "" else json.dumps(halves[half]).encode() for half in ("key", "value")]
         data = b"".join(_U32.pack(len(each) or NONE_LENGTH) + each for each in parts)
     return SchemaInfo(type=kind, data=data, name=name, properties=properties)

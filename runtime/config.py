@@ -53,9 +53,11 @@ def load(
     file: str | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """The configuration `kind` (a frozen dataclass) of `section`. An override of None is ignored."""
-    values: dict[str, object] = {}
+    """The configuration `kind` (a frozen dataclass) of `section`. An override of None is ignored. `defaults`: instead
+    of its own."""
+    values: dict[str, object] = dict(defaults or {})
     if file is not None:
         _take(kind, values, f"[{section}] in {file}", _from_file(file, section))
     prefix = f"MAGNETAR_{section.upper()}_"

@@ -129,6 +129,7 @@ class CallContext:
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
+    client: str = ""  # its name and version, as it says
 
 
 class Stream(Protocol[Out, In]):

@@ -107,7 +107,7 @@ def _wrong(where: str, citations: Iterator[tuple[str, str]]) -> list[str]:
 
 def test_every_citation_in_code_and_tests_has_its_line() -> None:
     wrong = []
-    for module in layout.modules(*layout.PACKAGES, "", "tests", "benchmarks"):
+    for module in layout.modules(*layout.PACKAGES, "", "tests", "benchmarks", "examples"):
         if module.path != "tests/test_citations.py":
             wrong += _wrong(module.path, _cited(module.text))
     assert not wrong, "\n".join(wrong)
@@ -128,7 +128,7 @@ def test_every_test_that_is_named_after_a_citation_has_its_line() -> None:
 def test_no_page_outside_of_the_repository_is_cited() -> None:
     others = r"\b(?:design|measurements|[Rr]eference|reliability|BookKeeper(?: protocol)?|pulsar-features) §"
     elsewhere = re.compile(others)
-    modules = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks")
+    modules = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks", "examples")
     assert not [module.path for module in modules if elsewhere.search(module.text)]
 
 

@@ -38,6 +38,7 @@ class BrokerConfig(Applied):
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
     pulsar_listen: Endpoint | None = None  # where clients of Pulsar connect; port 0 takes a free one; none: nowhere
     pulsar_listeners: str = ""  # what their look-ups answer: NAME:URL,NAME:URL; none: as advertised; the first: to all
+    http_listen: Endpoint | None = None  # of REST, look-ups, metrics and health; port 0: a free one; none: nowhere
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
     min_racks_per_write_quorum: Positive = 1  # racks of the copies of an entry, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning

@@ -126,13 +126,13 @@ class TopicManager:
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(
-        self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None
+        self, metadata: MetadataStore, endpoint: str, pulsar: dict[str, tuple[str, ...]] | None = None, http: str = ""
     ) -> None:
         """Begins to own topics: the broker is registered, with where clients reach it, and can be found when this
         returns.
         """
         self.endpoint = endpoint
-        me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {})
+        me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http)
         changed = (self._policies_changed, self.access.changed)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed)
         try:
@@ -153,6 +153,11 @@ class TopicManager:
     @property
     def entered(self) -> bool:
         return self._session is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """It is registered, and knows what it owns."""
+        return self._session is not None and self._session.settled
 
     def suspend(self) -> None:
         """The metadata session is lost: topics are served on, and `resume` checks them."""

@@ -114,8 +114,9 @@ class ConsumerSession:
             options.policy,
         )  # fmt: skip
         consumer = session._consumer = Consumer(
-            member, session, address=caller.peer, instance=options.instance, principal=caller.principal
-        )
+            member, session, address=caller.peer, instance=options.instance, principal=caller.principal,
+            client=caller.client, since_ms=broker.world.clock.wall_ms(), properties=options.properties,
+        )  # fmt: skip
         now = broker.world.clock.monotonic()
         topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)

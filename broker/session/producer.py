@@ -110,7 +110,8 @@ class ProducerSession:
         session.producer = Producer(
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
-            principal=principal,
+            principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
+            properties=options.properties,
         )  # fmt: skip
         rules = SchemaRules.of(topic.applied)
         session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)

@@ -42,11 +42,17 @@ class Outlet(Protocol):
 class Consumer:
     """A consumer and its outlet; `member` is its state in the dispatcher."""
 
-    __slots__ = ("address", "instance", "member", "outlet", "principal", "waiting")
+    __slots__ = (
+        "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms", "waiting",
+    )  # fmt: skip
 
     def __init__(
-        self, member: Member, outlet: Outlet, *, address: str, instance: str, principal: Principal = LOCAL
-    ) -> None:
+        self, member: Member, outlet: Outlet, *, address: str, instance: str, principal: Principal = LOCAL,
+        client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.client = client  # its name and version, as it says
+        self.since_ms = since_ms  # it was opened, wall clock
+        self.properties = properties or {}
         self.member = member
         self.outlet = outlet
         self.address = address

@@ -82,17 +82,20 @@ class Producer:
     """
 
     __slots__ = (
-        "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
-        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal", "registered",
-        "size_max",
+        "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
+        "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
+        "properties", "registered", "since_ms", "size_max",
     )  # fmt: skip
 
     def __init__(
         self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
-        principal: Principal = LOCAL,
+        principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.principal = principal
+        self.client = client  # its name and version, as it says
+        self.since_ms = since_ms  # it was opened, wall clock
+        self.properties = properties or {}
         self.id = id_
         self.name = name
         self.mode = mode

@@ -253,10 +253,11 @@ def ready(url: str, **facts: object) -> None:
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
-def pulsar_fact(broker: Broker) -> dict[str, object]:
-    """Of the ready line: where clients of Pulsar connect."""
+def door_facts(broker: Broker) -> dict[str, object]:
+    """Of the ready line: where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
-    return {"pulsar": urls[0]} if urls else {}
+    found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
+    return found | ({"http": broker.http_url} if broker.http_url else {})
 
 
 async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
@@ -368,6 +369,10 @@ def metadata(
 @click.option(
     "--pulsar-listen", default=None, metavar="HOST:PORT", help="Serve Pulsar's protocol there (default: nowhere)."
 )
+@click.option(
+    "--http-listen", default=None, metavar="HOST:PORT",
+    help="Serve REST administration, look-ups and metrics there (default: nowhere).",
+)  # fmt: skip
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
 @metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
@@ -376,6 +381,7 @@ def metadata(
 def broker(
     listen: str,
     pulsar_listen: str | None,
+    http_listen: str | None,
     advertise: str | None,
     metadata_: str,
     wait_s: float,
@@ -393,11 +399,12 @@ def broker(
     Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
     """
     pulsar = None if pulsar_listen is None else endpoint(pulsar_listen, "--pulsar-listen")
+    http = None if http_listen is None else endpoint(http_listen, "--http-listen")
     where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
-    served = (None, None) if asks_and_encrypts(security) else (where, pulsar)
-    warning = check_reach(insecure, **dict(zip(("listen", "pulsar-listen"), served, strict=True)), metrics=scraped)
+    doors = {"listen": where, "pulsar-listen": pulsar, "http-listen": http}
+    warning = check_reach(insecure, **({} if asks_and_encrypts(security) else doors), metrics=scraped)
 
     async def main(world: World) -> None:
         from ...broker.common.config import BrokerConfig
@@ -409,6 +416,7 @@ def broker(
         given = {
             "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
             "pulsar_listen": None if pulsar is None else str(pulsar),
+            "http_listen": None if http is None else str(http),
         }  # fmt: skip
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
         world = as_member(world, security, "broker")
@@ -428,7 +436,8 @@ def broker(
 
             starting = Broker.start(secured(serving, security), settings, store, session)
             running = await parts.start("broker", starting, close)
-            facts = await serve_metrics(parts, scraped, Measured(broker=running)) | pulsar_fact(running)
+            running.rest.measure = measured = Measured(broker=running)
+            facts = await serve_metrics(parts, scraped, measured) | door_facts(running)
             ready(f"{scheme(security)}://{running.endpoint}", **facts)
             await serve_for_ever(warning)
 

@@ -23,8 +23,8 @@ from .servers import (
     SECURITY,
     asks_and_encrypts,
     check_reach,
+    door_facts,
     metrics_endpoint,
-    pulsar_fact,
     ready,
     scheme,
     secured,
@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from ...runtime.world import World
 
 DATA = "magnetar-data"
-PORT, PULSAR_PORT, PULSAR_TLS_PORT = 7650, 6650, 6651
+CLUSTER = "standalone"
+"""As Pulsar's standalone calls it, and set-up scripts."""
+PORT = 7650
+PULSAR_PORTS = (6650, 6651)
+HTTP_PORTS = (8080, 8443)
+"""In clear, and with TLS."""
 
 
 @click.command()
@@ -56,18 +61,23 @@ PORT, PULSAR_PORT, PULSAR_TLS_PORT = 7650, 6650, 6651
     help="Of Pulsar's protocol; 0: a free one (default 6650, with TLS 6651; with --port a free one).",
 )  # fmt: skip
 @click.option(
+    "--http-port", type=click.IntRange(0, 65535), default=None,
+    help="Of REST administration; 0: a free one (default 8080, with TLS 8443; with --port a free one).",
+)  # fmt: skip
+@click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
 @SECURITY
 @server_options("warning", bookies=True)
 def standalone(
-    data: str, host: str, port: int | None, pulsar_port: int | None, bookies: int | None, security: str | None,
-    config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str, log_format: str,
+    data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
+    security: str | None, config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str,
+    log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
-    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and
-    Pulsar's protocol on 6650 (with TLS 6651) if that is free; the line names both.
+    Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are
+    free Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
 
     \b
     Examples:
@@ -79,9 +89,11 @@ def standalone(
     scraped = metrics_endpoint(metrics)
     where = Endpoint(host, PORT if port is None else port)
     warning = check_reach(insecure, host=None if asks_and_encrypts(security) else where, metrics=scraped)
-    pulsar = _pulsar_endpoint(host, port, pulsar_port, encrypted=asks_and_encrypts(security))
+    encrypted = asks_and_encrypts(security)
+    pulsar = _door(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
+    http = _door(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = Given(
-        Path(data).absolute(), where, pulsar, bookies, config, scraped, metrics_compat, warning, security
+        Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
     )
     return serve(lambda world: run(world, given), log_level, log_format)
 
@@ -92,6 +104,7 @@ class Given(NamedTuple):
     folder: Path
     listen: Endpoint
     pulsar: Endpoint | None = None
+    http: Endpoint | None = None
     bookies: int | None = None
     config: str | None = None
     metrics: Endpoint | None = None
@@ -121,9 +134,10 @@ async def _serve(world: World, given: Given) -> None:
     copies = min(3, count)
     overrides = {
         "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
+        "http_listen": None if given.http is None else str(given.http),
         "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
     }  # fmt: skip
-    settings = load(BrokerConfig, "broker", file=config, overrides=overrides)
+    settings = load(BrokerConfig, "broker", file=config, overrides=overrides, defaults={"cluster": CLUSTER})
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
@@ -133,27 +147,27 @@ async def _serve(world: World, given: Given) -> None:
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
         measured = Measured(metadata=store, bookies=started, broker=broker, second=second)
+        broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
-        facts |= pulsar_fact(broker)
+        facts |= door_facts(broker)
         ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning)
 
 
-def _pulsar_endpoint(host: str, port: int | None, wanted: int | None, *, encrypted: bool) -> Endpoint | None:
-    """Where Pulsar's protocol is served. None: its default port is taken, which is said."""
+def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
+    """Where that is served. None: its default port is taken, which is said."""
     from ...runtime.network import Endpoint
 
     if wanted is not None or port is not None:
         return Endpoint(host, wanted or 0)
-    wanted = PULSAR_TLS_PORT if encrypted else PULSAR_PORT
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, wanted))
+            probe.bind((host, default))
         except OSError:
-            print(f"magnetar: port {wanted} is taken; Pulsar's protocol is not served", file=sys.stderr)
+            print(f"magnetar: port {default} is taken; {what} is not served", file=sys.stderr)
             return None
-    return Endpoint(host, wanted)
+    return Endpoint(host, default)
 
 
 def _count(folder: Path, wanted: int | None) -> int:

@@ -6,11 +6,15 @@
             print(admin.topic_stats(part).end_index)
 
 Answers are frozen dataclasses (client/admin/values.py), never messages of a wire format: a Transport
-(client/admin/operations.py) makes them, over gRPC now.
+(client/admin/operations.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
+`SchemaInfo` what some of them take.
 """
 
 from __future__ import annotations
 
+from ...proto import errors as errors
+from ...proto.policies import Policies as Policies
+from ...proto.schema import SchemaInfo as SchemaInfo
 from .blocking import Admin as Admin
 from .client import AdminClient as AdminClient
 from .operations import Operation as Operation

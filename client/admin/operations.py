@@ -27,6 +27,8 @@ class AskedOf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
+    """What a Transport carries: a name, the type of the answer, and who can answer."""
+
     name: str
     answer: type[T]
     asked_of: AskedOf = AskedOf.ANY
@@ -47,7 +49,9 @@ class Transport(Protocol):
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes its connections."""
+        ...
 
 
 NONE = type(None)

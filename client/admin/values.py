@@ -39,6 +39,7 @@ else:
     SubscriptionType = _Words(
         "SubscriptionType", {"NONE": "", **{name: name for name in subscription_types.NUMBERS}, "UNKNOWN": "unknown"}
     )
+    SubscriptionType.__doc__ = "How the consumers of a subscription share its messages. NONE: none has connected yet."
 
 
 class KeyDistribution(_Words):

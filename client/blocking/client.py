@@ -23,7 +23,7 @@ from ..crypto.key_reader import KeyReader
 from ..model.events import ConsumerEventListener
 from ..model.message import Message
 from ..model.message_id import MessageId
-from ..model.options import CONSUMER, READER, given, warn_of_tuning
+from ..model.options import CONSUMER, READER, given
 from ..model.schema import Schema
 from ..model.settings import (
     BatchingType,
@@ -138,7 +138,7 @@ class Client(ClosedAfterWith):
         initial_subscription_name: str | None = None,
         encryption_keys: Sequence[str] | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default,
+        """Opens a producer of `topic`. docs/settings.md has the parameters and their costs. Batching is off by default,
         as in `pulsar-client`."""
         options = given(locals())
         epoch = EPOCH[0]
@@ -186,7 +186,7 @@ class Client(ClosedAfterWith):
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """Opens a consumer of a subscription, which is created when it does not exist. ConsumerSettings has the
+        """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
@@ -195,9 +195,8 @@ class Client(ClosedAfterWith):
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
         listener has its own thread too.
         """
-        options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
+        options = given(locals(), "message_listener", "consumer_event_listener")
         check(CONSUMER, given(locals(), "options", "topic"))
-        warn_of_tuning({"pattern_auto_discovery_period": pattern_auto_discovery_period})
         events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
         return Consumer(
             self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener,

@@ -284,7 +284,7 @@ class CryptoError(PulsarException):
 
 
 class IncompatibleSchema(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """The schema of a producer or consumer does not go with those of the topic; the message names the field."""
 
 
 class ConsumerAssignError(PulsarException):
@@ -339,6 +339,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.MessageTooLarge, MessageTooBig),
     (wire_errors.CorruptEntry, ChecksumError),
     (wire_errors.WrongProtocol, ConnectError),
+    (wire_errors.InvalidSchema, IncompatibleSchema),
     (wire_errors.InvalidRequest, InvalidConfiguration),
     (wire_errors.SubscriptionNotFound, SubscriptionNotFound),
     (wire_errors.NotFound, TopicNotFound),
@@ -346,6 +347,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.ProducerBusy, ProducerBusy),
     (wire_errors.ProducerFenced, ProducerFenced),
     (wire_errors.TopicTerminated, TopicTerminated),
+    (wire_errors.IncompatibleSchema, IncompatibleSchema),
     (wire_errors.NotAllowed, NotAllowedError),
     (wire_errors.AlreadyExists, NotAllowedError),
     (wire_errors.Busy, NotAllowedError),

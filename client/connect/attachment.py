@@ -157,17 +157,22 @@ class Attachment:
             stream.detach(self._id)
 
     async def close(self) -> None:
-        """Waits until the broker has forgotten an owner that is open; an opening that is under way is given up."""
+        """Waits until the broker has forgotten an owner that is open; an opening that is under way is given up.
+
+        Two that close at once wait for one answer, and both end when one is interrupted.
+        """
         self.stop()
         if self._answer is not None:
             self.leave()
         elif self._stream is not None:
-            self._left = asyncio.get_running_loop().create_future()
-            self.send(close=CLOSE)
+            if self._left is None:
+                self._left = asyncio.get_running_loop().create_future()
+                self.send(close=CLOSE)
             try:
-                await self._left
+                await asyncio.shield(self._left)
             finally:
                 self._detach()
+                self.done()
 
     def done(self) -> None:
         """The owner read that the broker has forgotten it."""

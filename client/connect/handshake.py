@@ -7,6 +7,7 @@ from ...proto.entry import Encrypt
 from ...proto.names import TopicName
 from ..core.effects import ProducerOptions
 from ..model.message_id import MessageId
+from ..model.schema import Schema
 from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from ..model.start import Start
 
@@ -29,7 +30,7 @@ def producer_options(settings: ProducerSettings, encrypt: Encrypt | None) -> Pro
 def open_producer(
     topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int, epoch: int
 ) -> wire.OpenProducer:
-    return wire.OpenProducer(
+    request = wire.OpenProducer(
         topic=topic.full,
         producer_name=name,
         instance=instance,
@@ -39,6 +40,8 @@ def open_producer(
         initial_subscription=settings.initial_subscription_name or "",
         topic_epoch=epoch,
     )
+    _tell(request, settings.schema)
+    return request
 
 
 def subscribe(
@@ -59,6 +62,7 @@ def subscribe(
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,
     )
+    _tell(request, settings.schema)
     if settings.key_shared_policy is not None:
         _describe(request.key_shared, settings.key_shared_policy)
     if start is not None:
@@ -67,6 +71,14 @@ def subscribe(
         # A message inside a batch: the broker sends the entry and we leave out what is before it.
         request.start_inclusive = start.inclusive or first.batch_index() >= 0 or start.begun is not None
     return request
+
+
+def _tell(request: wire.OpenProducer | wire.Subscribe, schema: Schema) -> None:
+    info = schema.info()
+    if info is not None:
+        told = request.schema
+        told.type, told.data, told.name = info.type, info.data, info.name
+        told.properties.update(info.properties)
 
 
 def _describe(shared: wire.KeySharedPolicy, policy: ConsumerKeySharedPolicy) -> None:

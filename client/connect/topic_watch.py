@@ -7,6 +7,9 @@
 
 After a broken stream it goes on with any broker, after the last revision that it received: nothing is missed. Topics
 that `changed` returns could not be taken up; they are offered again every RETRY_S, until they are taken up or removed.
+
+Non-persistent topics have no records: brokers are asked every `discovery_s` which ones they have in memory. One that a
+consumer uses does not end, so none of them is removed.
 """
 
 from __future__ import annotations
@@ -24,22 +27,30 @@ from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongTopic, WrongTopicType, shown
 from ..core.reasons import FINAL
+from ..model.settings import RegexSubscriptionMode
 from .connections import Connections
 
 _LOG = logging.getLogger("magnetar.client")
 RETRY_S = 5.0
+DISCOVERY_S_MIN = 0.1
 
 Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]]]
 
 
 class TopicPattern:
-    """`[persistent://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole."""
+    """`[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole. `mode` says
+    of which domain; the one in the text says nothing, as in Pulsar.
+    """
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(
+        self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
+    ) -> None:
+        self.persistent = mode is not RegexSubscriptionMode.NonPersistentOnly
+        self.non_persistent = mode is not RegexSubscriptionMode.PersistentOnly
         if not isinstance(pattern.pattern, str):
             raise WrongTopicType(f"a pattern of topics is text, not {shown(pattern.pattern)}")
         self.text = pattern.pattern
-        parts = self.text.removeprefix("persistent://").split("/", 2)
+        parts = self.text.removeprefix("non-").removeprefix("persistent://").split("/", 2)
         tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", parts[-1])
         try:
             self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
@@ -48,12 +59,15 @@ class TopicPattern:
             raise WrongTopic(f"{shown(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
 
     def matches(self, topic: TopicName) -> bool:
-        return self._local.fullmatch(topic.local) is not None
+        asked = self.persistent if topic.persistent else self.non_persistent
+        return asked and self._local.fullmatch(topic.local) is not None
 
 
 class TopicWatch:
-    def __init__(self, connections: Connections, pattern: TopicPattern) -> None:
+    def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
+        self._discovery_s = max(DISCOVERY_S_MIN, discovery_s)
+        self._offering = asyncio.Lock()
         self._pattern = pattern
         self._changed: Changed | None = None
         self._rest: list[Any] = []
@@ -68,6 +82,8 @@ class TopicWatch:
         first = await self._connections.retry(self._connect)
         self._revision = first.revision
         self._known = dict.fromkeys(self._wanted(first.topics.names))
+        if self._pattern.non_persistent:
+            self._known.update(dict.fromkeys(await self._in_memory()))
         return list(self._known)
 
     @property
@@ -78,9 +94,27 @@ class TopicWatch:
         """The topics of `open` are taken up: changes are told from now on."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
+        if self._pattern.non_persistent:
+            self._tasks.spawn(self._discover(), f"non-persistent topics {self._pattern.text}")
 
     def _wanted(self, names: Iterable[str]) -> list[TopicName]:
         return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]
+
+    async def _in_memory(self) -> list[TopicName]:
+        """The matching non-persistent topics of all brokers."""
+        request = wire.ListTopicsRequest(namespace=str(self._pattern.namespace))
+        reply = await self._connections.ask("ListTopics", request, service="Admin")
+        return [topic for topic in self._wanted(reply.names) if not topic.persistent]
+
+    async def _discover(self) -> None:
+        while True:
+            await asyncio.sleep(self._discovery_s)
+            try:
+                await self._offer([topic for topic in await self._in_memory() if topic not in self._known], [])
+            except MagnetarError as error:
+                _LOG.info("%s: non-persistent topics are looked for again: %s", self._pattern.text, error)
+            except Exception:
+                _LOG.exception("%s: non-persistent topics were not followed", self._pattern.text)
 
     async def _connect(self) -> Any:
         """The first reply; with a revision to go on after there may be none for long, and none is waited for."""
@@ -141,7 +175,7 @@ class TopicWatch:
         if kind == "topics":
             now = dict.fromkeys(self._wanted(reply.topics.names))
             added = [topic for topic in now if topic not in self._known]
-            await self._offer(added, [topic for topic in self._known if topic not in now])
+            await self._offer(added, [topic for topic in self._known if topic.persistent and topic not in now])
         elif kind == "added":
             await self._offer([topic for topic in self._wanted([reply.added]) if topic not in self._known], [])
         elif kind == "removed":
@@ -149,6 +183,10 @@ class TopicWatch:
         self._revision = max(self._revision, reply.revision)
 
     async def _offer(self, added: list[TopicName], removed: list[TopicName]) -> None:
+        async with self._offering:
+            await self._offer_now(added, removed)
+
+    async def _offer_now(self, added: list[TopicName], removed: list[TopicName]) -> None:
         for topic in removed:
             self._known.pop(topic, None)
             self._waiting.pop(topic, None)

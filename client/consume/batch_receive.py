@@ -80,6 +80,17 @@ async def receive_batch(
     return messages
 
 
+async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
+    """Finds the schemas with which they were written, so that `value` need not ask. When it fails, or is cancelled,
+    they are received again."""
+    try:
+        for message in messages:
+            await message.entry.consumer.know_writer(message.writer_version)
+    except BaseException:
+        inbox.put_back(messages)
+        raise
+
+
 class ReceivedBatch:
     """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 

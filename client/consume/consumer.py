@@ -33,7 +33,7 @@ from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
-from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
+from .batch_receive import ConsumerBatchReceivePolicy, decodable, receive_batch
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
@@ -186,6 +186,7 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.are_connected()
 
     def title(self) -> str:
+        """For logs: its name, subscription and topic."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
@@ -204,11 +205,16 @@ class Consumer(ClosedAfterAsyncWith):
         message = self.inbox.take_nowait()
         if message is None:
             message = await self.inbox.take(check_timeout(timeout_millis))
+        if self.settings.schema.by_writer:
+            await decodable(self.inbox, message)
         return message
 
     async def batch_receive(self) -> list[Message]:
         """As many messages as the policy allows; empty when its time is over and no message arrived."""
-        return await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
+        batch = await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
+        if self.settings.schema.by_writer:
+            await decodable(self.inbox, *batch)
+        return batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -221,6 +227,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
+        """The partition that it came from. InvalidMessage: none of this consumer's."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -366,5 +373,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
+        """AssertionError: an invariant of the client is broken."""
         for consumer in self.partitions:
             consumer.core.check()

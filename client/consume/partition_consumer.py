@@ -21,12 +21,14 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
+from ...proto.schema import SchemaInfo
 from ..common.errors import AlreadyClosed, PulsarException, translate
 from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
 from ..connect.due_timer import DueTimer
 from ..connect.handshake import subscribe
+from ..connect.writer_schemas import WriterSchemas
 from ..core.consumer import ConsumerCore
 from ..core.effects import Answer, Connect, ConsumerEffect, Drop, Finished, Leave, Sought
 from ..core.redelivery import EntrySets
@@ -55,6 +57,7 @@ class PartitionConsumer:
         """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
         self.schema: Schema = settings.schema
+        self._writers = WriterSchemas(connections, topic) if settings.schema.by_writer else None
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
@@ -98,6 +101,17 @@ class PartitionConsumer:
         """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
         self._woken = False
         self._wake()
+
+    async def know_writer(self, version: bytes) -> None:
+        """Asks for the schema with which a message was written, when it matters and is not known."""
+        if self._writers is not None and (version or self.schema.needs_writer):
+            await self._writers.fetch(version)
+
+    def writer_of(self, version: bytes) -> SchemaInfo | None:
+        """None: the message names none, and the consumer's own schema counts. InvalidMessage."""
+        if self._writers is None or not (version or self.schema.needs_writer):
+            return None
+        return self._writers.of(version)
 
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)

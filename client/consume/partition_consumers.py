@@ -20,7 +20,7 @@ from contextlib import suppress
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
 from ..common.closing import close_all
-from ..common.errors import InvalidMessage
+from ..common.errors import OperationNotSupported
 from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.state import State
@@ -91,14 +91,14 @@ class PartitionConsumers:
         return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
-        """InvalidMessage: it does not say which."""
+        """OperationNotSupported, as of Pulsar: it does not say which."""
         if len(self.all) == 1:
             return self.all[0]
         found = self._by_topic.get(which.topic_name())
         if found is None:
             of_partition = [each for each in self.all if each.topic.partition == which.partition()]
             if len(of_partition) != 1:
-                raise InvalidMessage(f"{which!r} does not say of which topic it is: deserialize it with topic=…")
+                raise OperationNotSupported(f"{which!r} does not say of which topic it is: deserialize it with topic=…")
             found = of_partition[0]
         return found
 

@@ -24,6 +24,7 @@ from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings
 from ..model.start import Start
+from .batch_receive import decodable
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
 from .receiver_queue import ReceiverQueue
@@ -53,6 +54,7 @@ class Reader(ClosedAfterAsyncWith):
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
+        """Opens all partitions, or the one of `start`."""
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partitions(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -111,6 +113,8 @@ class Reader(ClosedAfterAsyncWith):
         message = self.inbox.take_nowait()
         if message is None:
             message = await self.inbox.take(check_timeout(timeout_millis))
+        if self._settings.schema.by_writer:
+            await decodable(self.inbox, message)
         return self.note(message)
 
     async def has_message_available(self) -> bool:

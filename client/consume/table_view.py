@@ -79,14 +79,17 @@ class TableView(ClosedAfterAsyncWith):
 
     @property
     def partitions(self) -> list[PartitionConsumer]:
+        """What reads each partition."""
         return self._reader.partitions
 
     @property
     def is_over(self) -> bool:
+        """Whether it is closed."""
         return self._reader.is_over
 
     @property
     def inbox(self) -> ReceiverQueue:
+        """Messages that are received and not in the table yet."""
         return self._reader.inbox
 
     # ------------------------------------------------------------------------------ reading
@@ -237,6 +240,7 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
+        """Ends at once."""
         self._tasks.cancel()
         self._reader.abort()
 

@@ -286,13 +286,17 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
         metadata.properties.add(key=key, value=value)
 
 
-def metadata_of(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> MessageMetadata:
+def metadata_of(
+    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
+) -> MessageMetadata:
     """Of the whole entry; with all that is said of its message, when it travels unbatched."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
     if compression:
         metadata.compression = compression  # type: ignore[assignment]
+    if schema_version:
+        metadata.schema_version = schema_version
     message = batch.message
     if message is not None:
         _describe(metadata, message)
@@ -302,10 +306,11 @@ def metadata_of(batch: Batch, producer_name: str, publish_time_ms: int, compress
 
 
 def encode(
-    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None
-) -> bytes:
+    batch: Batch, producer_name: str, publish_time_ms: int, compression: int, encrypt: Encrypt | None = None,
+    schema_version: bytes = b"",
+) -> bytes:  # fmt: skip
     """The entry's client-part."""
-    metadata = metadata_of(batch, producer_name, publish_time_ms, compression)
+    metadata = metadata_of(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
         return encode_entry(metadata, batch.message.payload, encrypt)
     metadata.highest_sequence_id = batch.highest

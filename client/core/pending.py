@@ -88,7 +88,7 @@ class PendingEntries:
 
 def entries_of(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
-    encrypt: Encrypt | None = None,
+    encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
     """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. An error:
     MessageTooLarge, CryptoError, or InvalidContent."""
@@ -98,9 +98,9 @@ def entries_of(
         encrypt = batch.message.encrypt
     try:
         if chunks_of is not None and batch.message is not None:
-            metadata = metadata_of(batch, producer_name, wall_ms, compression)
+            metadata = metadata_of(batch, producer_name, wall_ms, compression, schema_version)
             return split(metadata, batch.message.payload, bytes_max, chunks_of, encrypt)
-        entry = encode(batch, producer_name, wall_ms, compression, encrypt)
+        entry = encode(batch, producer_name, wall_ms, compression, encrypt, schema_version)
     except (MessageTooLarge, CryptoError) as error:
         return error
     except Exception as cause:

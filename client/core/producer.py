@@ -58,6 +58,7 @@ class ProducerCore:
         self.stored = 0  # messages
         self.connections = 0  # openings that were begun
         self.epoch = 0  # of the topic, while this producer has it for itself
+        self.schema_version = b""  # of its messages; empty: none
         self.error: MagnetarError | None = None  # it is finished
         self.closing: MagnetarError | None = None  # no further message is taken
         self.turn_wanted = False  # the driver was told to call `turn`
@@ -209,7 +210,7 @@ class ProducerCore:
         entries = self.error or entries_of(
             batch, self.name, wall_ms, self._options.compression, self._entry_max,
             chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
-            encrypt=self._options.encrypt,
+            encrypt=self._options.encrypt, schema_version=self.schema_version,
         )  # fmt: skip
         if isinstance(entries, MagnetarError):
             self._settle(batch, entries, effects)
@@ -229,7 +230,8 @@ class ProducerCore:
         return self.connections
 
     def opened(
-        self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int
+        self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
+        schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
         """The broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1: none)."""
         effects: list[ProducerEffect] = []
@@ -244,6 +246,7 @@ class ProducerCore:
             if entry_max:
                 self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
         self.epoch = epoch
+        self.schema_version = schema_version
         self.state = State.CONNECTED
         self._entries.credit = credit
         self._backoff.reset()

@@ -51,6 +51,7 @@ class MultiplierRedeliveryBackoff:
             raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
     def next(self, redelivery_count: int) -> int:
+        """Milliseconds until an entry that came back so often is delivered again."""
         if redelivery_count <= 0 or self.min_delay_ms <= 0:
             return self.min_delay_ms
         delay, times = float(self.min_delay_ms), redelivery_count

@@ -55,9 +55,11 @@ class CryptoKeyReader:
         return f"CryptoKeyReader({self._public_key_path!r}, {self._private_key_path!r})"
 
     def get_public_key(self, name: str) -> bytes:
+        """The content of the first file. CryptoError."""
         return _read(self._public_key_path)
 
     def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
+        """The content of the second file. CryptoError."""
         return _read(self._private_key_path)
 
 

@@ -21,8 +21,13 @@ class ConsumerEventListener(Protocol):
     `partition_id` -1: the topic is not partitioned. What it raises is logged.
     """
 
-    def became_active(self, consumer: Any, partition_id: int) -> object: ...
-    def became_inactive(self, consumer: Any, partition_id: int) -> object: ...
+    def became_active(self, consumer: Any, partition_id: int) -> object:
+        """It gets the messages of that partition from now on."""
+        ...
+
+    def became_inactive(self, consumer: Any, partition_id: int) -> object:
+        """Another consumer gets them."""
+        ...
 
 
 class ActiveEvents:

@@ -38,6 +38,9 @@ class Names:
 
 
 class Field(Generic[V]):
+    """An attribute of a Record. `required`: it may not be None. `default`: what it holds when nothing or None is given;
+    `required_default`: the Avro schema says so. InvalidMessage: the default is not of the field's type."""
+
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
 
@@ -60,6 +63,7 @@ class Field(Generic[V]):
         def element_(self: Field[E | None]) -> E: ...
 
     def check(self, value: Any) -> None:
+        """InvalidMessage: the field cannot hold the value, which is not None."""
         if (isinstance(value, bool) and bool not in self.python) or not isinstance(value, self.python):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
@@ -72,9 +76,11 @@ class Field(Generic[V]):
         return self.initial()
 
     def plain(self, value: Any, text: Text) -> Any:
+        """The value as JSON or Avro carries it."""
         return value
 
     def from_plain(self, value: Any, text: Text) -> Any:
+        """The value that `plain` was made of. InvalidMessage: of none."""
         return value
 
     def avro_type(self, names: Names, namespace: str) -> Any:
@@ -82,16 +88,22 @@ class Field(Generic[V]):
         return self.avro
 
     def initial(self) -> Any:
+        """What a field holds for None: a copy of its default."""
         return copy.copy(self.default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
+        """The field in the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
-        found: dict[str, Any] = {"name": self.name, "type": kind if self.required else ["null", kind]}
+        found: dict[str, Any] = {"name": self.name}
+        default = self.initial()
         if self.required_default:
-            default = self.initial()
             found["default"] = None if default is None else _avro_default(self, default)
-            if not self.required and default is not None:
-                found["type"] = [kind, "null"]
+        if self.required:
+            found["type"] = kind
+        elif self.required_default and default is not None:
+            found["type"] = [kind, "null"]
+        else:
+            found["type"] = ["null", kind]
         return found
 
 
@@ -102,11 +114,11 @@ def _avro_default(field: Field[Any], default: Any) -> Any:
 
 
 class Null(Field[None]):
-    pass
+    """None, and nothing else."""
 
 
 class Boolean(Field[bool]):
-    """Without a default of its own it is False, as Pulsar's."""
+    """A bool. Without a default of its own it is False, as Pulsar's."""
 
     avro, python = "boolean", (bool,)
 
@@ -125,6 +137,8 @@ class _Whole(Field[V]):
 
 
 class Integer(_Whole[V]):
+    """An int of 32 bits, with its sign."""
+
     avro, bits = "int", 32
 
     if TYPE_CHECKING:
@@ -145,6 +159,8 @@ class Integer(_Whole[V]):
 
 
 class Long(_Whole[V]):
+    """An int of 64 bits, with its sign."""
+
     avro, bits = "long", 64
 
     if TYPE_CHECKING:
@@ -165,6 +181,8 @@ class Long(_Whole[V]):
 
 
 class Float(Field[V]):
+    """A float, of 32 bits in Avro."""
+
     avro, python = "float", (float, int)
 
     if TYPE_CHECKING:
@@ -185,6 +203,8 @@ class Float(Field[V]):
 
 
 class Double(Field[V]):
+    """A float of 64 bits."""
+
     avro, python = "double", (float, int)
 
     if TYPE_CHECKING:
@@ -205,6 +225,8 @@ class Double(Field[V]):
 
 
 class Bytes(Field[V]):
+    """Bytes; in JSON text with a character for each byte."""
+
     avro, python = "bytes", (bytes,)
 
     if TYPE_CHECKING:
@@ -231,6 +253,8 @@ class Bytes(Field[V]):
 
 
 class String(Field[V]):
+    """Text."""
+
     avro, python = "string", (str,)
 
     if TYPE_CHECKING:

@@ -6,12 +6,14 @@ Everything else is looked up when asked for.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Any, Protocol
 
 from ...proto.entry import Encrypt, EntryHeader, MessageFields
 from ...proto.entry_pb2 import SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
+from ...proto.schema import SchemaInfo
 from ..common.errors import ChecksumError, PulsarException
 from ..crypto.context import EncryptionContext
 from .message_id import KnownId, MessageId
@@ -25,6 +27,8 @@ class Origin(Protocol):
     def topic(self) -> TopicName: ...
     @property
     def schema(self) -> Schema: ...
+    def writer_of(self, version: bytes) -> SchemaInfo | None: ...
+    async def know_writer(self, version: bytes) -> None: ...
     def taken(self, message: Message) -> None:
         """The application (or a filter) took the last message of an entry: its permits are free."""
         ...
@@ -95,7 +99,24 @@ class Message:
 
     def value(self) -> Any:
         """The payload, decoded by the consumer's schema; None for a message without a value."""
-        return None if self.fields.null_value else self.entry.consumer.schema.decode(self.payload)
+        if self.fields.null_value:
+            return None
+        consumer = self.entry.consumer
+        schema = consumer.schema
+        if schema.separated:
+            return schema.decode_pair(self._key_bytes(), self.payload)
+        if not schema.by_writer:
+            return schema.decode(self.payload)
+        return schema.decode_written(self.payload, consumer.writer_of(self.writer_version))
+
+    def _key_bytes(self) -> bytes:
+        key = self.fields.partition_key
+        return b64decode(key) if self.fields.partition_key_b64_encoded else key.encode()
+
+    @property
+    def writer_version(self) -> bytes:
+        """The version of the schema with which it was written, 8 bytes; empty: none."""
+        return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
         """A copy."""
@@ -126,7 +147,7 @@ class Message:
         return self.entry.header.producer_name
 
     def schema_version(self) -> str:
-        """Hexadecimal; empty: none, which is what the producers of Magnetar send."""
+        """Hexadecimal; empty: none."""
         return self.entry.header.metadata.schema_version.hex()
 
     def redelivery_count(self) -> int:

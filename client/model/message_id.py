@@ -107,6 +107,13 @@ class MessageId:
             first.ledgerId, first.entryId = (number % _U64 for number in self._chunks[0])
         return data.SerializeToString()
 
+    @classmethod
+    def wrap(cls, msg_id: MessageId) -> MessageId:
+        """The id itself: of Pulsar's client, which has two kinds."""
+        if not isinstance(msg_id, MessageId):
+            raise WrongMessageType(f"wrap takes a MessageId, not {shown(msg_id)}")
+        return msg_id
+
     @staticmethod
     def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
         """The id that `serialize` wrote; `topic`: its full name. InvalidMessage: the bytes are not an id."""

@@ -29,6 +29,7 @@ from ..common.checks import (
     whole,
 )
 from ..common.errors import OperationNotSupported
+from ..common.loggers import check_logger
 from .message_id import MessageId
 from .schema import Schema
 from .settings import (
@@ -50,18 +51,16 @@ from .settings import (
 _LOG = logging.getLogger("magnetar.client")
 _UNSUPPORTED_CLIENT = {
     "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
-    "logger": "configure the logger 'magnetar.client'",
 }  # fmt: skip
 _UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
-    "regex_subscription_mode",  # the client refuses what a pattern cannot find
+    "regex_subscription_mode", "pattern_auto_discovery_period",  # client/connect/topic_watch.py
 }
 TUNING = {
     "io_threads": (1, "one event loop does it"),
     "concurrent_lookup_requests": (50000, "look-ups have no limit"),
     "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
-    "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
 }
 """Parameters that tune what does not exist here: default, and why."""
 
@@ -145,6 +144,7 @@ def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check(checks.CLIENT, options)
+    check_logger(options.get("logger"))
     for name, why in _UNSUPPORTED_CLIENT.items():
         if options.get(name) is not None:
             raise OperationNotSupported(f"{name} of a client is not supported: {why}")

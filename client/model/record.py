@@ -114,6 +114,8 @@ def _field(kind: Any) -> Field[Any]:
 
 
 class Array(Field[V]):
+    """A list, all of one type: a field, a class of fields, an enum, or a record."""
+
     python = (list,)
 
     if TYPE_CHECKING:
@@ -162,6 +164,8 @@ class Array(Field[V]):
 
 
 class Map(Field[V]):
+    """A dict of text to values of one type: a field, a class of fields, an enum, or a record."""
+
     python = (dict,)
 
     if TYPE_CHECKING:
@@ -324,6 +328,7 @@ class Record(metaclass=_RecordType):
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def plain(self, text: Text) -> dict[str, Any]:
+        """The fields by name, as JSON or Avro carries them."""
         return {
             name: None if (value := getattr(self, name)) is None else field.plain(value, text)
             for name, field in self._fields.items()

@@ -1,14 +1,16 @@
 """Schemas: how a value becomes a payload and back. Names of `pulsar.schema`.
 
-`encode` raises InvalidMessage when the value does not fit, before anything is sent. What is registered with
-a topic is not: brokers do not know schemas yet, so producer and consumer agree by themselves.
+`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: primitive_schemas.py,
+composite_schemas.py.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from typing import Any
+from typing import Any, ClassVar
 
+from ...proto.schema import SchemaInfo, SchemaType
 from ..common.errors import InvalidMessage
 from .fields import Text
 from .record import Record
@@ -17,16 +19,43 @@ __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
 
 class Schema:
-    """How a value becomes a payload and back. `encode` and `decode` raise InvalidMessage for what does not fit."""
+    """How a value becomes a payload and back. `encode` and `decode` raise InvalidMessage for what does not fit.
+
+    A topic knows the schema that `info` tells: brokers compare it with its others (docs/schemas.md), and give it
+    a version, which messages name. None: bytes. What a program derives from this class overrides `encode` and `decode`.
+    """
+
+    by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
+    needs_writer: ClassVar[bool] = False  # … and knows no other
+    separated = False  # the key of its pair is the key of the message
+
     def __init__(self, record_class: type[Any], schema_name: str = "") -> None:
         self._record_class = record_class
         self._schema_name = schema_name
 
     def encode(self, value: Any) -> bytes:
+        """The payload of a value."""
         raise NotImplementedError
 
     def decode(self, payload: bytes) -> Any:
+        """The value of a payload."""
         raise NotImplementedError
+
+    def info(self) -> SchemaInfo | None:
+        """What a topic is told of it."""
+        return None
+
+    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+        """`writer`: the schema that the message names; None: it names none."""
+        return self.decode(payload)
+
+    def encode_key(self, value: Any) -> bytes:
+        """The key of a pair that is `separated`, before it becomes the key of the message."""
+        raise InvalidMessage(f"{type(self).__name__} has no pairs")
+
+    def decode_pair(self, key: bytes, payload: bytes) -> Any:
+        """The pair of a message that has its key apart."""
+        raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
         if not isinstance(value, self._record_class):
@@ -69,6 +98,9 @@ class StringSchema(Schema):
         except UnicodeDecodeError as error:
             raise InvalidMessage("the payload is not UTF-8 text") from error
 
+    def info(self) -> SchemaInfo:
+        return SchemaInfo(type=SchemaType.STRING, name="STRING")
+
 
 class JsonSchema(Schema):
     """A Record as compact JSON."""
@@ -90,26 +122,31 @@ class JsonSchema(Schema):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")
         return self._record_class.from_plain(plain, Text.JSON)
 
+    def info(self) -> SchemaInfo:
+        return _described(SchemaType.JSON, self._record_class.schema())
+
 
 class AvroSchema(Schema):
-    """A Record, or a dict when only `schema_definition` is given, as Avro. Needs the extra `avro` (fastavro)."""
+    """A Record, or a dict when only `schema_definition` is given, as Avro. Needs the extra `avro` (fastavro).
+
+    A message is decoded with the schema with which it was written, and comes as a value of this one: fields that it did
+    not have get their defaults, those that this one does not have are left out.
+    """
+
+    by_writer = True
 
     def __init__(self, record_cls: type[Record] | None, schema_definition: dict[str, Any] | None = None) -> None:
-        try:
-            import fastavro
-        except ImportError as error:
-            raise InvalidMessage("AvroSchema needs fastavro: pip install 'magnetar[avro]'") from error
+        self._avro = fastavro()
         if record_cls is None and schema_definition is None:
             raise InvalidMessage("AvroSchema needs a Record class or a schema_definition")
         super().__init__(dict if record_cls is None else record_cls, "AVRO")
         self._is_record = record_cls is not None
-        definition = schema_definition or (record_cls.schema() if record_cls is not None else {})
-        self._avro: Any = fastavro
-        self._schema = fastavro.parse_schema(definition)
+        self._definition = schema_definition or (record_cls.schema() if record_cls is not None else {})
+        self._schema = self._avro.parse_schema(self._definition)
+        self._told = _described(SchemaType.AVRO, self._definition)
+        self._writers: dict[bytes, Any] = {self._told.data: self._schema}
 
     def encode(self, value: Any) -> bytes:
-        import io
-
         self._check(value)
         out = io.BytesIO()
         plain = value
@@ -123,10 +160,61 @@ class AvroSchema(Schema):
         return out.getvalue()
 
     def decode(self, payload: bytes) -> Any:
-        import io
+        return self._decoded(payload, self._schema)
 
-        try:
-            plain = self._avro.schemaless_reader(io.BytesIO(payload), self._schema, None)
-        except Exception as error:  # fastavro raises EOFError, ValueError, IndexError, UnicodeDecodeError and others
-            raise InvalidMessage(f"the payload is not of this Avro schema: {error}") from error
+    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+        if writer is None:
+            return self.decode(payload)
+        schema = self._writers.get(writer.data)
+        if schema is None:
+            schema = self._writers[writer.data] = self._renamed(parsed_avro(writer))
+        return self._decoded(payload, schema)
+
+    def _renamed(self, writer: Any) -> Any:
+        """Under our name: programs name their classes as they like, as with Pulsar's client."""
+        if isinstance(writer, dict) and isinstance(self._schema, dict) and "name" in writer and "name" in self._schema:
+            return {**writer, "name": self._schema["name"]}
+        return writer
+
+    def _decoded(self, payload: bytes, writer: Any) -> Any:
+        plain = read_avro(payload, writer, None if writer is self._schema else self._schema)
         return self._record_class.from_plain(plain, Text.AVRO) if self._is_record else plain
+
+    def info(self) -> SchemaInfo:
+        return self._told
+
+
+def fastavro() -> Any:
+    """InvalidMessage: it is not installed."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise InvalidMessage("Avro needs fastavro: pip install 'magnetar[avro]'") from error
+    return fastavro
+
+
+def parsed_avro(writer: SchemaInfo) -> Any:
+    """InvalidMessage: it is no schema of Avro."""
+    if writer.type is not SchemaType.AVRO:
+        raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
+    try:
+        return fastavro().parse_schema(json.loads(writer.data))
+    except Exception as error:  # fastavro's own kinds
+        raise InvalidMessage(f"the schema with which the message was written is no Avro: {error}") from error
+
+
+def read_avro(payload: bytes, writer: Any, reader: Any = None) -> Any:
+    """InvalidMessage: the payload is not of the writer's schema, or has more bytes than that."""
+    source = io.BytesIO(payload)
+    try:
+        plain = fastavro().schemaless_reader(source, writer, reader)
+    except Exception as error:  # fastavro raises EOFError, ValueError, IndexError, UnicodeDecodeError and others
+        raise InvalidMessage(f"the payload is not of this Avro schema: {error}") from error
+    if source.tell() != len(payload):
+        raise InvalidMessage(f"{len(payload) - source.tell()} bytes of the payload are not of this Avro schema")
+    return plain
+
+
+def _described(type_: SchemaType, definition: dict[str, Any]) -> SchemaInfo:
+    """With the text that Pulsar's client makes."""
+    return SchemaInfo(type=type_, data=json.dumps(definition, indent=True).encode(), name=type_.name)

@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+from .composite_schemas import AutoConsumeSchema, KeyValueEncodingType, KeyValueSchema, ProtobufNativeSchema
+from .primitive_schemas import (
+    BooleanSchema,
+    DateSchema,
+    DoubleSchema,
+    FloatSchema,
+    InstantSchema,
+    Int8Schema,
+    Int16Schema,
+    Int32Schema,
+    Int64Schema,
+    LocalDateSchema,
+    LocalDateTimeSchema,
+    LocalTimeSchema,
+    TimeSchema,
+    TimestampSchema,
+)
 from .record import (
     Array,
     Boolean,
@@ -21,21 +38,39 @@ from .schema import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
 
 __all__ = [
     "Array",
+    "AutoConsumeSchema",
     "AvroSchema",
     "Boolean",
+    "BooleanSchema",
     "Bytes",
     "BytesSchema",
     "CustomEnum",
+    "DateSchema",
     "Double",
+    "DoubleSchema",
     "Field",
     "Float",
+    "FloatSchema",
+    "InstantSchema",
+    "Int8Schema",
+    "Int16Schema",
+    "Int32Schema",
+    "Int64Schema",
     "Integer",
     "JsonSchema",
+    "KeyValueEncodingType",
+    "KeyValueSchema",
+    "LocalDateSchema",
+    "LocalDateTimeSchema",
+    "LocalTimeSchema",
     "Long",
     "Map",
     "Null",
+    "ProtobufNativeSchema",
     "Record",
     "Schema",
     "String",
     "StringSchema",
+    "TimeSchema",
+    "TimestampSchema",
 ]

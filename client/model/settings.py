@@ -78,7 +78,7 @@ class ProducerAccessMode(IntEnum):
 
 
 class RegexSubscriptionMode(IntEnum):
-    """Which topics a pattern finds. PersistentOnly is what there is."""
+    """Which topics a pattern finds. Non-persistent ones are found while brokers have them in memory."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
@@ -191,14 +191,17 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
+        """Who divides the keys."""
         return self._mode
 
     @property
     def allow_out_of_order_delivery(self) -> bool:
+        """Whether a key may move to another consumer before the first one has acknowledged what it has."""
         return self._out_of_order
 
     @property
     def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) pairs of hashes, both included; empty with AutoSplit."""
         return self._ranges
 
 

@@ -79,6 +79,8 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
     """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage, OperationNotSupported."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
+    if schema.separated and content is not None:
+        extras = extras._replace(key_bytes=_encoded_key(content, schema), partition_key=None)
     deliver_at = extras.deliver_at
     if extras.deliver_after is not None:
         deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
@@ -93,6 +95,13 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
         deliver_at=deliver_at,
         null_value=content is None,
     )
+
+
+def _encoded_key(content: Any, schema: Schema) -> bytes:
+    try:
+        return schema.encode_key(content)
+    except InvalidMessage as error:
+        raise WrongMessageType(error.message) from error
 
 
 def _encoded(content: Any, schema: Schema) -> bytes:

@@ -152,7 +152,7 @@ class PartitionProducer:
                 self._attachment.opened()
                 return self.core.opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
-                    opened.topic_epoch, now, self._wall_ms(),
+                    opened.topic_epoch, now, self._wall_ms(), opened.schema_version,
                 )  # fmt: skip
             case "done":
                 self._attachment.done()

@@ -282,5 +282,6 @@ class Producer(ClosedAfterAsyncWith):
         await self._partitions.close()
 
     def check(self) -> None:
+        """AssertionError: an invariant of the client is broken."""
         for each in self.partitions:
             each.core.check()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -66,17 +67,29 @@ class _Parts:
         return page
 
 
-def _application(parts: _Parts, process: CollectorRegistry) -> WSGIApplication:
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
+@functools.cache
+def _process() -> CollectorRegistry:
+    """The numbers of this process."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
-    def text() -> Iterator[bytes]:
-        page = parts.page()
-        once = CollectorRegistry(auto_describe=False)
-        once.register(page)
-        yield generate_latest(process)
-        yield generate_latest(once)
-        yield from page.series_chunks()
+    found = CollectorRegistry()
+    ProcessCollector(namespace="magnetar", registry=found)
+    return found
+
+
+def as_text(page: Page) -> Iterator[bytes]:
+    """The page in Prometheus' plain format, with the numbers of this process first."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    once = CollectorRegistry(auto_describe=False)
+    once.register(page)
+    yield generate_latest(_process())
+    yield generate_latest(once)
+    yield from page.series_chunks()
+
+
+def _application(parts: _Parts) -> WSGIApplication:
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET":
@@ -85,7 +98,7 @@ def _application(parts: _Parts, process: CollectorRegistry) -> WSGIApplication:
         if environ["PATH_INFO"] == "/favicon.ico":
             start_response("200 OK", [])
             return (b"",)
-        pieces = text()
+        pieces = as_text(parts.page())
         first = next(pieces)
         second = next(pieces)  # an error has been raised by now
         headers = [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)]
@@ -158,11 +171,7 @@ class MetricsServer:
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
         """Busy: the port is taken, or the address is not of this machine."""
-        from prometheus_client import CollectorRegistry, ProcessCollector
-
-        process = CollectorRegistry()
-        ProcessCollector(namespace="magnetar", registry=process)
-        application = _application(_Parts(asyncio.get_running_loop(), measure), process)
+        application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)
         except OSError as error:

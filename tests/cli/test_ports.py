@@ -1,4 +1,4 @@
-"""The ports of a standalone server: gRPC on ours, Pulsar's protocol on Pulsar's where that is free."""
+"""The ports of a standalone server: gRPC on ours, Pulsar's protocol and HTTP on Pulsar's where those are free."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
 from magnetar.runtime.process import real_world
 from tests.broker.protocols.pulsar.raw import Raw
+from tests.broker.protocols.rest.http import Http
 
 
 @pytest.fixture
-def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Free ports in the place of 7650 and 6650."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
+def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Free ports in the place of 7650, 6650 and 8080."""
+    with socket.socket() as one, socket.socket() as other, socket.socket() as third:
+        for each in (one, other, third):
             each.bind(("127.0.0.1", 0))
-        found = one.getsockname()[1], other.getsockname()[1]
+        found = one.getsockname()[1], other.getsockname()[1], third.getsockname()[1]
     monkeypatch.setattr(standalone, "PORT", found[0])
-    monkeypatch.setattr(standalone, "PULSAR_PORT", found[1])
+    monkeypatch.setattr(standalone, "PULSAR_PORTS", (found[1], 0))
+    monkeypatch.setattr(standalone, "HTTP_PORTS", (found[2], 0))
     return found
 
 
@@ -45,8 +47,9 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
 
 
 def _given(folder: Path, port: int | None) -> standalone.Given:
-    pulsar = standalone._pulsar_endpoint("127.0.0.1", port, None, encrypted=False)
-    return standalone.Given(folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar)
+    pulsar = standalone._door("127.0.0.1", port, None, standalone.PULSAR_PORTS[0], "Pulsar's protocol")
+    http = standalone._door("127.0.0.1", port, None, standalone.HTTP_PORTS[0], "HTTP")
+    return standalone.Given(folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar, http)
 
 
 async def _tenants(port: int) -> list[str]:
@@ -63,30 +66,43 @@ async def _speaks_pulsar(port: int) -> bool:
     return True
 
 
-async def test_both_default_ports_serve(
-    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def _answers_http(url: object) -> bool:
+    http = Http(str(url))
+    try:
+        return (await http.get("/admin/v2/clusters")) == ["standalone"]
+    finally:
+        await http.close()
+
+
+async def test_all_default_ports_serve(
+    ports: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _serving(tmp_path, None, monkeypatch) as facts:
         assert facts["url"] == f"magnetar://127.0.0.1:{ports[0]}"
         assert facts["pulsar"] == f"pulsar://127.0.0.1:{ports[1]}"
         assert await _tenants(ports[0]) == ["public"]
         assert await _speaks_pulsar(ports[1])
+        assert facts["http"] == f"http://127.0.0.1:{ports[2]}"
+        assert await _answers_http(facts["http"])
 
 
-async def test_a_taken_pulsar_port_is_said_and_ours_serves(
-    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", ports[1])):
+@pytest.mark.parametrize(("number", "fact"), [(1, "pulsar"), (2, "http")])
+async def test_another_port_that_is_taken_is_said_and_ours_serves(
+    ports: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    number: int, fact: str,
+) -> None:  # fmt: skip
+    with socket.create_server(("127.0.0.1", ports[number])):
         async with _serving(tmp_path, None, monkeypatch) as facts:
-            assert "pulsar" not in facts
+            assert fact not in facts
             assert await _tenants(ports[0]) == ["public"]
-    assert f"port {ports[1]} is taken" in capsys.readouterr().err
+    assert f"port {ports[number]} is taken" in capsys.readouterr().err
 
 
-async def test_with_an_explicit_port_pulsars_protocol_takes_a_free_one(
-    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_with_an_explicit_port_the_others_are_free_ones(
+    ports: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with _serving(tmp_path, ports[0], monkeypatch) as facts:
         port = int(str(facts["pulsar"]).rpartition(":")[2])
         assert port not in (0, *ports)
         assert await _speaks_pulsar(port)
+        assert await _answers_http(facts["http"])

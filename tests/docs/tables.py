@@ -18,6 +18,8 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.access.core.table import RULES
 from magnetar.broker.common.config import BrokerConfig
+from magnetar.broker.protocols.rest import routes as rest_routes
+from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.metrics.bookkeeper import SECOND
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
@@ -40,6 +42,7 @@ CONFIGURATIONS: dict[str, type] = {
     "producer": ProducerSettings,
     "consumer": ConsumerSettings,
 }
+assert rest_routes, "the routes are registered"
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -110,6 +113,23 @@ def permissions_table() -> str:
     return "\n".join(lines)
 
 
+def routes_table() -> str:
+    """One row per path of REST, in the order of the handlers; the methods and what they take and answer."""
+    lines = ["| route | takes → answers | |", "|---|---|---|"]
+    for row in ROUTES:
+        answer = row.answer or "204"
+        what = f"{row.body} → {answer}" if row.body else answer
+        cells = (f"`{row.method} {shown_path(row)}`", what.replace("|", "\\|"), row.summary.replace("|", "\\|"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shown_path(row: Row) -> str:
+    """With the short names that the page explains."""
+    path = row.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
+    return path.replace("{domain:domain}", "{domain}")
+
+
 def bookkeeper_table() -> str:
     """BookKeeper's names for a bookie's metrics, and ours."""
     lines = ["| BookKeeper's name | ours | note |", "|---|---|---|"]
@@ -136,6 +156,7 @@ TABLES: dict[str, Table] = {
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
+    "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
 }

@@ -23,6 +23,7 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 """
 TOPICS = ("orders", "flights")  # what the Spark programs read; there is something in them
 BENCHMARK = ["python", "-m", "benchmarks"]
+SESSIONS = ("docs/sdk.md",)  # their Python blocks are one program, which prints what `# → …` says ("…": anything)
 COPIED = """
 import magnetar
 with magnetar.Client("magnetar://localhost:7650") as client:
@@ -60,9 +61,20 @@ def test_the_blocks_of_a_document_run_in_their_order(document: str, place: Place
         if block.language == "console":
             for command in commands(block):
                 _obey(place, document, command)
-        elif block.language == "python" and not _uses_spark(block):
+        elif block.language == "python" and not _uses_spark(block) and document not in SESSIONS:
             said = place.python(block.text)
             assert said or "print(" not in block.text, f"{document}:{block.line}: nothing was printed"
+    if document in SESSIONS:
+        _run_session(place, document)
+
+
+def _run_session(place: Place, document: str) -> None:
+    text = "".join(block.text for block in _python(document))
+    printed = re.findall(r"^ *print\([^#]*\)(?:  # → (.*))?$", text, re.M)
+    assert all(printed), f"{document}: what a line prints is told after an arrow"
+    wanted = "".join(f"{line}\n" for line in printed)
+    said = place.python(text)
+    assert re.fullmatch(re.escape(wanted).replace("…", ".*"), said), f"{document} tells\n{wanted}and it is\n{said}"
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])

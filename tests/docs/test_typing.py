@@ -1,4 +1,7 @@
-"""A user's program is typed: `mypy --strict` sees the types of an installed wheel, in all five modules of the face."""
+"""A user's programs are typed: `mypy --strict` sees the types of an installed wheel, in all five modules of the face.
+
+The programs are `typed_program.py` and those of examples/.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import pytest
 
 import magnetar
 from magnetar.client.admin import Admin, AdminClient
+from tests.docs.documents import ROOT
 from tests.docs.wheel import build_and_import
 
 PROGRAM = Path(__file__).with_name("typed_program.py")
@@ -27,10 +31,12 @@ def test_a_users_program_is_typed_against_an_installed_wheel(tmp_path: Path) -> 
     stubs = {f"magnetar/{name}.pyi" for name in ("asyncio", "schema", "admin", "exceptions")}
     assert stubs <= set(names), "what is imported by a second name has a stub in the wheel"
     python = _installed(tmp_path)
-    shutil.copy(PROGRAM, tmp_path / "program.py")
+    programs = [PROGRAM, *(ROOT / "examples").glob("*.py")]
+    for program in programs:
+        shutil.copy(program, tmp_path)
     command = [
         sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, "--python-executable", str(python),
-        "--cache-dir", str(tmp_path / "cache"), "program.py",
+        "--cache-dir", str(tmp_path / "cache"), *(program.name for program in programs),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

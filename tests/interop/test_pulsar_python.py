@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,10 @@ WAIT_MS = 20_000
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
-def url_of(server: Process) -> str:
+def url_of(server: Process, fact: str = "pulsar") -> str:
     server.wait_ready()
     [line] = [each for each in server.lines if each.startswith("ready ")]
-    found = re.search(r"pulsar=(\S+)", line)
+    found = re.search(rf"\b{fact}=(\S+)", line)
     assert found is not None, line
     return found[1]
 
@@ -257,6 +259,29 @@ def test_tls_and_a_token_are_asked_for(tmp_path: Path) -> None:
             stranger.create_producer("t")
         stranger.close()
         assert token.strip() not in "".join(path.read_text() for path in tmp_path.rglob("*.std*"))
+
+
+def test_a_service_url_of_http_is_looked_up_there(server: Process) -> None:
+    url = url_of(server, "http")
+    asked = urllib.request.Request(f"{url}/admin/v2/persistent/public/default/by-http/partitions", b"3", method="PUT")
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.status == 204
+    client = pulsar.Client(url, logger=QUIET)
+    try:
+        consumer = client.subscribe("by-http", "s", initial_position=Earliest)
+        producer = client.create_producer("by-http")
+        for number in range(10):
+            producer.send(b"%d" % number)
+        assert sorted(each.data() for each in received(consumer, 10)) == [b"%d" % number for number in range(10)]
+        assert len(client.get_topic_partitions("by-http")) == 3
+        pattern = re.compile("persistent://public/default/by-ht.*")
+        assert len(received(client.subscribe(pattern, "pattern", initial_position=Earliest), 10)) == 10
+        with urllib.request.urlopen(f"{url}/admin/v2/persistent/public/default/by-http/partitioned-stats") as answer:
+            shown = json.load(answer)
+        assert (shown["msgInCounter"], shown["subscriptions"]["s"]["msgBacklog"]) == (10, 10)
+        assert {each["clientVersion"].startswith("Pulsar-CPP") for each in shown["publishers"]} == {True}
+    finally:
+        client.close()
 
 
 def test_schemas_are_registered_evolve_and_are_refused(client: Any) -> None:

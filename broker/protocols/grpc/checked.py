@@ -61,6 +61,12 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
     return call
 
 
+async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
+    """The border's question alone ("Admin.DeleteTopic"). Unauthorized; InvalidName of what the request names."""
+    if not may_everything(context.principal):
+        await _authorize(path, RULES[path], request, context, access)
+
+
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
     """Unauthorized; InvalidName of what the request names."""
     permission, principal, subscription = rule.permission, context.principal, ""

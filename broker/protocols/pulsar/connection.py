@@ -206,11 +206,11 @@ class Connection:
         asked = command.connect
         if asked.proxy_to_broker_url or asked.original_principal:
             await self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
+        self.client, self._flags = asked.client_version[:100], asked.feature_flags
         try:
             await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
             await self._refuse(error)
-        self.client, self._flags = asked.client_version[:100], asked.feature_flags
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
@@ -226,7 +226,7 @@ class Connection:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
         self._admitted.enter_context(self._callers.holding(principal, self.break_off))
-        self.caller, self._challenged = CallContext(self.caller.peer, principal), False
+        self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
 
     async def _refuse(self, error: MagnetarError) -> None:
         self.send(frame(error=pulsar.CommandError(

@@ -46,7 +46,7 @@ def test_an_answer_has_the_fields_of_its_reply_and_all_of_them(name: str) -> Non
         assert shown == set(descriptor.fields_by_name), f"{kind.__name__} and {descriptor.name}"
         compared += 1
         for field_name, hint in hints_of(kind):
-            if typing.get_origin(hint) is Mapping:  # of texts to lists of texts
+            if typing.get_origin(hint) in (Mapping, dict):  # of texts to texts, or lists of texts
                 continue
             (inner,) = (each for each in _kinds(hint) if each is not types.NoneType and each is not ...)
             if is_dataclass(inner):

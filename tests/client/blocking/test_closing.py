@@ -145,3 +145,31 @@ def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
             sending.exception()
 
     simulate(body)
+
+
+def test_two_closes_of_a_consumer_at_once_wait_for_one_answer() -> None:
+    """A dropped consumer is closed by the collector, while its client is closed."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        begin = asyncio.get_running_loop().time()
+        await asyncio.gather(consumer.close(), consumer.close())
+        assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
+
+    simulate(body)
+
+
+def test_a_close_that_is_cancelled_ends_the_other_one() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        first, second = (asyncio.ensure_future(consumer.close()) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        begin = asyncio.get_running_loop().time()
+        await asyncio.wait([first, second])
+        assert first.cancelled()
+        assert second.exception() is None
+        assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
+
+    simulate(body)

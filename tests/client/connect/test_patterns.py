@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.errors import OperationNotSupported, Timeout
+from magnetar.client.common.errors import Timeout
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition, RegexSubscriptionMode
@@ -92,10 +92,30 @@ async def test_a_pattern_without_a_topic_waits_for_the_first_and_survives_a_brok
         await until(lambda: consumer.partitions == [])
         await send(client, "later-2", b"2")
         assert await received(consumer, 1) == [b"2"]
-        with pytest.raises(OperationNotSupported):
+
+
+async def test_non_persistent_topics_are_found_while_they_are_in_memory(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        first = await client.create_producer("non-persistent://public/default/n-1")
+        await send(client, "n-2", b"kept")
+        modes = (RegexSubscriptionMode.NonPersistentOnly, RegexSubscriptionMode.AllTopics)
+        only, all_ = [
             await client.subscribe(
-                re.compile("a.*"), "s", regex_subscription_mode=RegexSubscriptionMode.NonPersistentOnly
+                re.compile("non-persistent://public/default/n-.*"), f"s{mode}", regex_subscription_mode=mode,
+                pattern_auto_discovery_period=0, initial_position=InitialPosition.Earliest,
             )
+            for mode in modes
+        ]  # fmt: skip
+        assert (topics_of(only), topics_of(all_)) == (["n-1"], ["n-1", "n-2"])
+        later = await client.create_producer("non-persistent://public/default/n-3")
+        await until(lambda: topics_of(only) == ["n-1", "n-3"])
+        await until(lambda: topics_of(all_) == ["n-1", "n-2", "n-3"])
+        for producer in (first, later):
+            await producer.send(b"passing")
+        assert await received(only, 2) == [b"passing"] * 2
+        assert await received(all_, 3) == [b"kept", b"passing", b"passing"]
+        await admin(running, "DeleteTopic", wire.DeleteRequest(name="persistent://public/default/n-2", force=True))
+        await until(lambda: topics_of(all_) == ["n-1", "n-3"])
 
 
 async def test_acks_nacks_seek_and_redelivery_on_many_topics_over_namespaces(tmp_path: Path) -> None:

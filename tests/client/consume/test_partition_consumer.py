@@ -19,6 +19,7 @@ from magnetar.client.common.errors import (
     InvalidMessage,
     InvalidTopicName,
     NotAllowedError,
+    OperationNotSupported,
     Timeout,
 )
 from magnetar.client.consume.consumer import Consumer
@@ -304,7 +305,7 @@ def test_one_partition_that_cannot_be_closed_does_not_end_the_closes_of_the_othe
 def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         consumer = await client.subscribe(["a", "b"], "s")
-        with pytest.raises(InvalidMessage, match="topic"):
+        with pytest.raises(OperationNotSupported, match="topic"):
             await consumer.acknowledge(MessageId(-1, 7, 0))
         with pytest.raises(InvalidMessage):
             await consumer.acknowledge(b"id")  # type: ignore[arg-type]

@@ -27,6 +27,14 @@ async def until(true: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> Non
             await asyncio.sleep(0.01)
 
 
+async def is_text(on: Bench) -> None:
+    """The topic has the schema STRING, also where producers send bytes."""
+    channel = on.running.world.network.connect(on.running.brokers[0].endpoint)
+    request = wire.SchemaRequest(topic=f"persistent://public/default/{TOPIC}", schema=wire.SchemaInfo(type=1))
+    await channel.call(rpc("Admin", "PutSchema"), request, timeout_s=10)
+    await channel.close()
+
+
 async def test_a_table_holds_what_was_there_and_follows_every_change(tmp_path: Path) -> None:
     async with bench(tmp_path) as on:
         await on.send(("a", b"1"), ("b", b"1"), ("a", b"2"), (None, b"no key"))
@@ -103,6 +111,7 @@ async def test_a_partitioned_topic_is_one_table_and_new_partitions_are_found(
         channel = on.running.world.network.connect(on.running.brokers[0].endpoint)
         spec = wire.TopicSpec(name=f"persistent://public/default/{TOPIC}", partitions=2)
         await channel.call(rpc("Admin", "CreateTopic"), spec, timeout_s=10)
+        await is_text(on)
         await on.send(*((f"k{number}", b"%d" % number) for number in range(20)))
         view: TableView = await on.client.create_table_view(TOPIC, schema=StringSchema())
         assert dict(view.items()) == {f"k{number}": str(number) for number in range(20)}
@@ -116,6 +125,7 @@ async def test_a_partitioned_topic_is_one_table_and_new_partitions_are_found(
 
 async def test_a_value_that_cannot_be_decoded_and_a_listener_that_fails_disturb_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path) as on:
+        await is_text(on)
         await on.send(("a", b"\xff\xfe"), ("b", b"fine"))
         view = await on.client.create_table_view(TOPIC, schema=StringSchema())
         assert dict(view.items()) == {"b": "fine"}

@@ -30,17 +30,15 @@ from tests.client.simulated import simulate
 URL = "magnetar://localhost:7650"
 REFUSED: dict[str, dict[str, Any]] = {
     "Client": {
-        "tls_allow_insecure_connection": True, "log_conf_file_path": "x", "logger": logging.getLogger(),
-        "listener_name": "x",
+        "tls_allow_insecure_connection": True, "log_conf_file_path": "x", "listener_name": "x",
     },
     "subscribe": {
         "replicate_subscription_state_enabled": True,
-        "regex_subscription_mode": magnetar.RegexSubscriptionMode.AllTopics,
     },
     "send": {"replication_clusters": ["other"], "disable_replication": True},
 }  # fmt: skip
 REFUSED["send_async"] = REFUSED["send_nowait"] = REFUSED["send"]
-ALWAYS = {"batch_index_ack_enabled"}
+ALWAYS = {"batch_index_ack_enabled", "regex_subscription_mode", "pattern_auto_discovery_period"}
 """What they ask for is done whether they ask or not."""
 SETTINGS = {field.name for kind in (ClientSettings, ProducerSettings, ConsumerSettings) for field in fields(kind)}
 SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms", "encryption_key"}

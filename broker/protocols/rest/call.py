@@ -1,0 +1,133 @@
+"""A request as its handler sees it: names, body and query as values, the broker's services with its caller's rights.
+
+    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full))      as over gRPC: authorized, audited
+    await call.each_partition("Compact", lambda topic: wire.Name(name=topic))  of the topic, or of each partition
+
+A partition whose owner is another broker is asked there, with the rights of this broker; the caller's were looked at
+here before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from google.protobuf.message import Message
+
+from ....proto.errors import NotOwner
+from ....proto.names import NamespaceName, TopicName
+from ....runtime.network import CallContext
+from ...node.topic_manager import TopicManager
+from ..grpc.admin import ask
+from ..grpc.checked import authorize
+from .errors import BadRequest
+from .measure import Measure
+from .stats import Meters
+
+T = TypeVar("T")
+
+
+class Call:
+    __slots__ = (
+        "body", "broker", "content_type", "context", "headers", "measure", "meters", "names", "query", "services",
+    )  # fmt: skip
+
+    def __init__(
+        self, broker: TopicManager, services: Mapping[str, object], context: CallContext, names: Mapping[str, str],
+        query: Mapping[str, str], headers: Mapping[str, str], body: bytes, measure: Measure, meters: Meters,
+    ) -> None:  # fmt: skip
+        self.broker = broker
+        self.services = services
+        self.context = context
+        self.names = names
+        self.query = query
+        self.headers = headers
+        self.content_type = headers.get("content-type", "")
+        self.body = body
+        self.measure = measure
+        self.meters = meters
+
+    # ------------------------------------------------------------------ names
+    @property
+    def namespace(self) -> NamespaceName:
+        """InvalidName."""
+        return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
+
+    @property
+    def topic(self) -> TopicName:
+        """InvalidName."""
+        tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
+        return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
+
+    # ------------------------------------------------------------------ what it brings
+    def json(self, kind: type[T]) -> T:
+        """The body. BadRequest: it is no JSON, or of another type."""
+        return self.decoded(self.body, kind)
+
+    def decoded(self, data: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise BadRequest(f"the body is not what this request takes: {error}") from error
+
+    @property
+    def is_empty(self) -> bool:
+        return self.body.strip() in (b"", b"null")
+
+    def flag(self, name: str) -> bool:
+        """BadRequest."""
+        text = self.query.get(name, "").lower()
+        if text not in ("", "true", "false"):
+            raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
+        return text == "true"
+
+    def number(self, text: str, what: str, *, least: int = 0) -> int:
+        """BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        try:
+            if not re.fullmatch(r"[-+]?\d{1,30}", text):
+                raise ValueError
+            found = int(text)
+        except ValueError:
+            raise BadRequest(f"{what} is a number, not {text[:40]!r}") from None
+        if not least <= found < 1 << 63:
+            raise BadRequest(f"{what} is {least} or more, and below 2^63, not {found}", 412)
+        return found
+
+    # ------------------------------------------------------------------ the services
+    async def ask(self, service: str, method: str, request: Message) -> Any:
+        """The answer of the service in this process. What it raises; NotOwner: another broker has the topic."""
+        handler = getattr(self.services[service], re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower())
+        return await handler(request, self.context)
+
+    async def admin(self, method: str, request: Message) -> Any:
+        return await self.ask("Admin", method, request)
+
+    async def authorize(self, method: str, request: Message) -> None:
+        """Unauthorized: the caller may not call "Admin.…" with that."""
+        await authorize(method, request, self.context, self.broker.access)
+
+    async def partitions(self) -> list[TopicName]:
+        """Of the topic; none: it has no partitions, or is one. TopicNotFound. Ask for rights first."""
+        if self.topic.is_partition:
+            return []
+        count = await self.broker.catalog.existing_partitions(self.topic)
+        return [self.topic.with_partition(number) for number in range(count)]
+
+    async def each_partition(self, method: str, request: Callable[[str], Message]) -> list[Any]:
+        """The answer of the topic, or of each of its partitions, in order. The first error ends it: what was asked
+        before is done."""
+        whole = request(self.topic.full)
+        await self.authorize(f"Admin.{method}", whole)
+        partitions = await self.partitions()
+        if not partitions:
+            return [await self.admin(method, whole)]
+        return [await self.anywhere(method, each, request(each.full)) for each in partitions]
+
+    async def anywhere(self, method: str, topic: TopicName, request: Message) -> Any:
+        """The answer of the topic's owner."""
+        try:
+            return await self.admin(method, request)
+        except NotOwner:
+            return await ask(self.broker.world, await self.broker.lookup(topic), method, request)

@@ -1,0 +1,199 @@
+"""A connection of HTTP/1.1: uvicorn's protocol on h11, over the bytes of a listener.
+
+uvicorn expects a transport of asyncio; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
+certificates, and the simulated network are those of every other listener.
+
+Bounds: a request's head has HEAD_BYTES; between its first byte and its last it takes `request_s`, not counted while the
+server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
+left, nothing more of it is made, and a caller that takes nothing for UNREAD_S is cut. A caller that leaves cancels
+nothing: what it asked for goes on to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ....proto.errors import ConnectionLost
+from ....runtime.clock import Clock
+from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream
+from ....runtime.tasks import Tasks
+
+HEAD_BYTES = 64 << 10
+KEEP_ALIVE_S = 60
+UNREAD_S = 30.0
+READ_BYTES = 64 << 10
+
+
+class Connections:
+    """Those of one listener. `application`: of ASGI."""
+
+    def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
+        self._clock = clock
+        self._request_s = request_s
+        self._open: set[_Connection] = set()
+        self._config = Config(
+            application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+        )  # fmt: skip
+        self._config.load()
+
+    async def serve(self, stream: ByteStream) -> None:
+        connection = _Connection(self._config, stream, self._clock, self._request_s)
+        self._open.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._open.discard(connection)
+
+    def shut_down(self) -> None:
+        for each in list(self._open):
+            each.shut_down()
+
+
+class _Transport(asyncio.Transport):
+    """What uvicorn's protocol calls of a transport."""
+
+    def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
+        """`full`: is called while more than STREAM_QUEUE_BYTES are queued."""
+        super().__init__()
+        self._stream = stream
+        self._full = full
+        self.closed = asyncio.Event()
+        self.readable = asyncio.Event()
+        self.readable.set()
+        host, _, port = stream.peer.rpartition(":")
+        self._facts = {
+            "peername": (host.strip("[]"), int(port) if port.isdigit() else 0),
+            "sslcontext": stream.caller.is_encrypted,
+        }
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._facts.get(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if data and not self.closed.is_set():
+            self._stream.write_nowait(bytes(data))
+            if self._stream.queued_bytes > STREAM_QUEUE_BYTES:
+                self._full()
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def pause_reading(self) -> None:
+        self.readable.clear()
+
+    def resume_reading(self) -> None:
+        self.readable.set()
+
+
+class _Connection:
+    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._request_s = request_s
+        self._transport = _Transport(stream, self._full)
+        self._draining = False
+        self._state = ServerState()  # has the tasks of this connection's requests
+        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller})
+        self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
+        self._tasks = Tasks()
+
+    async def serve(self) -> None:
+        self._protocol.connection_made(self._transport)
+        closed = self._tasks.spawn(self._transport.closed.wait(), "http-closed")
+        reading = self._tasks.spawn(self._read(), "http-connection")
+        try:
+            await asyncio.wait([closed, reading], return_when=asyncio.FIRST_COMPLETED)
+            await self._answered()
+        finally:
+            self._protocol.connection_lost(None)
+            await self._tasks.close()
+            await self._end_requests()
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(h11.LocalProtocolError):  # in the middle of a request
+            self._protocol.shutdown()
+
+    async def _read(self) -> None:
+        """Returns when the other end sends no more, or takes too long."""
+        room = memoryview(bytearray(READ_BYTES))
+        while True:
+            if not self._transport.readable.is_set():
+                await self._transport.readable.wait()
+                self._since = self._clock.monotonic() if self._since is not None else None
+            try:
+                async with asyncio.timeout(self._left_s()):
+                    size = await self._stream.read_into(lambda: room)
+            except (TimeoutError, ConnectionLost):
+                self._transport.close()
+                return
+            if not size:
+                return
+            self._protocol.data_received(bytes(room[:size]))
+            self._note()
+
+    def _note(self) -> None:
+        """Whether a part of a request is here."""
+        protocol = self._protocol.conn
+        if protocol.their_state is h11.IDLE:
+            is_partial = bool(protocol.trailing_data[0])
+        else:
+            is_partial = protocol.their_state is h11.SEND_BODY
+        if not is_partial:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock.monotonic()
+
+    def _left_s(self) -> float | None:
+        """None: uvicorn's timer of idle connections runs."""
+        if self._since is None:
+            return None
+        return max(0.0, self._since + self._request_s - self._clock.monotonic())
+
+    def _full(self) -> None:
+        """Holds the application back until its answer has left."""
+        if not self._draining:
+            self._draining = True
+            self._protocol.pause_writing()
+            self._tasks.spawn(self._drain(), "http-drain")
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._stream.drained()
+        except (TimeoutError, ConnectionLost):
+            self._transport.close()
+            return
+        self._draining = False
+        self._protocol.resume_writing()
+
+    async def _answered(self) -> None:
+        """The other end may have closed its half alone: it gets the answer of what it sent."""
+        if not self._transport.is_closing() and self._protocol.conn.their_state is not h11.SEND_BODY:
+            await self._end_requests()
+
+    async def _end_requests(self) -> None:
+        """Returns when its requests are handled; cancelled, it cancels them."""
+        tasks = list(self._state.tasks)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise

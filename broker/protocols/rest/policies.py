@@ -1,0 +1,372 @@
+"""Pulsar's policies and ours: the names in paths, the shapes in bodies, and the fields of proto/policies.py.
+
+A row of POLICIES translates one policy in both ways. `take` gives our fields of what a body brings, or 412; `show`
+gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as -1 in rates and quotas,
+ours as 0. Rates over a period become rates a second, rounded up. Sizes of quotas are MiB here, rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from ....proto.policies import Policies, QuotaPolicy
+from ....proto.schema import Compatibility
+from .errors import BadRequest
+
+MIB = 1 << 20
+_DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
+
+
+class Retention(msgspec.Struct):
+    retentionTimeInMinutes: int = 0
+    retentionSizeInMB: int = 0
+
+
+class BacklogQuota(msgspec.Struct):
+    limitSize: int | None = None
+    limitTime: int | None = None
+    policy: QuotaPolicy | None = None
+    limit: int | None = None  # of old clients: `limitSize`
+
+
+class Persistence(msgspec.Struct):
+    bookkeeperEnsemble: int
+    bookkeeperWriteQuorum: int
+    bookkeeperAckQuorum: int
+    managedLedgerMaxMarkDeleteRate: float = 0.0
+
+
+class DispatchRate(msgspec.Struct):
+    dispatchThrottlingRateInMsg: int = -1
+    dispatchThrottlingRateInByte: int = -1
+    ratePeriodInSecond: int = 1
+    relativeToPublishRate: bool = False
+
+
+class PublishRate(msgspec.Struct):
+    publishThrottlingRateInMsg: int = -1
+    publishThrottlingRateInByte: int = -1
+
+
+class SubscribeRate(msgspec.Struct):
+    subscribeThrottlingRatePerConsumer: int = -1
+    ratePeriodInSecond: int = 30
+
+
+class AutoSubscription(msgspec.Struct):
+    allowAutoSubscriptionCreation: bool
+
+
+class AutoTopic(msgspec.Struct):
+    allowAutoTopicCreation: bool
+    topicType: Literal["partitioned", "non-partitioned"] | None = None
+    defaultNumPartitions: int | None = None
+
+
+class DelayedDelivery(msgspec.Struct):
+    active: bool = True
+    tickTime: int = 1000
+    maxDeliveryDelayInMillis: int = 0
+
+
+class InactiveTopics(msgspec.Struct):
+    inactiveTopicDeleteMode: str = _DELETE_MODES[0]
+    maxInactiveDurationSeconds: int = 0
+    deleteWhileInactive: bool = False
+
+
+Fields = dict[str, Any]
+"""Of ours: name → value."""
+
+
+class Row(NamedTuple):
+    """`namespace` and `topic`: the last part of the path; empty: it has none. `key`: in the JSON of a namespace."""
+
+    namespace: str
+    topic: str
+    key: str
+    kind: Any
+    fields: tuple[str, ...]
+    take: Callable[[Any], Fields]
+    show: Callable[[Policies], object]
+    verb: str = "POST"  # that sets it, for namespaces
+    by_cluster: bool = False  # `key` has a map from the cluster
+    topic_verb: str = "POST"
+
+
+def _refuse(text: str) -> BadRequest:
+    return BadRequest(text, 412)
+
+
+# ------------------------------------------------------------------ numbers and booleans
+def _plain(
+    namespace: str, topic: str, key: str, field: str, kind: Any = int, *, unit: int = 1, verb: str = "POST"
+) -> Row:
+    """`unit`: how many of ours one of Pulsar's is."""
+
+    def take(value: Any) -> Fields:
+        if kind is int and not 0 <= value < 1 << 62:
+            raise _refuse(f"{namespace or topic} is 0 or more, not {value}")
+        return {field: value * unit if kind is int else value}
+
+    def show(policies: Policies) -> object:
+        value = getattr(policies, field)
+        return -(-value // unit) if value is not None and kind is int else value
+
+    return Row(namespace, topic, key, kind, (field,), take, show, verb)
+
+
+# ------------------------------------------------------------------ objects
+def _take_retention(given: Retention) -> Fields:
+    minutes, mib = given.retentionTimeInMinutes, given.retentionSizeInMB
+    if min(minutes, mib) < -1 or (minutes == 0) != (mib == 0):
+        raise _refuse("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
+    return {"retention_minutes": minutes, "retention_mib": mib}
+
+
+def _show_retention(policies: Policies) -> object:
+    if policies.retention_minutes is None:
+        return None
+    return Retention(policies.retention_minutes, policies.retention_mib or 0)
+
+
+def take_quota(given: BacklogQuota, kind: str) -> Fields:
+    """`kind`: destination_storage or message_age."""
+    size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
+    if kind == "message_age":
+        fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
+    elif kind == "destination_storage":
+        bytes_ = _limit(size, "limitSize")
+        fields["backlog_quota_mib"] = -(-bytes_ // MIB)
+        if given.limitTime is not None and given.limitTime > 0:
+            fields["backlog_quota_s"] = given.limitTime
+    else:
+        raise _refuse("backlogQuotaType is destination_storage or message_age")
+    if given.policy is not None:
+        fields["backlog_quota_policy"] = given.policy
+    return fields
+
+
+def _limit(value: int | None, name: str) -> int:
+    """0: none."""
+    if value is None or value < 0:
+        return 0
+    if not 0 < value < 1 << 62:
+        raise _refuse(f"{name} is above 0, or -1 for no limit, not {value}")
+    return value
+
+
+def show_quotas(policies: Policies) -> dict[str, object]:
+    """The map of both kinds."""
+    policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
+    if policies.backlog_quota_mib:
+        found["destination_storage"] = _quota(policies.backlog_quota_mib * MIB, -1, policy)
+    if policies.backlog_quota_s:
+        found["message_age"] = _quota(-1, policies.backlog_quota_s, policy)
+    return found
+
+
+def _quota(size: int, seconds: int, policy: str) -> dict[str, object]:
+    return {"limit": size, "limitSize": size, "limitTime": seconds, "policy": policy}
+
+
+def _take_persistence(given: Persistence) -> Fields:
+    ensemble, write, ack = given.bookkeeperEnsemble, given.bookkeeperWriteQuorum, given.bookkeeperAckQuorum
+    if not ensemble >= write >= ack >= 1:
+        raise _refuse("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
+    return {"ensemble_size": ensemble, "write_quorum": write, "ack_quorum": ack}
+
+
+def _show_persistence(policies: Policies) -> object:
+    if policies.ensemble_size is None or policies.write_quorum is None or policies.ack_quorum is None:
+        return None
+    return Persistence(policies.ensemble_size, policies.write_quorum, policies.ack_quorum)
+
+
+def _a_second(rate: int, period_s: int) -> int:
+    """0: no limit."""
+    if period_s < 1:
+        raise _refuse(f"ratePeriodInSecond is 1 or more, not {period_s}")
+    if rate < -1 or rate >= 1 << 62:
+        raise _refuse(f"a rate is -1 (no limit) or more, not {rate}")
+    return -(-max(0, rate) // period_s)
+
+
+def _dispatch(name: str, key: str, ours: str) -> Row:
+    messages, size = f"{ours}_messages", f"{ours}_bytes"
+
+    def take(given: DispatchRate) -> Fields:
+        if given.relativeToPublishRate:
+            raise _refuse("relativeToPublishRate is not offered: name the rates")
+        period_s = given.ratePeriodInSecond
+        return {
+            messages: _a_second(given.dispatchThrottlingRateInMsg, period_s),
+            size: _a_second(given.dispatchThrottlingRateInByte, period_s),
+        }
+
+    def show(policies: Policies) -> object:
+        found = getattr(policies, messages), getattr(policies, size)
+        return None if found == (None, None) else DispatchRate(found[0] or -1, found[1] or -1)
+
+    return Row(name, name, key, DispatchRate, (messages, size), take, show, by_cluster=True)
+
+
+def _take_publish_rate(given: PublishRate) -> Fields:
+    return {
+        "publish_rate_messages": _a_second(given.publishThrottlingRateInMsg, 1),
+        "publish_rate_bytes": _a_second(given.publishThrottlingRateInByte, 1),
+    }
+
+
+def _show_publish_rate(policies: Policies) -> object:
+    found = policies.publish_rate_messages, policies.publish_rate_bytes
+    return None if found == (None, None) else PublishRate(found[0] or -1, found[1] or -1)
+
+
+def _take_subscribe_rate(given: SubscribeRate) -> Fields:
+    _a_second(given.subscribeThrottlingRatePerConsumer, given.ratePeriodInSecond)
+    return {
+        "subscribe_rate": max(0, given.subscribeThrottlingRatePerConsumer),
+        "subscribe_rate_period_s": given.ratePeriodInSecond,
+    }
+
+
+def _show_subscribe_rate(policies: Policies) -> object:
+    if policies.subscribe_rate is None:
+        return None
+    return SubscribeRate(policies.subscribe_rate or -1, policies.subscribe_rate_period_s or 30)
+
+
+def _take_delayed(given: DelayedDelivery) -> Fields:
+    if not (0 <= given.tickTime < 1 << 62 and 0 <= given.maxDeliveryDelayInMillis < 1 << 62):
+        raise _refuse("tickTime and maxDeliveryDelayInMillis are 0 or more")
+    return {
+        "delayed_delivery": given.active, "delayed_tick_ms": given.tickTime,
+        "max_delay_ms": given.maxDeliveryDelayInMillis,
+    }  # fmt: skip
+
+
+def _show_delayed(policies: Policies) -> object:
+    if policies.delayed_delivery is None:
+        return None
+    return DelayedDelivery(policies.delayed_delivery, policies.delayed_tick_ms or 0, policies.max_delay_ms or 0)
+
+
+def _take_inactive(given: InactiveTopics) -> Fields:
+    mode, seconds = given.inactiveTopicDeleteMode, given.maxInactiveDurationSeconds
+    if mode not in _DELETE_MODES or not 0 <= seconds < 1 << 62:
+        raise _refuse(f"inactiveTopicDeleteMode is one of {', '.join(_DELETE_MODES)}, and the duration is 0 or more")
+    return {"inactive_s": seconds if given.deleteWhileInactive else 0, "inactive_mode": mode}
+
+
+def _show_inactive(policies: Policies) -> object:
+    if policies.inactive_s is None:
+        return None
+    mode = policies.inactive_mode or _DELETE_MODES[0]
+    return InactiveTopics(mode, policies.inactive_s, policies.inactive_s > 0)
+
+
+def _take_compatibility(given: str) -> Fields:
+    """"UNDEFINED": it is inherited."""
+    if given.upper() == "UNDEFINED":
+        return {"schema_compatibility": None}
+    try:
+        return {"schema_compatibility": Compatibility(given.lower()).value}
+    except ValueError:
+        known = ", ".join(each.name for each in Compatibility)
+        raise _refuse(f"a strategy is one of UNDEFINED, {known}, not {given[:40]!r}") from None
+
+
+def _show_compatibility(policies: Policies) -> object:
+    return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
+
+
+def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) -> Row:
+    """One that is shown with its default where it is not set."""
+
+    def show(policies: Policies) -> object:
+        value = getattr(policies, field)
+        return default if value is None else value
+
+    return Row(namespace, topic, key, bool, (field,), lambda value: {field: value}, show)
+
+
+def _take_types(given: list[str]) -> Fields:
+    return {"subscription_types": tuple(dict.fromkeys(given)) or None}
+
+
+POLICIES: tuple[Row, ...] = (
+    _plain("messageTTL", "messageTTL", "message_ttl_in_seconds", "message_ttl_s"),
+    Row("retention", "retention", "retention_policies", Retention, ("retention_minutes", "retention_mib"),
+        _take_retention, _show_retention),
+    Row("persistence", "persistence", "persistence", Persistence, ("ensemble_size", "write_quorum", "ack_quorum"),
+        _take_persistence, _show_persistence),
+    _plain("deduplication", "deduplicationEnabled", "deduplicationEnabled", "deduplication", bool),
+    Row("publishRate", "publishRate", "publishMaxMessageRate", PublishRate,
+        ("publish_rate_messages", "publish_rate_bytes"), _take_publish_rate, _show_publish_rate, by_cluster=True),
+    _dispatch("dispatchRate", "topicDispatchRate", "dispatch_rate"),
+    _dispatch("subscriptionDispatchRate", "subscriptionDispatchRate", "subscription_dispatch_rate"),
+    Row("subscribeRate", "subscribeRate", "clusterSubscribeRate", SubscribeRate,
+        ("subscribe_rate", "subscribe_rate_period_s"), _take_subscribe_rate, _show_subscribe_rate, by_cluster=True),
+    Row("autoSubscriptionCreation", "autoSubscriptionCreation", "autoSubscriptionCreationOverride", AutoSubscription,
+        ("auto_subscription_creation",),
+        lambda given: {"auto_subscription_creation": given.allowAutoSubscriptionCreation},
+        lambda policies: None if policies.auto_subscription_creation is None
+        else AutoSubscription(policies.auto_subscription_creation)),
+    _plain("maxProducersPerTopic", "maxProducers", "max_producers_per_topic", "max_producers"),
+    _plain("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic", "max_consumers"),
+    _plain("maxConsumersPerSubscription", "maxConsumersPerSubscription", "max_consumers_per_subscription",
+           "max_consumers_per_subscription"),
+    _plain("maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic", "max_subscriptions_per_topic", "max_subscriptions"),
+    _plain("maxTopicsPerNamespace", "", "max_topics_per_namespace", "max_topics"),
+    _plain("maxUnackedMessagesPerConsumer", "maxUnackedMessagesOnConsumer", "max_unacked_messages_per_consumer",
+           "max_unacked_per_consumer"),
+    _plain("maxUnackedMessagesPerSubscription", "maxUnackedMessagesOnSubscription",
+           "max_unacked_messages_per_subscription", "max_unacked_per_subscription"),
+    _plain("", "maxMessageSize", "", "max_message_bytes"),
+    _plain("subscriptionExpirationTime", "", "subscription_expiration_time_minutes", "subscription_expiration_s",
+           unit=60),
+    _plain("compactionThreshold", "compactionThreshold", "compaction_threshold", "compaction_threshold_bytes",
+           verb="PUT"),
+    Row("delayedDelivery", "delayedDelivery", "delayed_delivery_policies", DelayedDelivery,
+        ("delayed_delivery", "delayed_tick_ms", "max_delay_ms"), _take_delayed, _show_delayed),
+    Row("inactiveTopicPolicies", "inactiveTopicPolicies", "inactive_topic_policies", InactiveTopics,
+        ("inactive_s", "inactive_mode"), _take_inactive, _show_inactive),
+    Row("subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled", list[str],
+        ("subscription_types",), _take_types, lambda policies: policies.subscription_types),
+    Row("schemaCompatibilityStrategy", "schemaCompatibilityStrategy", "schema_compatibility_strategy", str,
+        ("schema_compatibility",), _take_compatibility, _show_compatibility, "PUT", topic_verb="PUT"),
+    _boolean("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema", "schema_auto_update", True),
+    _boolean("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced",
+             "schema_validation_enforced", False),
+)  # fmt: skip
+
+QUOTA_FIELDS = {
+    "destination_storage": ("backlog_quota_mib",), "message_age": ("backlog_quota_s",),
+}  # fmt: skip
+
+
+def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
+    """Ours, of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400, 412."""
+    found = Fields()
+    for row in POLICIES:
+        value = given.get(row.key) if row.key else None
+        if row.by_cluster:
+            for each in converted({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
+                found |= row.take(each)
+        elif value is not None and value != []:
+            found |= row.take(converted(value, row.kind, row.key))
+    for kind, quota in converted(given.get("backlog_quota_map") or {}, dict[str, BacklogQuota], "quotas").items():
+        found |= take_quota(quota, kind)
+    return found
+
+
+def converted(value: object, kind: Any, name: str) -> Any:
+    """BadRequest."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{name}: {error}") from error

@@ -1,0 +1,135 @@
+"""The process and its brokers: health, metrics, versions, and the document of these routes.
+
+`/healthz` says that the event loop turns; `/readyz` that the broker is registered and serves. Neither asks who calls,
+and neither says more than that. `/metrics` has the names of topics, so it needs a super user where callers are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from .....proto import wire_pb2 as wire
+from .....proto.errors import NotFound, Unavailable
+from .....proto.versions import PRODUCT
+from .....runtime.monitoring.metrics import Page
+from .....runtime.monitoring.metrics_server import MEASURE_TIMEOUT_S, as_text
+from ..call import Call
+from ..openapi import document
+from ..table import route
+
+BROKERS = "/admin/v2/brokers"
+
+
+# ------------------------------------------------------------------ for machines that look after machines
+@route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
+async def healthz(call: Call) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+@route("GET", "/readyz", "The broker is registered and serves topics; else 503.", answer='text "ok"', is_open=True)
+async def readyz(call: Call) -> Response:
+    ready = call.broker.is_ready
+    return PlainTextResponse("ok\n" if ready else "not ready\n", 200 if ready else 503)
+
+
+@route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
+async def status(call: Call) -> Response:
+    return PlainTextResponse("OK\n")
+
+
+@route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
+async def metrics(call: Call) -> Response:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    page = Page()
+    try:
+        async with asyncio.timeout(MEASURE_TIMEOUT_S):
+            await call.measure(page)
+    except TimeoutError:
+        raise Unavailable(f"the metrics were not read within {MEASURE_TIMEOUT_S:g} s") from None
+    return StreamingResponse(_pieces(page), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _pieces(page: Page) -> AsyncIterator[bytes]:
+    """Others have their turn between two of them."""
+    for each in as_text(page):
+        yield each
+        await asyncio.sleep(0)
+
+
+@route("GET", "/openapi.json", "This document.", answer="OpenAPI 3.1", is_open=True)
+async def openapi(call: Call) -> object:
+    return document()
+
+
+# ------------------------------------------------------------------ brokers
+async def _http(call: Call) -> list[str]:
+    """HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
+
+
+@route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
+async def list_brokers(call: Call) -> object:
+    return await _http(call)
+
+
+@route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
+       answer="{brokerId, serviceUrl}")  # fmt: skip
+async def leader(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    found = min(await call.broker.brokers(), key=lambda each: each.name, default=None)
+    if found is None:
+        raise NotFound("no broker is registered")
+    return {"brokerId": found.http.partition("://")[2] or found.endpoint, "serviceUrl": found.http or None}
+
+
+@route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
+async def health(call: Call) -> Response:
+    if not call.broker.is_ready:
+        raise Unavailable("the broker is not registered now")
+    return PlainTextResponse("ok")
+
+
+@route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
+async def ready(call: Call) -> Response:
+    return await health(call)
+
+
+@route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
+async def version(call: Call) -> Response:
+    return PlainTextResponse(PRODUCT)
+
+
+@route("GET", BROKERS + "/configuration", "The names of the settings.", answer="[name]")
+async def configuration(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    return [field.name for field in dataclasses.fields(call.broker.config)]
+
+
+@route("GET", BROKERS + "/configuration/values", "None can be changed while it runs.", answer="{}")
+async def changed_configuration(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    return {}
+
+
+@route("GET", BROKERS + "/configuration/runtime", "The settings in force.", answer="{name: text}")
+async def runtime_configuration(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    config = call.broker.config
+    return {field.name: str(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+@route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
+async def list_brokers_of_cluster(call: Call) -> object:
+    found = await _http(call)
+    _check_cluster(call)
+    return found
+
+
+def _check_cluster(call: Call) -> None:
+    if call.names["cluster"] != call.broker.config.cluster:
+        raise NotFound(f"there is no cluster {call.names['cluster'][:100]!r}")

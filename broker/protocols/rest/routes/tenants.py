@@ -1,0 +1,117 @@
+"""Tenants and the one cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from .....proto import wire_pb2 as wire
+from .....proto.errors import NotFound
+from ..call import Call
+from ..errors import BadRequest
+from ..table import route
+
+TENANT = "/admin/v2/tenants/{tenant}"
+
+
+class TenantInfo(msgspec.Struct):
+    adminRoles: tuple[str, ...] | None = None
+    allowedClusters: tuple[str, ...] | None = None
+
+
+@route("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]")
+async def list_tenants(call: Call) -> Sequence[str]:
+    return sorted((await call.admin("ListTenants", wire.Empty())).names)
+
+
+@route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
+async def get_tenant(call: Call) -> object:
+    found = await call.admin("GetTenant", wire.Name(name=call.names["tenant"]))
+    clusters = tuple(found.allowed_clusters) or (call.broker.config.cluster,)
+    return TenantInfo(tuple(found.admin_roles), clusters)
+
+
+@route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
+async def create_tenant(call: Call) -> None:
+    await call.admin("CreateTenant", _spec(call))
+
+
+@route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
+async def update_tenant(call: Call) -> None:
+    await call.admin("UpdateTenant", _spec(call))
+
+
+def _spec(call: Call) -> wire.TenantSpec:
+    """412: a cluster that is not this one."""
+    given = TenantInfo() if call.is_empty else call.json(TenantInfo)
+    clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
+    unknown = [each for each in clusters if each != own]
+    if unknown:
+        raise BadRequest(f"there is no cluster {unknown[0][:100]!r} here, only {own!r}", 412)
+    return wire.TenantSpec(name=call.names["tenant"], admin_roles=given.adminRoles or (), allowed_clusters=clusters)
+
+
+@route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
+async def delete_tenant(call: Call) -> None:
+    name = wire.Name(name=call.names["tenant"])
+    await call.authorize("Admin.DeleteTenant", name)
+    if call.flag("force"):
+        for each in (await call.admin("ListNamespaces", name)).names:
+            await call.admin("DeleteNamespace", wire.DeleteRequest(name=each, force=True))
+    await call.admin("DeleteTenant", name)
+
+
+# ------------------------------------------------------------------ the cluster
+CLUSTER = "/admin/v2/clusters/{cluster}"
+
+
+@route("GET", "/admin/v2/clusters", "The clusters: this one.", answer="[name]")
+async def list_clusters(call: Call) -> list[str]:
+    return [call.broker.config.cluster]
+
+
+@route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
+async def get_cluster(call: Call) -> object:
+    _check(call)
+    mine = next((each for each in await call.broker.brokers() if each.name == call.broker.name), None)
+    urls = mine.pulsar.get("", ()) if mine is not None else ()
+    http = mine.http if mine is not None else ""
+    return {
+        "serviceUrl": http if http.startswith("http://") else None,
+        "serviceUrlTls": http if http.startswith("https://") else None,
+        "brokerServiceUrl": next((url for url in urls if url.startswith("pulsar://")), None),
+        "brokerServiceUrlTls": next((url for url in urls if url.startswith("pulsar+ssl://")), None),
+        "brokerClientTlsEnabled": False, "peerClusterNames": None, "migrated": False,
+    }  # fmt: skip
+
+
+@route("PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData")
+async def create_cluster(call: Call) -> None:
+    """Set-up scripts of client suites make the cluster first."""
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    if call.names["cluster"] != call.broker.config.cluster:
+        raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
+
+
+@route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
+async def peers(call: Call) -> list[str]:
+    _check(call)
+    return []
+
+
+@route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
+async def failure_domains(call: Call) -> dict[str, object]:
+    _check(call)
+    return {}
+
+
+@route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
+async def isolation_policies(call: Call) -> dict[str, object]:
+    _check(call)
+    return {}
+
+
+def _check(call: Call) -> None:
+    if call.names["cluster"] != call.broker.config.cluster:
+        raise NotFound(f"there is no cluster {call.names['cluster'][:100]!r}")

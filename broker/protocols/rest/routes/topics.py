@@ -1,0 +1,167 @@
+"""Topics: their lists, partitions, life, and compaction."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .....proto import wire_pb2 as wire
+from .....proto.errors import InvalidRequest, NotFound
+from ..call import Call
+from ..errors import BadRequest
+from ..table import TOPIC, route
+from .messages import message_id
+
+LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
+
+
+class Partitioned(msgspec.Struct):
+    """`properties` are taken and not kept."""
+
+    partitions: int
+    properties: dict[str, str] | None = None
+
+
+async def _names(call: Call, *, partitions: bool) -> list[str]:
+    asked = wire.ListTopicsRequest(namespace=str(call.namespace), partitions=partitions)
+    prefix = call.names["domain"] + ":"
+    return [name for name in (await call.admin("ListTopics", asked)).names if name.startswith(prefix)]
+
+
+@route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
+async def list_topics(call: Call) -> object:
+    return await _names(call, partitions=True)
+
+
+@route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
+async def list_partitioned(call: Call) -> object:
+    single = set(await _names(call, partitions=True))
+    return [name for name in await _names(call, partitions=False) if name not in single]
+
+
+# ------------------------------------------------------------------ partitions
+def _partitions(call: Call) -> int:
+    """The number in the body: alone, or with properties. 406: it is below 1."""
+    given = call.json(int) if "partitioned-topic-metadata" not in call.content_type and call.body[:1] != b"{" else None
+    count = given if given is not None else call.json(Partitioned).partitions
+    if count < 1:
+        raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
+    if count >= 1 << 31:
+        raise BadRequest(f"{count} partitions are too many", 412)
+    return count
+
+
+@route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
+async def create_partitioned(call: Call) -> None:
+    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full, partitions=_partitions(call)))
+
+
+@route("GET", TOPIC + "/partitions",
+       "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
+       answer="{partitions, deleted, properties}")  # fmt: skip
+async def get_partitions(call: Call) -> object:
+    asked = wire.PartitionsRequest(topic=call.topic.full, create=call.flag("checkAllowAutoCreation"))
+    found = await call.ask("Broker", "Partitions", asked)
+    return {"partitions": found.partitions, "deleted": False, "properties": {}}
+
+
+@route("POST", TOPIC + "/partitions", "More partitions.", body="int")
+async def update_partitions(call: Call) -> None:
+    try:
+        await call.admin("UpdateTopic", wire.TopicSpec(name=call.topic.full, partitions=_partitions(call)))
+    except InvalidRequest as error:
+        raise BadRequest(error.message, 422) from error
+
+
+@route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic.", busy=412)
+async def delete_partitioned(call: Call) -> None:
+    asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
+    await call.authorize("Admin.DeleteTopic", asked)
+    if not await call.partitions():
+        raise NotFound(f"topic {call.topic} has no partitions")
+    await call.admin("DeleteTopic", asked)
+
+
+@route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
+async def create_missing(call: Call) -> None:
+    await call.authorize("Admin.UpdateTopic", wire.TopicSpec(name=call.topic.full))
+    await call.partitions()
+
+
+# ------------------------------------------------------------------ the topic
+@route("PUT", TOPIC, "Makes a topic without partitions.", body="{properties} | empty")
+async def create_topic(call: Call) -> None:
+    if not call.is_empty:
+        call.json(dict[str, object])
+    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full))
+
+
+@route("DELETE", TOPIC, "Deletes a topic without partitions.", busy=412)
+async def delete_topic(call: Call) -> None:
+    asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
+    await call.authorize("Admin.DeleteTopic", asked)
+    if await call.partitions():
+        raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
+    await call.admin("DeleteTopic", asked)
+
+
+@route("PUT", TOPIC + "/unload", "Its broker gives it back; the next look-up loads it.")
+async def unload_topic(call: Call) -> None:
+    await call.each_partition("UnloadTopic", lambda topic: wire.Name(name=topic))
+
+
+@route("DELETE", TOPIC + "/truncate", "Deletes its messages.")
+async def truncate_topic(call: Call) -> None:
+    await call.each_partition("TruncateTopic", lambda topic: wire.Name(name=topic))
+
+
+@route("POST", TOPIC + "/trim", "Deletes what every subscription has acknowledged and retention does not keep.")
+async def trim_topic(call: Call) -> None:
+    await call.each_partition("TrimTopic", lambda topic: wire.Name(name=topic))
+
+
+@route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
+async def terminate_topic(call: Call) -> object:
+    asked = wire.Name(name=call.topic.full)
+    await call.authorize("Admin.TerminateTopic", asked)
+    if await call.partitions():
+        raise BadRequest(f"topic {call.topic} has partitions: POST …/terminate/partitions", 405)
+    return message_id(await call.admin("TerminateTopic", asked))
+
+
+@route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
+       answer="{partition: MessageId}")  # fmt: skip
+async def terminate_partitions(call: Call) -> object:
+    asked = wire.Name(name=call.topic.full)
+    await call.authorize("Admin.TerminateTopic", asked)
+    if not await call.partitions():
+        raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
+    found = await call.each_partition("TerminateTopic", lambda topic: wire.Name(name=topic))
+    return {str(number): message_id(each) for number, each in enumerate(found)}
+
+
+@route("GET", TOPIC + "/properties", "None are kept.", answer="{}")
+async def properties(call: Call) -> dict[str, str]:
+    await call.ask("Broker", "Partitions", wire.PartitionsRequest(topic=call.topic.full))
+    return {}
+
+
+# ------------------------------------------------------------------ compaction
+@route("PUT", TOPIC + "/compaction", "Starts a compaction.")
+async def compact(call: Call) -> None:
+    await call.each_partition("Compact", lambda topic: wire.Name(name=topic))
+
+
+@route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
+       answer="{status, lastError}")  # fmt: skip
+async def compaction_status(call: Call) -> object:
+    found = await call.each_partition("CompactionStatus", lambda topic: wire.Name(name=topic))
+    order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
+    least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
+    return {"status": least.state, "lastError": least.error}
+
+
+@route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
+async def offload_status(call: Call) -> object:
+    await call.authorize("Admin.CompactionStatus", wire.Name(name=call.topic.full))
+    await call.partitions()
+    return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}

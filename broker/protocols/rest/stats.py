@@ -1,0 +1,261 @@
+"""Statistics in Pulsar's form, with every key that its admin, pulsarctl and dashboards read.
+
+`topic_stats` takes what broker/session/statistics.py gives, or the same fields from another broker (wire.proto). What
+only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
+Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
+Magnetar does not note are 0; of offload, transactions and replication, which are missing, numbers are 0 or -1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ....proto.model import AccessMode
+from ....proto.subscription_types import title
+from ....runtime.clock import Clock
+from ...log.topic_log import TopicLog
+from ...subscription.consumer import Consumer
+from ...topic.producer import Producer
+from ...topic.topic import Topic
+
+RATE_S = 1.0
+METERS_MAX = 20_000
+
+Numbers = tuple[float, ...]
+_MODES = {
+    AccessMode.SHARED: "Shared", AccessMode.EXCLUSIVE: "Exclusive", AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}  # fmt: skip
+
+
+class Meters:
+    """The last counters of producers and consumers that were asked for, by their number; the oldest is forgotten."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: OrderedDict[int, tuple[float, Numbers, Numbers]] = OrderedDict()  # when, counters, rates
+
+    def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
+        """Of each counter, a second."""
+        now, known = self._clock.monotonic(), self._known.get(number)
+        if known is None:
+            passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
+            before: Numbers = (0.0,) * len(counters)
+        else:
+            passed_s, before = now - known[0], known[1]
+            if passed_s < RATE_S:
+                return known[2]
+        found = tuple(max(0.0, (new - old) / passed_s) for new, old in zip(counters, before, strict=True))
+        self._known[number] = now, counters, found
+        self._known.move_to_end(number)
+        if len(self._known) > METERS_MAX:
+            self._known.popitem(last=False)
+        return found
+
+
+def topic_stats(
+    found: Any, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+) -> dict[str, Any]:
+    """`topic`: where it is loaded here. `publishers`, `consumers`: whether they are listed."""
+    subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
+    backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
+    oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
+    applied = topic.applied if topic is not None else None
+    return {
+        "msgRateIn": found.rate_in, "msgThroughputIn": found.throughput_in,
+        "msgRateOut": found.rate_out, "msgThroughputOut": found.throughput_out,
+        "bytesInCounter": found.bytes_in, "msgInCounter": found.messages_in,
+        "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
+        "bytesOutCounter": found.bytes_out, "msgOutCounter": found.messages_out,
+        "averageMsgSize": found.bytes_in / found.messages_in if found.messages_in else 0.0,
+        "msgChunkPublished": False, "storageSize": found.storage_bytes, "backlogSize": backlog_size,
+        "backlogQuotaLimitSize": (applied.backlog_quota_mib << 20 if applied is not None else 0) or -1,
+        "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
+        "oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None,
+        "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
+        "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
+        "lastOffloadFailureTimeStamp": 0, "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
+        "waitingPublishers": 0, "topicCreationTimeStamp": _created(topic),
+        "lastPublishTimeStamp": 0, "lastPublishTimestamp": 0,
+        "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
+        "subscriptions": subscriptions, "replication": {},
+        "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
+        "topicEpoch": None,
+        "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
+        "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
+        "compaction": _compaction(topic), "ownerBroker": found.owner,
+        "replicatedSubscriptionsTrackedMessagesCount": 0,
+        **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
+    }  # fmt: skip
+
+
+def _created(topic: Topic | None) -> int:
+    log = topic.log if topic is not None else None
+    return log.record.created_ms if isinstance(log, TopicLog) else 0
+
+
+def _compaction(topic: Topic | None) -> dict[str, Any]:
+    record = topic.compaction.record if topic is not None else None
+    return {
+        "lastCompactionRemovedEventCount": 0,
+        "lastCompactionSucceedTimestamp": record.compacted_ms if record is not None else 0,
+        "lastCompactionFailedTimestamp": 0, "lastCompactionDurationTimeInMills": 0,
+    }  # fmt: skip
+
+
+def _publisher(found: Any, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+    live = _live(topic.producers, found) if topic is not None else None
+    rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
+    return {
+        "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
+        "msgThroughputIn": rates[1], "averageMsgSize": found.bytes / found.messages if found.messages else 0.0,
+        "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
+        "producerName": found.name, "metadata": live.properties if live is not None else {},
+        **_connected(found, live),
+    }  # fmt: skip
+
+
+def _live(every: Iterable[Producer], found: Any) -> Producer | None:
+    return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
+
+
+def _connected(found: Any, live: Producer | Consumer | None) -> dict[str, Any]:
+    return {
+        "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
+        "connectedSince": _since(live.since_ms) if live is not None else "",
+    }
+
+
+def _since(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+    loaded = topic.subscriptions.get(found.name) if topic is not None else None
+    lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
+    consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
+    sums = {name: sum(each[name] for each in consumers) for name in (
+        "msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "bytesOutCounter", "msgOutCounter",
+    )}  # fmt: skip
+    store = loaded.store if loaded is not None else None
+    return {
+        **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
+        "msgBacklog": found.backlog, "backlogSize": found.backlog_bytes,
+        "msgBacklogNoDelayed": max(0, found.backlog - found.delayed), "msgDelayed": found.delayed,
+        "msgInReplay": found.replay_entries, "unackedMessages": found.unacked,
+        "earliestMsgPublishTimeInBacklog": found.oldest_ms,
+        "blockedSubscriptionOnUnackedMsgs": found.blocked_on_unacked, "type": title(found.type) or "None",
+        "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": 0, "lastConsumedFlowTimestamp": 0,
+        "lastConsumedTimestamp": 0, "lastAckedTimestamp": 0, "lastMarkDeleteAdvancedTimestamp": 0,
+        "consumers": consumers if listed else [], "isDurable": found.durable, "durable": found.durable,
+        "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": found.allow_out_of_order_delivery,
+        "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
+        "drainingHashesCount": len(found.draining), "drainingHashesClearedTotal": found.drained_total,
+        "drainingHashesUnackedMessages": sum(each.unacked_entries for each in found.draining),
+        "nonContiguousDeletedMessagesRanges": found.acked_ranges,
+        "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        "delayedMessageIndexSizeInBytes": found.delayed_memory_bytes,
+        "subscriptionProperties": store.properties if store is not None else {},
+        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
+        "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
+        "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
+        "whyBlocked": found.blocked,
+    }  # fmt: skip
+
+
+def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, Any]:
+    delivered, size, again = found.delivered_messages, found.delivered_bytes, found.redelivered_messages
+    rates: Numbers = (0.0, 0.0, 0.0, 0.0)
+    if live is not None:
+        acked = max(0, delivered - again - found.unacked)
+        rates = meters.rates(live.member.id, live.since_ms, (delivered, size, again, acked))
+    return {
+        "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
+        "chunkedMessageRate": 0.0, "bytesOutCounter": size, "msgOutCounter": delivered, "lastAckedTimestamp": 0,
+        "lastConsumedTimestamp": 0, "lastConsumedFlowTimestamp": 0, "lastAckedTime": None, "lastConsumedTime": None,
+        "consumerName": found.name, "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
+        "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
+        "availablePermits": found.permits, "unackedMessages": found.unacked, "avgMessagesPerEntry": 0,
+        "blockedConsumerOnUnackedMsgs": found.blocked,
+        "keyHashRanges": [f"[{each.first}, {each.last}]" for each in found.slots],
+        "keyHashRangeArrays": [[each.first, each.last] for each in found.slots],
+        "metadata": live.properties if live is not None else {}, **_connected(found, live),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ internals
+def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
+    """Of a topic's log (`found`) and its subscriptions (`stats`)."""
+    newest = found.ledgers[-1] if found.ledgers else None
+    ledgers = [_ledger(each) for each in found.ledgers]
+    return {
+        "entriesAddedCounter": sum(each.entries for each in found.ledgers),
+        "numberOfEntries": sum(each.entries for each in found.ledgers), "totalSize": stats.storage_bytes,
+        "currentLedgerEntries": newest.entries if newest is not None and newest.state == "open" else 0,
+        "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
+        "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
+        "waitingCursorsCount": sum(each.blocked == "everything was delivered" for each in stats.subscriptions),
+        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": _place(found.last_confirmed),
+        "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
+        "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],
+        "compactedLedger": {
+            "ledgerId": -1, "entries": -1, "size": -1, "timestamp": 0, "offloaded": False, "underReplicated": False,
+            "metadata": None, "properties": {},
+        },
+        "properties": {},
+    }  # fmt: skip
+
+
+def _ledger(found: Any) -> dict[str, Any]:
+    is_open = found.state == "open"
+    return {
+        "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
+        "timestamp": 0, "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
+    }  # fmt: skip
+
+
+def _place(position: Any) -> str:
+    return f"{position.ledger_id}:{position.entry_id}"
+
+
+def _cursor(found: Any) -> dict[str, Any]:
+    return {
+        "markDeletePosition": _place(found.mark_delete), "readPosition": _place(found.read_position),
+        "waitingReadOp": False, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1, "individuallyDeletedMessages": "[]", "lastLedgerSwitchTimestamp": None,
+        "lastLedgerWitchTimestamp": None, "state": "Open", "active": bool(found.consumers),
+        "numberOfEntriesSinceFirstNotAckedMessage": max(0, found.read_position.entry_id - found.mark_delete.entry_id)
+        if found.read_position.ledger_id == found.mark_delete.ledger_id else 0,
+        "totalNonContiguousDeletedMessagesRange": found.acked_ranges, "subscriptionHavePendingRead": False,
+        "subscriptionHavePendingReplayRead": found.replay_entries > 0, "properties": {},
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ of all partitions
+def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers are added, times are the latest, averages are averaged, lists follow each other, maps are merged."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        found[name] = _merged(name, [part[name] for part in parts if name in part])
+    return found
+
+
+def _merged(name: str, values: list[Any]) -> Any:
+    first = next((each for each in values if each not in (None, "")), values[0])
+    if isinstance(first, bool):
+        return any(values)
+    if isinstance(first, dict):
+        return merged([each for each in values if each is not None])
+    if isinstance(first, list):
+        return [each for value in values for each in value or ()]
+    if isinstance(first, int | float):
+        numbers = [each for each in values if each is not None]
+        if name.startswith(("average", "avg")):
+            return sum(numbers) / len(numbers)
+        is_time = "time" in name.lower() or "limit" in name.lower() or name.startswith(("last", "oldest", "earliest"))
+        return max(numbers) if is_time else sum(numbers)
+    return first

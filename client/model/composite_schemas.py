@@ -1,0 +1,193 @@
+"""Schemas of pairs, of Protobuf messages, and the one that takes each message as it was written."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from enum import Enum
+from typing import Any
+
+from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, key_value, pair_of
+from ..common.errors import InvalidMessage
+from . import primitive_schemas as primitive
+from .schema import BytesSchema, Schema, StringSchema, parsed_avro, read_avro
+
+_U32 = struct.Struct(">I")
+
+
+class KeyValueEncodingType(Enum):
+    """Where the key of a pair is: in the payload, or in the key of the message."""
+
+    INLINE = "INLINE"
+    SEPARATED = "SEPARATED"
+
+
+class KeyValueSchema(Schema):
+    """A pair `(key, value)`, each by its own schema; None for either. Bytes are those of Pulsar's Java client.
+
+    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value.
+    """
+
+    def __init__(
+        self, key: Schema, value: Schema, encoding: KeyValueEncodingType = KeyValueEncodingType.INLINE
+    ) -> None:
+        super().__init__(tuple, "KEY_VALUE")
+        if not isinstance(key, Schema) or not isinstance(value, Schema):
+            raise InvalidMessage("KeyValueSchema takes two schemas")
+        self._key, self._value = key, value
+        self.separated = KeyValueEncodingType(encoding) is KeyValueEncodingType.SEPARATED
+
+    def encode(self, value: Any) -> bytes:
+        self._check(value)
+        if self.separated:
+            return _encoded(self._value, value[1]) or b""
+        parts = [_encoded(self._key, value[0]), _encoded(self._value, value[1])]
+        return b"".join(
+            _U32.pack(NONE_LENGTH) if each is None else _U32.pack(len(each)) + each for each in parts
+        )
+
+    def encode_key(self, value: Any) -> bytes:
+        self._check(value)
+        return _encoded(self._key, value[0]) or b""
+
+    def decode(self, payload: bytes) -> tuple[Any, Any]:
+        key, at = _part(payload, 0)
+        value, end = _part(payload, at)
+        if end != len(payload):
+            raise InvalidMessage(f"{len(payload) - end} bytes follow the pair")
+        return (
+            None if key is None else self._key.decode(key), None if value is None else self._value.decode(value)
+        )  # fmt: skip
+
+    def decode_pair(self, key: bytes, payload: bytes) -> tuple[Any, Any]:
+        return self._key.decode(key), self._value.decode(payload)
+
+    def info(self) -> SchemaInfo:
+        bytes_ = SchemaInfo(type=SchemaType.NONE, name="BYTES")
+        return key_value(self._key.info() or bytes_, self._value.info() or bytes_, separated=self.separated)
+
+    def _check(self, value: object) -> None:
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise InvalidMessage(f"KeyValueSchema takes a pair (key, value), not {type(value).__name__}")
+
+
+def _encoded(schema: Schema, value: Any) -> bytes | None:
+    return None if value is None else schema.encode(value)
+
+
+def _part(payload: bytes, at: int) -> tuple[bytes | None, int]:
+    if len(payload) - at < 4:
+        raise InvalidMessage("a pair ends before a length")
+    size, at = _U32.unpack_from(payload, at)[0], at + 4
+    if size == NONE_LENGTH:
+        return None, at
+    if size > len(payload) - at:
+        raise InvalidMessage(f"a part of a pair has {size} bytes, and {len(payload) - at} are here")
+    return payload[at : at + size], at + size
+
+
+class ProtobufNativeSchema(Schema):
+    """Messages of a Protobuf class; the topic gets its descriptor."""
+
+    def __init__(self, record_cls: type[Any]) -> None:
+        from google.protobuf.message import Message
+
+        if not (isinstance(record_cls, type) and issubclass(record_cls, Message)):
+            raise InvalidMessage("ProtobufNativeSchema takes a class of Protobuf messages")
+        super().__init__(record_cls, "PROTOBUF_NATIVE")
+
+    def encode(self, value: Any) -> bytes:
+        self._check(value)
+        encoded: bytes = value.SerializeToString()
+        return encoded
+
+    def decode(self, payload: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        try:
+            return self._record_class.FromString(payload)
+        except DecodeError as error:
+            raise InvalidMessage(f"the payload is no {self._record_class.__name__}: {error}") from error
+
+    def info(self) -> SchemaInfo:
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+        descriptor: Any = self._record_class.DESCRIPTOR
+        files: dict[str, Any] = {}
+
+        def collect(file: Any) -> None:
+            for each in file.dependencies:
+                if each.name not in files:
+                    collect(each)
+            files[file.name] = FileDescriptorProto.FromString(file.serialized_pb)
+
+        collect(descriptor.file)
+        text = {
+            "fileDescriptorSet": base64.b64encode(
+                FileDescriptorSet(file=files.values()).SerializeToString()
+            ).decode(),
+            "rootMessageTypeName": descriptor.full_name,
+            "rootFileDescriptorName": descriptor.file.name,
+        }
+        return SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode(), name="PROTOBUF_NATIVE")
+
+
+_SINGLE = {
+    SchemaType[each()._schema_name]: each()
+    for each in (
+        primitive.BooleanSchema, primitive.Int8Schema, primitive.Int16Schema, primitive.Int32Schema,
+        primitive.Int64Schema, primitive.FloatSchema, primitive.DoubleSchema, primitive.DateSchema,
+        primitive.TimeSchema, primitive.TimestampSchema, primitive.InstantSchema, primitive.LocalDateSchema,
+        primitive.LocalTimeSchema, primitive.LocalDateTimeSchema, StringSchema,
+    )
+}  # fmt: skip
+
+
+class AutoConsumeSchema(Schema):
+    """For consumers: each message by the schema that it names, as plain values. A record is a `dict`, a pair a tuple,
+    what has no schema, and Protobuf, is `bytes`."""
+
+    by_writer = needs_writer = True
+
+    def __init__(self) -> None:
+        super().__init__(object, "AUTO_CONSUME")
+        self._parsed: dict[bytes, Any] = {}
+
+    def encode(self, value: Any) -> bytes:
+        raise InvalidMessage("AutoConsumeSchema is a consumer's: a producer has a schema of its own")
+
+    def decode(self, payload: bytes) -> bytes:
+        return payload
+
+    def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
+        if writer is None:
+            return payload
+        if writer.type is SchemaType.AVRO:
+            parsed = self._parsed.get(writer.data)
+            if parsed is None:
+                parsed = self._parsed[writer.data] = parsed_avro(writer)
+            return read_avro(payload, parsed)
+        if writer.type is SchemaType.JSON:
+            try:
+                return json.loads(payload)
+            except (ValueError, RecursionError) as error:
+                raise InvalidMessage(f"the payload is not JSON: {error}") from error
+        if writer.type is SchemaType.KEY_VALUE:
+            return self._pair(payload, writer)
+        single = _SINGLE.get(writer.type)
+        return payload if single is None else single.decode(payload)
+
+    def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:
+        """Of SEPARATED the value alone; its key is the key of the message."""
+        halves = pair_of(writer)
+        if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
+            return self.decode_written(payload, halves.value)
+        key, value = KeyValueSchema(BytesSchema(), BytesSchema()).decode(payload)
+        return (
+            None if key is None else self.decode_written(key, halves.key),
+            None if value is None else self.decode_written(value, halves.value),
+        )
+
+    def info(self) -> SchemaInfo:
+        return SchemaInfo(type=SchemaType.AUTO_CONSUME, name="AUTO_CONSUME")

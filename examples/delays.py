@@ -1,0 +1,36 @@
+"""Delays: a message is stored now and delivered later.
+
+    python examples/delays.py magnetar://localhost:7650
+"""
+
+import sys
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import magnetar
+
+
+def main(service_url: str) -> None:
+    topic = f"delays-{uuid4().hex[:8]}"
+    with magnetar.Client(service_url) as client:
+        consumer = client.subscribe(topic, "reminders", magnetar.ConsumerType.Shared)  # Exclusive ignores delays
+        producer = client.create_producer(topic)
+
+        begin = time.time()
+        producer.send(b"in half a second", deliver_after=timedelta(seconds=0.5))
+        producer.send(b"at a time", deliver_at=int((begin + 0.2) * 1000))  # ms since the epoch
+        producer.send(b"now")
+
+        received = []
+        for _ in range(3):
+            message = consumer.receive(timeout_millis=5000)
+            print(f"after {time.time() - begin:.1f} s:", message.data())
+            received.append(message.data())
+            consumer.acknowledge(message)
+    assert received == [b"now", b"at a time", b"in half a second"]
+    assert time.time() - begin >= 0.5
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,157 @@
+"""Requests that no client sends: each is answered with a status that says what was wrong, and the others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.protocols.rest import connection as connection_module
+from magnetar.broker.protocols.rest.application import BODY_BYTES_MAX
+from tests.broker.protocols.rest.http import V2, Http, T, serving
+
+NS = f"{V2}/namespaces/public/default"
+Case = tuple[str, str, bytes, int]
+
+CASES: list[Case] = [
+    # paths
+    ("GET", "/", b"", 404),
+    ("GET", "//admin//v2//tenants", b"", 404),
+    ("GET", f"{V2}/../metrics", b"", 404),
+    ("GET", f"{V2}/tenants/..", b"", 412),
+    ("GET", f"{V2}/tenants/%2e%2e", b"", 412),
+    ("GET", f"{V2}/tenants/%00", b"", 412),
+    ("GET", f"{V2}/tenants/%ff", b"", 412),
+    ("GET", f"{V2}/tenants/%2fetc%2fpasswd", b"", 412),
+    ("GET", f"{V2}/tenants/{'x' * 5000}", b"", 412),
+    ("GET", f"{V2}/persistent/public/default/a%2Fb/stats", b"", 412),
+    ("GET", f"{V2}/permanent/public/default/t/stats", b"", 404),
+    ("GET", f"{V2}/persistent/public/default/none/stats", b"", 404),
+    ("GET", f"{V2}/persistent/public/none/t/partitions?checkAllowAutoCreation=true", b"", 404),
+    ("GET", f"{V2}/persistent/public/default/t-partition-01/stats", b"", 412),
+    ("PATCH", f"{V2}/tenants", b"", 405),
+    ("BREW", "/healthz", b"", 405),
+    ("GET", f"{V2}/tenants?{'x' * 20000}", b"", 414),
+    # bodies
+    ("PUT", f"{T}9/partitions", b"", 400),
+    ("PUT", f"{T}9/partitions", b"three", 400),
+    ("PUT", f"{T}9/partitions", b"1.5", 400),
+    ("PUT", f"{T}9/partitions", b'"3"', 400),
+    ("PUT", f"{T}9/partitions", b"-1", 406),
+    ("PUT", f"{T}9/partitions", b"99999999999999999999999", 412),
+    ("PUT", f"{T}9/partitions", b"1000000", 412),
+    ("PUT", f"{T}9/partitions", b'{"partitions":"x"}', 400),
+    ("PUT", f"{T}9/partitions", b"\xff\xfe", 400),
+    ("PUT", f"{NS}x", b"[1]", 400),
+    ("PUT", f"{NS}x", b'{"bundles":7}', 400),
+    ("PUT", f"{NS}x", b'{"bundles":{"numBundles":-1}}', 412),
+    ("PUT", f"{NS}x", b'{"bundles":{"numBundles":100000000}}', 412),
+    ("PUT", f"{NS}x", b'{"replication_clusters":["moon"]}', 412),
+    ("PUT", f"{NS}x", b'{"auth_policies":{"namespace_auth":{"r":["fly"]}}}', 412),
+    ("PUT", f"{NS}x", b'{"topicDispatchRate":[]}', 400),
+    ("PUT", f"{NS}x", b'{"max_producers_per_topic":"3"}', 400),
+    ("PUT", f"{NS}x", b"[" * 100_000, 400),
+    ("PUT", f"{V2}/tenants/x", b'{"adminRoles":"me"}', 400),
+    ("PUT", f"{V2}/tenants/x", b'{"adminRoles":[""]}', 412),
+    ("POST", f"{NS}/permissions/r", b'"produce"', 400),
+    ("POST", f"{NS}/permissions/r", b"[]", 412),
+    ("POST", f"{NS}/messageTTL", b"", 400),
+    ("POST", f"{NS}/backlogQuota?backlogQuotaType=other", b"{}", 412),
+    ("POST", f"{NS}/backlogQuota", b'{"policy":"wish"}', 400),
+    # numbers in paths
+    ("POST", f"{T}/subscription/s/skip/x", b"", 400),
+    ("POST", f"{T}/subscription/s/skip/-1", b"", 412),
+    ("POST", f"{T}/subscription/s/skip/99999999999999999999", b"", 412),
+    ("POST", f"{T}/subscription/s/resetcursor/-5", b"", 412),
+    ("POST", f"{T}/subscription/s/expireMessages/0", b"", 412),
+    ("POST", f"{T}/subscription/s/resetcursor", b'{"ledgerId":-7,"entryId":0}', 412),
+    ("POST", f"{T}/subscription/s/resetcursor", b'{"ledgerId":1}', 400),
+    ("PUT", f"{T}/subscription/s2", b'"middle"', 400),
+    ("PUT", f"{T}/subscription/a%2Fb", b"", 412),
+    ("GET", f"{T}/subscription/s/position/0", b"", 412),
+    ("GET", f"{T}/subscription/s/position/5000", b"", 412),
+    ("GET", f"{T}/ledger/9223372036854775807/entry/9223372036854775807", b"", 404),
+    ("GET", f"{T}/ledger/9223372036854775808/entry/0", b"", 412),
+    ("GET", f"{T}/examinemessage?initialPosition=middle", b"", 412),
+    ("GET", f"{T}/stats?getPreciseBacklog=maybe", b"", 400),
+    ("GET", f"{NS}/topics?mode=SOME", b"", 412),
+]
+
+
+async def test_each_hostile_request_is_answered_with_its_status_and_a_reason(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", T)
+        await http.done("PUT", f"{T}/subscription/s", "earliest")
+        wrong = []
+        for method, path, body, status in CASES:
+            found = await http.ask(method, path, raw=body)
+            if found.status != status or not found.reason:
+                wrong.append(f"{method} {path[:100]} {body[:60]!r}: {found.status} {found.body[:200]!r}, not {status}")
+        assert not wrong, "\n".join(wrong)
+        assert await http.get(f"{V2}/namespaces/public") == ["public/default"], "nothing half-made is left"
+
+
+async def test_a_body_is_bounded_before_it_is_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _):
+        found = await http.ask("POST", f"{V2}/tenants/x", raw=b"", Content_Length=str(BODY_BYTES_MAX + 1))
+        assert (found.status, found.headers["connection"]) == (413, "close")
+        chunks = b"".join(b"40000\r\n" + b"x" * 0x40000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
+        head = f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        assert (await http.send(head + chunks)).status == 413
+        assert broker.owned.memory.requests.held == 0
+        assert (await http.ask("GET", "/healthz")).status == 200
+
+
+async def test_what_is_no_http_is_answered_and_ends_its_connection_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        for data in (b"\x16\x03\x01\x02\x00", b"HELLO\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                     b"GET /" + b"a" * 100_000):  # fmt: skip
+            other = Http(f"http://{http.endpoint}")
+            try:
+                assert (await other.send(data + b"\r\n\r\n")).status == 400
+            except (asyncio.IncompleteReadError, ConnectionError):
+                continue  # it was closed while it sent
+            finally:
+                await other.close()
+        assert (await http.ask("GET", "/healthz")).status == 200
+
+
+async def test_slow_requests_and_idle_connections_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "KEEP_ALIVE_S", 0.3)
+    async with serving(tmp_path, first_frame_s=0.3) as (http, _, _):
+        body = f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12".encode()
+        for begun in (b"", b"GET /healthz HT", body):
+            reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+            writer.write(begun)
+            async with asyncio.timeout(10):
+                await reader.read()
+            writer.close()
+        await http.ask("GET", "/healthz")
+        assert http._streams is not None
+        async with asyncio.timeout(10):
+            assert await http._streams[0].read() == b""
+
+
+async def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        one = f"GET {V2}/clusters HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        two = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        first = await http.send(one + two)
+        second = await http.send(b"")
+        assert (first.body, second.body) == (b'["magnetar"]', b"ok\n")
+        assert (await http.ask("HEAD", f"{V2}/tenants")).body == b""
+
+
+async def test_a_page_of_another_site_changes_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        assert (await http.ask("PUT", T, Origin="https://elsewhere.example")).status == 403
+        assert (await http.ask("PUT", T, Origin=f"http://{http.endpoint}")).status == 204
+
+
+def test_a_server_that_was_not_asked_holds_no_http_server() -> None:
+    code = "import sys, magnetar.broker.server; print(sorted({'starlette', 'uvicorn', 'h11'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -1,0 +1,147 @@
+"""Schemas by themselves: golden bytes of Java's client, wrong values and payloads, and the text of Pulsar's client."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from enum import Enum
+from typing import Any
+
+import pytest
+from google.protobuf.struct_pb2 import Struct
+
+from magnetar import schema
+from magnetar.client.common.errors import InvalidMessage
+from magnetar.proto.schema import SchemaInfo, SchemaType, key_value
+from magnetar.schema import AutoConsumeSchema, AvroSchema, JsonSchema, KeyValueEncodingType, KeyValueSchema
+
+UTC = dt.UTC
+GOLDEN: list[tuple[Any, Any, str]] = [
+    (schema.BooleanSchema(), True, "01"), (schema.Int8Schema(), -128, "80"), (schema.Int16Schema(), -2, "fffe"),
+    (schema.Int32Schema(), 1 << 30, "40000000"), (schema.Int64Schema(), -(1 << 63), "8000000000000000"),
+    (schema.FloatSchema(), 1.5, "3fc00000"), (schema.DoubleSchema(), -0.0, "8000000000000000"),
+    (schema.DoubleSchema(), math.inf, "7ff0000000000000"),
+    (schema.DateSchema(), dt.date(1970, 1, 2), "0000000005265c00"),
+    (schema.TimeSchema(), dt.time(0, 0, 1, 5000), "00000000000003ed"),
+    (schema.TimestampSchema(), dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "00000000000003e8"),
+    (schema.TimestampSchema(), dt.datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), "ffffffffffffffff"),
+    (schema.InstantSchema(), dt.datetime(1970, 1, 1, 0, 0, 1, 2, tzinfo=UTC), "0000000000000001000007d0"),
+    (schema.InstantSchema(), dt.datetime(1969, 12, 31, 23, 59, 59, 1, tzinfo=UTC), "ffffffffffffffff000003e8"),
+    (schema.LocalDateSchema(), dt.date(1969, 12, 31), "ffffffffffffffff"),
+    (schema.LocalTimeSchema(), dt.time(0, 0, 0, 1), "00000000000003e8"),
+    (schema.LocalDateTimeSchema(), dt.datetime(1970, 1, 2, 0, 0, 0, 1), "000000000000000100000000000003e8"),
+    (schema.StringSchema(), "é", "c3a9"),
+    (KeyValueSchema(schema.Int8Schema(), schema.StringSchema()), (1, "a"), "00000001010000000161"),
+    (KeyValueSchema(schema.Int8Schema(), schema.StringSchema()), (None, "a"), "ffffffff0000000161"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "value", "payload"), GOLDEN)
+def test_values_have_javas_bytes_and_come_back(one: Any, value: Any, payload: str) -> None:
+    assert one.encode(value).hex() == payload
+    assert one.decode(bytes.fromhex(payload)) == value
+    assert math.isnan(schema.DoubleSchema().decode(schema.DoubleSchema().encode(math.nan)))
+    info = one.info()
+    assert AutoConsumeSchema().decode_written(bytes.fromhex(payload), info) == value
+
+
+@pytest.mark.parametrize(
+    ("one", "wrong"),
+    [
+        (schema.Int8Schema(), 128), (schema.Int32Schema(), True), (schema.Int32Schema(), "1"),
+        (schema.Int64Schema(), 1 << 63), (schema.LocalDateTimeSchema(), dt.datetime(2020, 1, 1, tzinfo=UTC)),
+        (schema.BooleanSchema(), 1), (schema.FloatSchema(), 1e300), (schema.DateSchema(), dt.datetime(2020, 1, 1)),
+        (schema.TimestampSchema(), dt.datetime(2020, 1, 1)),
+        (schema.ProtobufNativeSchema(Struct), {}), (KeyValueSchema(schema.Int8Schema(), schema.Int8Schema()), 1),
+        (KeyValueSchema(schema.Int8Schema(), schema.Int8Schema()), (1, 2, 3)), (AutoConsumeSchema(), 1),
+    ],
+)  # fmt: skip
+def test_what_is_no_value_of_it_is_refused(one: Any, wrong: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        one.encode(wrong)
+
+
+@pytest.mark.parametrize("one", [each[0] for each in GOLDEN if not isinstance(each[0], schema.StringSchema)])
+@pytest.mark.parametrize("payload", [b"", b"\xff" * 3, b"\xff" * 17, bytes(5) + b"\xff" * 8])
+def test_a_payload_of_another_length_or_range_is_refused_and_never_guessed(one: Any, payload: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        one.decode(payload)
+
+
+def test_a_protobuf_message_tells_its_descriptors() -> None:
+    native = schema.ProtobufNativeSchema(Struct)
+    value = Struct()
+    value["a"] = 1.0
+    assert native.decode(native.encode(value)) == value
+    text = json.loads(native.info().data)
+    assert text["rootMessageTypeName"] == "google.protobuf.Struct"
+    with pytest.raises(InvalidMessage):
+        native.decode(b"\xff")
+    with pytest.raises(InvalidMessage, match="a class of Protobuf"):
+        schema.ProtobufNativeSchema(dict)
+
+
+# ------------------------------------------------------------------ Avro
+def of(definition: Any) -> SchemaInfo:
+    return SchemaInfo(type=SchemaType.AVRO, data=json.dumps(definition).encode())
+
+
+def record(*fields: dict[str, Any], name: str = "R") -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+def test_avro_is_read_with_the_writers_schema_under_any_name() -> None:
+    old = AvroSchema(None, record({"name": "a", "type": "int"}, name="Old"))
+    new = AvroSchema(
+        None, record({"name": "b", "type": "string", "default": "x"}, {"name": "a", "type": "long"}, name="New")
+    )
+    assert new.decode_written(old.encode({"a": 7}), old.info()) == {"a": 7, "b": "x"}
+    assert new.decode_written(new.encode({"a": 7, "b": "y"}), None) == {"a": 7, "b": "y"}
+    for payload, writer in (
+        (b"\x0e", of("string")), (b"\x0e\x0e", old.info()), (b"", old.info()),
+        (b"\x0e", SchemaInfo(type=SchemaType.JSON)),
+        (b"\x0e", SchemaInfo(type=SchemaType.AVRO, data=b"{")),
+    ):  # fmt: skip
+        with pytest.raises(InvalidMessage):
+            new.decode_written(payload, writer)
+
+
+def test_what_has_no_schema_that_it_knows_comes_as_bytes() -> None:
+    auto = AutoConsumeSchema()
+    assert auto.decode_written(b"\x01", None) == b"\x01"
+    assert auto.decode_written(b"\x01", SchemaInfo(type=SchemaType.PROTOBUF_NATIVE)) == b"\x01"
+    pair = key_value(schema.Int8Schema().info(), SchemaInfo(type=SchemaType.NONE), separated=True)
+    assert auto.decode_written(b"\x01", pair) == b"\x01"
+    with pytest.raises(InvalidMessage):
+        auto.decode_written(b"{", SchemaInfo(type=SchemaType.JSON))
+    separated = KeyValueSchema(schema.Int8Schema(), schema.Int8Schema(), KeyValueEncodingType.SEPARATED)
+    assert (separated.encode_key((1, 2)), separated.encode((1, 2))) == (b"\1", b"\2")
+
+
+# ------------------------------------------------------------------ Pulsar's client
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+def classes(of: Any) -> list[Any]:
+    inner = type("Inner", (of.Record,), {"x": of.Integer(), "y": of.String(required=True)})
+    return [
+        type("Empty", (of.Record,), {}),
+        type("Plain", (of.Record,), {"b": of.Integer(), "a": of.String(), "c": of.Boolean(), "d": of.Double()}),
+        type("Needed", (of.Record,), {"a": of.Long(required=True), "b": of.Float(), "c": of.Bytes(required=True)}),
+        type("Nested", (of.Record,), {"one": inner(), "many": of.Array(inner()), "by": of.Map(of.Long())}),
+        type("Told", (of.Record,), {"a": of.Integer(required_default=True), "n": of.Null()}),
+        type("Spaced", (of.Record,), {"_avro_namespace": "a.b", "a": of.Integer()}),
+        type("Chosen", (of.Record,), {"colour": of.CustomEnum(Colour), "more": of.Array(of.String())}),
+    ]
+
+
+def test_the_texts_are_those_of_pulsars_client() -> None:
+    pulsar = pytest.importorskip("pulsar", reason="pulsar-client is not installed")
+    for theirs, ours in zip(classes(pulsar.schema), classes(schema), strict=True):
+        for kind in ("AvroSchema", "JsonSchema"):
+            told = getattr(pulsar.schema, kind)(theirs)._schema_info.schema()
+            assert getattr(schema, kind)(ours).info().data.decode() == told, theirs
+    assert JsonSchema(classes(schema)[0]).info().type is SchemaType.JSON

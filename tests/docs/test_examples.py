@@ -1,0 +1,39 @@
+"""Each program of examples/ runs against a real server, checks itself and says what it did; docs/sdk.md names each."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import ROOT
+from tests.docs.rules import Place
+from tests.support.processes import Processes
+
+PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.processes
+def test_each_program_runs(tmp_path: Path) -> None:
+    """One after the other against one server: each has topics of its own, so that it may run again."""
+    pytest.importorskip("fastavro")
+    with Processes(tmp_path) as processes:
+        place = Place(tmp_path, processes)
+        for program in PROGRAMS:
+            said = place.run(sys.executable, str(ROOT / program), f"magnetar://{place.address}")
+            assert said.strip(), f"{program} says nothing of what it did"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_checks_itself_and_says_how_it_is_started(program: str) -> None:
+    tree = ast.parse((ROOT / program).read_text(encoding="utf-8"))
+    assert f"    python {program} magnetar://localhost:7650\n" in (ast.get_docstring(tree, clean=False) or "")
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+
+
+def test_the_tutorial_names_each_program() -> None:
+    text = (ROOT / "docs/sdk.md").read_text(encoding="utf-8")
+    assert sorted(set(re.findall(r"\]\(\.\./(examples/\w+\.py)\)", text))) == PROGRAMS
