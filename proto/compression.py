@@ -1,13 +1,14 @@
 """Compression of a batch, and decompression with bounded memory.
 
 LZ4 is the raw block format without a size header, SNAPPY the raw format, ZSTD one or more frames, ZLIB a zlib stream
-(reference/entry-format.md). `decompress` writes into a buffer of exactly the declared size, allocated only after
-`declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the entry's declared size
+that may lack its end (reference/entry-format.md). `decompress` writes into a buffer of exactly the declared size,
+allocated only after `declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the entry's declared size
 bounds the memory, and the limit bounds the declared size, whatever the bytes contain.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from enum import IntEnum
 from mmap import mmap
@@ -30,6 +31,15 @@ class Compression(IntEnum):
     SNAPPY = 4
 
 
+def _unzip_into(payload: bytes, output: bytearray | mmap) -> int:
+    """Of a stream without an end too: Java's client flushes its streams and does not end them."""
+    stream = zlib.decompressobj()
+    found = stream.decompress(payload, len(output) + 1)  # one byte more shows that there is more
+    size = min(len(found), len(output))
+    output[:size] = found[:size]
+    return len(found)
+
+
 _COMPRESS: dict[int, Callable[[bytes], object]] = {
     Compression.LZ4: lambda payload: cramjam.lz4.compress_block(payload, store_size=False),
     Compression.ZLIB: lambda payload: cramjam.zlib.compress(payload, 6),
@@ -38,7 +48,7 @@ _COMPRESS: dict[int, Callable[[bytes], object]] = {
 }
 _DECOMPRESS_INTO: dict[int, Callable[[bytes, bytearray | mmap], int]] = {
     Compression.LZ4: cramjam.lz4.decompress_block_into,
-    Compression.ZLIB: cramjam.zlib.decompress_into,
+    Compression.ZLIB: _unzip_into,
     Compression.ZSTD: cramjam.zstd.decompress_into,
     Compression.SNAPPY: cramjam.snappy.decompress_raw_into,
 }

@@ -146,9 +146,10 @@ def encode_batch(
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
     """The client-part with this payload (one message, or joined items), compressed by `metadata.compression`, and
-    encrypted after that."""
-    if metadata.compression:
+    encrypted after that. Go's client takes what was decrypted only where a size is told, even without compression."""
+    if metadata.compression or encrypt is not None:
         metadata.uncompressed_size = len(payload)
+    if metadata.compression:
         payload = compress(metadata.compression, payload)
     if encrypt is not None:
         payload = encrypt(metadata, payload)

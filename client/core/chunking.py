@@ -37,6 +37,9 @@ CHUNKED_BYTES_MAX = 256 << 20
 """Of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py)."""
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Declared by all messages of a partition that are begun and not complete."""
+METADATA_BYTES = 10 << 10
+"""A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
+tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
 EXPIRE_S = 60.0
 """What is not complete after so long makes room (Pulsar's figure)."""
 GIVEN_BACK_MAX = 10_000
@@ -47,20 +50,25 @@ def split(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
     """The client-parts: one when it fits, else its chunks in order. MessageTooLarge."""
+    size = len(payload)
     if metadata.compression:
-        metadata.uncompressed_size = len(payload)
+        metadata.uncompressed_size = size
         payload = compress(metadata.compression, payload)
-    if len(payload) <= entry_bytes_max:
+    payload_bytes_max = entry_bytes_max - (METADATA_BYTES if entry_bytes_max >= 10 * METADATA_BYTES else 0)
+    if len(payload) <= payload_bytes_max:
+        if encrypt is not None:
+            metadata.uncompressed_size = size
         whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
         if len(whole) <= entry_bytes_max:
             return [whole]
     if len(payload) > CHUNKED_BYTES_MAX or metadata.uncompressed_size > UNCOMPRESSED_BYTES_MAX:
         limit = UNCOMPRESSED_BYTES_MAX if metadata.compression else CHUNKED_BYTES_MAX
         raise MessageTooLarge(f"a chunked message of {len(payload)} bytes; the limit is {limit}", size=len(payload))
+    metadata.uncompressed_size = size  # of chunks Go's client gives the last one alone where no size is told
     growth = 0 if encrypt is None else len(encrypt(metadata, b""))  # by its tag; the keys are in the metadata after it
     metadata.uuid, metadata.total_chunk_msg_size = uuid, len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = (1 << 31) - 1  # the longest encoding: all have the same room
-    room = entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize() - growth
+    room = min(entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize(), payload_bytes_max) - growth
     if room <= 0:
         raise MessageTooLarge(f"the metadata of a message alone takes more than {entry_bytes_max} bytes")
     metadata.num_chunks_from_msg = -(-len(payload) // room)

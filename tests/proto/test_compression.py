@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,16 @@ KINDS = [kind for kind in Compression if kind]
 @given(st.sampled_from(list(Compression)), st.binary(max_size=5000))
 def test_every_codec_gives_back_what_it_took(kind: Compression, payload: bytes) -> None:
     assert decompress(kind, compress(kind, payload), len(payload)) == payload
+
+
+@given(st.binary(min_size=1, max_size=5000))
+def test_a_zlib_stream_without_its_end_is_read_as_java_writes_it(payload: bytes) -> None:
+    stream = zlib.compressobj()
+    flushed = stream.compress(payload) + stream.flush(zlib.Z_SYNC_FLUSH)
+    assert decompress(Compression.ZLIB, flushed, len(payload)) == payload
+    for declared in (len(payload) - 1, len(payload) + 1):
+        with pytest.raises(CorruptEntry):
+            decompress(Compression.ZLIB, flushed, declared)
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=500), st.integers(0, 2000))

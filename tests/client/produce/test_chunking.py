@@ -69,6 +69,15 @@ def test_what_is_cut_is_put_together_again(compression: CompressionType) -> None
     assert list(found.places) == [at(number) for number in range(len(entries))]
 
 
+def test_javas_and_gos_clients_take_the_chunks() -> None:
+    """A payload is 10 KiB below an entry's limit, which is what a broker tells them; Go's needs the whole size."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1)
+    for entry in split(metadata, bytes(250_000), 110_000, "u"):
+        header = parse_header(entry)
+        assert len(entry) - header.payload_offset <= 110_000 - (10 << 10)
+        assert header.metadata.uncompressed_size == 250_000
+
+
 def test_what_fits_into_an_entry_is_no_chunk() -> None:
     (entry,) = split(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"x", SMALL_ENTRIES, "u")
     assert not parse_header(entry).metadata.HasField("uuid")
