@@ -88,7 +88,7 @@ class SchemaRegistry:
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
-            if each.hash == asked.hash:
+            if each.fingerprint == asked.fingerprint:
                 return each.version
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
@@ -97,7 +97,7 @@ class SchemaRegistry:
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
-        return None if any(each.hash == asked.hash for each in live) else await self._refusal(topic, mode, asked, live)
+        return None if any(each.fingerprint == asked.fingerprint for each in live) else await self._refusal(topic, mode, asked, live)
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
@@ -123,7 +123,7 @@ class SchemaRegistry:
             raise IncompatibleSchema(
                 f"topic {topic.base} is in use without a schema: consume bytes, or upload one first", topic=topic
             )
-        elif not any(each.hash == asked.hash for each in live):
+        elif not any(each.fingerprint == asked.fingerprint for each in live):
             wanted = live if rules.compatibility.transitive else live[-1:]
             known = await self._known(topic, wanted)
             why = await self._compared(known, asked, unreadable_by, rules.compatibility)
@@ -141,7 +141,7 @@ class SchemaRegistry:
         for attempt in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             live = _live(record)
-            if same := next((each for each in live if each.hash == asked.hash), None):
+            if same := next((each for each in live if each.fingerprint == asked.fingerprint), None):
                 return same.version
             if not (rules.auto_update or by_hand):
                 raise IncompatibleSchema(
@@ -167,7 +167,7 @@ class SchemaRegistry:
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
             )
         number = record.next
-        entry = SchemaEntry(version=number, hash=new.hash, created_ms=self._world.clock.wall_ms(), user=user)
+        entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=self._world.clock.wall_ms(), user=user)
         given = new.info
         await self._store.commit([
             Put(_path(topic), encode(SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))), revision),
