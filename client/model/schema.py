@@ -11,6 +11,7 @@ import json
 from typing import Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
+from ..common.checks import WrongMessageType, shown
 from ..common.errors import InvalidMessage
 from .fields import Text
 from .record import Record
@@ -59,8 +60,9 @@ class Schema:
 
     def _check(self, value: object) -> None:
         if not isinstance(value, self._record_class):
+            what = ": encode it, or use StringSchema" if self._record_class is bytes and isinstance(value, str) else ""
             raise InvalidMessage(
-                f"{type(self).__name__} takes {self._record_class.__name__}, not {type(value).__name__}"
+                f"{type(self).__name__} takes {self._record_class.__name__}, not {type(value).__name__}{what}"
             )
 
     def __str__(self) -> str:
@@ -106,7 +108,7 @@ class JsonSchema(Schema):
     """A Record as compact JSON."""
 
     def __init__(self, record_cls: type[Record]) -> None:
-        super().__init__(record_cls, "JSON")
+        super().__init__(_class_of_records(record_cls), "JSON")
 
     def encode(self, value: Any) -> bytes:
         self._check(value)
@@ -139,7 +141,7 @@ class AvroSchema(Schema):
         self._avro = fastavro()
         if record_cls is None and schema_definition is None:
             raise InvalidMessage("AvroSchema needs a Record class or a schema_definition")
-        super().__init__(dict if record_cls is None else record_cls, "AVRO")
+        super().__init__(dict if record_cls is None else _class_of_records(record_cls), "AVRO")
         self._is_record = record_cls is not None
         self._definition = schema_definition or (record_cls.schema() if record_cls is not None else {})
         self._schema = self._avro.parse_schema(self._definition)
@@ -182,6 +184,12 @@ class AvroSchema(Schema):
 
     def info(self) -> SchemaInfo:
         return self._told
+
+
+def _class_of_records(given: Any) -> type[Record]:
+    if not (isinstance(given, type) and issubclass(given, Record)):
+        raise WrongMessageType(f"a schema is made of a class of Record, not of {shown(given)}")
+    return given
 
 
 def fastavro() -> Any:

@@ -5,6 +5,7 @@
 | `magnetar standalone …`        | starts a real server with these options on a free port and a fresh folder       |
 | `magnetar …`                   | runs it against that server (`MAGNETAR_URL`); inside a sentence: it exists      |
 | `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
+| `curl … localhost:8080/…`      | sends that request to the server; it is answered with 200 or 204                |
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
@@ -21,6 +22,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -76,7 +78,17 @@ class Place:
     def metrics(self) -> str:
         """HOST:PORT of its metrics, as its ready line says."""
         assert self._server is not None, "no server was started"
-        return next(word for word in self._server.lines[0].split() if word.startswith("metrics=")).partition("=")[2]
+        return self._said("metrics")
+
+    @property
+    def http(self) -> str:
+        """The URL of its administration over HTTP."""
+        assert self.address, "a server is started"
+        return self._said("http")
+
+    def _said(self, fact: str) -> str:
+        assert self._server is not None
+        return next(word for word in self._server.lines[0].split() if word.startswith(f"{fact}=")).partition("=")[2]
 
     def run(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs a program of this project in the folder; its stdout. Anything but exit code 0 fails the test."""
@@ -129,6 +141,20 @@ def _curl(place: Place, command: Command) -> None:
     missing = [name for name in told if name.split("_")[1] not in ("topic", "subscription") and name not in shown]
     assert told, "the document names no metric"
     assert not missing, f"the document names metrics that are not there: {missing}"
+
+
+def _rest(place: Place, command: Command) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("-X", dest="method", default="GET")
+    parser.add_argument("-d", dest="body", type=str.encode)
+    parser.add_argument("-H", dest="header", type=lambda text: text.split(": "))
+    given = parser.parse_args(command.words[1:])
+    url = given.url.replace("http://localhost:8080", place.http)
+    headers = dict([given.header] if given.header else [])
+    asked = urllib.request.Request(url, given.body, headers, method=given.method)
+    with urllib.request.urlopen(asked, timeout=COMMAND_TIMEOUT_S) as reply:
+        assert reply.status in (200, 204), reply.status
 
 
 def _make(place: Place, command: Command) -> None:
@@ -218,6 +244,7 @@ def _compose(place: Place, command: Command) -> None:
 RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"magnetar \S", _magnetar),
     (r"curl http://127\.0\.0\.1:\d+/metrics$", _curl),
+    (r"curl .*http://localhost:8080/", _rest),
     (r"make \S", _make),
     (r"pip install \S", _pip),
     (r"openssl \S", _openssl),

@@ -292,3 +292,15 @@ def test_a_name_that_is_no_field_is_refused_also_when_it_is_set_later() -> None:
         stop.gat = "B"
     with pytest.raises(AttributeError, match="gat"):
         Stop(gat="B")
+
+
+@pytest.mark.parametrize("given", [dict, Stop(), "Stop", None])
+@pytest.mark.parametrize("kind", [JsonSchema, AvroSchema])
+def test_a_schema_is_made_of_a_class_of_records(kind: Any, given: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        kind(given)
+
+
+def test_text_without_a_schema_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidMessage, match="takes bytes, not str: encode it, or use StringSchema"):
+        BytesSchema().encode("hello")
