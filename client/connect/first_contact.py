@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from ...proto.errors import MagnetarError, Unavailable
 from ...runtime.network import Endpoint
+from .service_url import PULSAR_PORTS
 
 REFUSED_S = 1.0
 """A server that is being started listens within half a second."""
@@ -55,11 +56,13 @@ def how_unreached(error: MagnetarError) -> str | None:
 def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
     """What to raise for `error`, the last one: with what to do, and with the cause that it had."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
-    first = endpoints[0]
-    how = "" if first.port == SERVED_PORT else f" --port {first.port}"
-    told = Unavailable(
-        f"{error.message}{when}{others}. Is a server running there? 'magnetar standalone{how}' starts one",
-        **error.fields,
-    )
+    told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__
     return told
+
+
+def _what_to_do(port: int) -> str:
+    if port in PULSAR_PORTS:
+        return f"{port} is the port of Pulsar's clients; this one connects to {SERVED_PORT}"
+    how = "" if port == SERVED_PORT else f" --port {port}"
+    return f"Is a server running there? 'magnetar standalone{how}' starts one"

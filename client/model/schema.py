@@ -50,9 +50,11 @@ class Schema:
         return self.decode(payload)
 
     def encode_key(self, value: Any) -> bytes:
+        """The key of a pair that is `separated`, before it becomes the key of the message."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def decode_pair(self, key: bytes, payload: bytes) -> Any:
+        """The pair of a message that has its key apart."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import google_crc32c
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import CorruptEntry, InvalidRequest
@@ -35,6 +35,12 @@ SMALL_BYTES = 16 << 10
 NO_REQUEST = (1 << 64) - 1
 """The request id of what a client did not ask for."""
 
+
+_WITHOUT_TEXT = {
+    pulsar.BaseCommand.SEND, pulsar.BaseCommand.FLOW, pulsar.BaseCommand.ACK, pulsar.BaseCommand.PING,
+    pulsar.BaseCommand.PONG, pulsar.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES,
+}  # fmt: skip
+"""Commands of which no text is read; those that come with every message are among them."""
 
 FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
 """Of a BaseCommand, by its type."""
@@ -102,9 +108,23 @@ def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
         command = pulsar.BaseCommand.FromString(bytes(frame[4 : 4 + size]))
     except DecodeError as error:
         raise InvalidRequest("a command that does not parse") from error
-    if not command.HasField(FIELDS[command.type]):
-        raise InvalidRequest(f"a command {FIELDS[command.type]} without its fields")
+    name = FIELDS[command.type]
+    if not command.HasField(name):
+        raise InvalidRequest(f"a command {name} without its fields")
+    if command.type not in _WITHOUT_TEXT:
+        _check_text(getattr(command, name), name)
     return command, frame[4 + size :]
+
+
+def _check_text(message: Message, name: str) -> None:
+    """InvalidRequest. Texts that are not UTF-8 come out of protobuf as bytes."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.message_type is not None:
+            for each in values:
+                _check_text(each, name)
+        elif field.type == field.TYPE_STRING and not all(isinstance(each, str) for each in values):
+            raise InvalidRequest(f"the field {field.name} of a command {name} is not UTF-8")
 
 
 def entry_of(rest: memoryview) -> bytes:

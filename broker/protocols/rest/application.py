@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from ....proto.errors import MagnetarError, NotOwner, Unauthenticated
+from ....proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticated
 from ....proto.names import TopicName
-from ....runtime.access import AUTHORIZATION_MAX, Caller, Guard
+from ....runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
 from ....runtime.grpc.callers import Callers
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
@@ -35,6 +35,8 @@ from .table import ROUTES, Row
 
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
+AUTHENTICATIONS = Limits().authentications
+"""At a time."""
 
 assert routes, "its modules register the routes"
 
@@ -61,6 +63,7 @@ class Application:
         self._measure = measure
         self._meters = Meters(broker.world.clock)
         self._callers = Callers(guard, broker.world.clock)
+        self._authenticating = 0
         self._app = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _refused})
         self._app.router.redirect_slashes = False
 
@@ -122,7 +125,7 @@ class Application:
         return Response(status_code=204) if found is None else Json(found)
 
     async def _who(self, request: Request, row: Row) -> CallContext:
-        """Unauthenticated and what else the guard raises."""
+        """BackPressure; Unauthenticated and what else the guard raises."""
         caller: Caller = request.state.caller
         if not self._callers.asks:
             return CallContext(caller.peer)
@@ -134,7 +137,13 @@ class Application:
             raise refusal
         if values:
             caller = replace(caller, authorization=values[0])
-        return CallContext(caller.peer, await self._callers.admitted(caller, path))
+        if self._authenticating >= AUTHENTICATIONS:
+            raise BackPressure(f"{AUTHENTICATIONS} callers are being authenticated: try again")
+        self._authenticating += 1
+        try:
+            return CallContext(caller.peer, await self._callers.admitted(caller, path))
+        finally:
+            self._authenticating -= 1
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
         """307 to the owner of the topic; 503 where that serves no HTTP."""

@@ -16,6 +16,8 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client as AsyncClient
+from magnetar.client.connect.first_contact import no_server
+from magnetar.proto.errors import Unavailable
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from tests.client.fake_broker import FakeBroker
@@ -98,6 +100,11 @@ def test_where_nobody_listens_it_is_said_within_two_seconds_with_the_command_tha
     assert "Connection refused" in str(error)
     assert f"'magnetar standalone --port {port}' starts one" in str(error)
     assert error.definite, "nothing was sent"
+
+
+def test_the_port_of_pulsars_clients_is_told_apart() -> None:
+    told = no_server(Unavailable("cannot connect"), [Endpoint("localhost", 6650)])
+    assert told.message == "cannot connect. 6650 is the port of Pulsar's clients; this one connects to 7650"
 
 
 def test_every_address_is_tried_before_it_is_said() -> None:

@@ -354,15 +354,17 @@ def test_a_message_says_what_is_left_of_its_batch_and_since_when_it_is_valid() -
     simulate(scenario)
 
 
-def test_a_producer_gets_an_empty_schema_version_and_a_schema_is_accepted() -> None:
+def test_a_producer_gets_the_version_of_its_schema_and_without_one_an_empty_version() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
         schema = pulsar.Schema(name="s", schema_data=b"", type=1)
+        bare = await raw.open_producer(2)
+        assert (bare.HasField("schema_version"), bare.schema_version) == (True, b"")
         opened = await raw.open_producer(schema=schema)
-        assert (opened.HasField("schema_version"), opened.schema_version) == (True, b"")
+        assert opened.schema_version == bytes(8)
         raw.send(get_or_create_schema=pulsar.CommandGetOrCreateSchema(request_id=1, topic=T, schema=schema))
         answer = await raw.next("get_or_create_schema_response")
-        assert (answer.HasField("error_code"), answer.schema_version) == (False, b"")
+        assert (answer.HasField("error_code"), answer.schema_version) == (False, bytes(8))
 
     simulate(scenario)
 

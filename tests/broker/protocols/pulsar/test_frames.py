@@ -15,7 +15,7 @@ from magnetar.broker.protocols.pulsar.frames import CHUNK_BYTES, Frames, entry_o
 from magnetar.broker.protocols.pulsar.lookup import hash_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, parse_header
-from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
+from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
 from magnetar.proto.errors import CorruptEntry, InvalidRequest
 from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position
@@ -83,6 +83,17 @@ def test_a_command_that_does_not_parse_is_refused() -> None:
             parse(memoryview(struct.pack(">I", len(body)) + body + b"\xff"))
     with pytest.raises(InvalidRequest, match="a command of 100 bytes in a frame of 5"):
         parse(memoryview(struct.pack(">I", 100) + b"x"))
+
+
+def test_a_text_that_is_not_utf8_is_refused_wherever_it_is() -> None:
+    body = frame(subscribe=pulsar.CommandSubscribe(
+        topic="t", subscription="s", subType=0, consumer_id=1, request_id=1, metadata=[KeyValue(key="KEY", value="v")]
+    ))  # fmt: skip
+    for text in (b"t", b"KEY"):
+        at = body.index(b"\x0a" + bytes([len(text)]) + text) + 2
+        broken = body[:at] + b"\xff" * len(text) + body[at + len(text) :]
+        with pytest.raises(InvalidRequest, match="of a command subscribe is not UTF-8"):
+            parse(memoryview(broken[4:]))
 
 
 def test_an_entry_without_a_checksum_gets_one() -> None:

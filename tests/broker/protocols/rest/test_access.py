@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -53,8 +53,18 @@ async def guarded(folder: Path) -> AsyncIterator[tuple[Http, Http]]:
             await listener.close(1.0)
 
 
-def _lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    return [json.loads(each.message) for each in caplog.records if each.name == AUDIT]
+@pytest.fixture
+def lines() -> Iterator[list[dict[str, str]]]:
+    """Of the audit log, as they are written."""
+    found: list[dict[str, str]] = []
+    handler, logger = logging.Handler(), logging.getLogger(AUDIT)
+    handler.emit = lambda record: found.append(json.loads(record.getMessage()))  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_path: Path) -> None:
@@ -111,10 +121,8 @@ async def test_a_role_may_what_it_is_granted_and_no_more(tmp_path: Path) -> None
 
 
 async def test_wrong_credentials_are_refused_and_acts_are_written_down(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, lines: list[dict[str, str]]
 ) -> None:
-    logging.getLogger(AUDIT).propagate = True
-    caplog.set_level(logging.INFO, AUDIT)
     async with guarded(tmp_path) as (http, _):
         for header in ("Bearer wrong", "Digest x", "Bearer " + "x" * 20_000):
             found = await http.ask("PUT", T, Authorization=header)
@@ -122,7 +130,6 @@ async def test_wrong_credentials_are_refused_and_acts_are_written_down(
         assert (await http.ask("PUT", T, Authorization="Bearer root\r\nAuthorization: Bearer alice")).status == 401
         assert (await http.ask("PUT", T, **SUPER)).status == 204
         assert (await http.ask("DELETE", T, **ALICE)).status == 403
-    lines = _lines(caplog)
     assert [each["act"] for each in lines if each["result"] == "done"] == ["Admin.CreateTopic"]
     assert sum(each["result"] == "denied" for each in lines) == 5
     assert not any("wrong" in json.dumps(each) for each in lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,9 @@ async def test_a_page_of_another_site_changes_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, _, _):
         assert (await http.ask("PUT", T, Origin="https://elsewhere.example")).status == 403
         assert (await http.ask("PUT", T, Origin=f"http://{http.endpoint}")).status == 204
+
+
+def test_a_server_that_was_not_asked_holds_no_http_server() -> None:
+    code = "import sys, magnetar.broker.server; print(sorted({'starlette', 'uvicorn', 'h11'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
