@@ -40,8 +40,8 @@ ATTEMPTS_MAX = 50
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
 """Definitions of more bytes together are compared in a thread."""
-COMPARED_BYTES_MAX = 4 << 20
-"""Of the versions that a new schema is compared with in a transitive mode: seconds of work, and that much memory."""
+TOGETHER_BYTES_MAX = 4 << 20
+"""Of the versions that are listed, or that a new schema is compared with in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
 """Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
 
@@ -81,11 +81,11 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none."""
+        """Those that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: it is too much."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
-        return await self._versions(topic, live)
+        return await self._together(topic, live, "ask for each by its number")
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
         """The number of an equal one. InvalidSchema; SchemaNotFound."""
@@ -163,9 +163,7 @@ class SchemaRegistry:
             await asyncio.sleep(min(0.5, 0.005 * attempt))
         raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
 
-    async def _put(
-        self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str
-    ) -> int:
+    async def _put(self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str) -> int:
         if len(record.schemas) >= VERSIONS_MAX:
             raise NotAllowed(
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
@@ -268,17 +266,21 @@ class SchemaRegistry:
         return await self._compared(known, asked, refusal, mode)
 
     async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
-        """NotAllowed: it is too much to compare."""
+        return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
+
+    async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
+        """NotAllowed: they are too many bytes."""
         found: list[SchemaVersion] = []
         size = 0
         for start in range(0, len(entries), READ_AT_ONCE):
-            found += await self._versions(topic, entries[start : start + READ_AT_ONCE])
-            size += sum(len(each.info.data) for each in found[start:])
-            if size > COMPARED_BYTES_MAX and len(entries) > 1:
+            some = await self._versions(topic, entries[start : start + READ_AT_ONCE])
+            found += some
+            size += sum(len(each.info.data) for each in some)
+            if size > TOGETHER_BYTES_MAX and len(entries) > 1:
                 raise NotAllowed(
-                    f"the versions of topic {topic.base} have over {COMPARED_BYTES_MAX} bytes, which is too much to "
-                    "compare with all: use a mode that is not transitive, or delete them", topic=topic,
-                )  # fmt: skip
+                    f"the versions of topic {topic.base} have over {TOGETHER_BYTES_MAX} bytes together: {instead}",
+                    topic=topic,
+                )
         return found
 
     async def _compared(

@@ -226,13 +226,17 @@ async def test_a_topic_has_a_bounded_number_of_versions(
     assert await put(registry, schema("c"), ANY) == 2
 
 
-async def test_too_much_to_compare_is_refused(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.schema.registry.COMPARED_BYTES_MAX", 200)
+async def test_too_much_to_compare_or_to_list_is_refused(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.schema.registry.TOGETHER_BYTES_MAX", 200)
     every = SchemaRules(Compatibility.FULL_TRANSITIVE)
     for names in ("a", "ab", "abc"):
         await put(registry, schema(*names), ANY)
     with pytest.raises(NotAllowed, match="not transitive"):
         await put(registry, schema(*"abcd"), every)
+    with pytest.raises(NotAllowed, match="by its number"):
+        await registry.all(TOPIC)
     assert await put(registry, schema(*"abcd"), FULL) == 3
 
 
