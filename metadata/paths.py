@@ -174,9 +174,14 @@ def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
     return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"
 
 
+def schemas_of(tenant_: str, namespace_: str) -> str:
+    """Of a namespace."""
+    return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}"
+
+
 def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
     """The versions of a topic's schema; `topic_` is its name without a partition's suffix."""
-    return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+    return f"{schemas_of(tenant_, namespace_)}/{segment(topic_)}"
 
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:

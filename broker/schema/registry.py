@@ -27,7 +27,7 @@ from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord, enc
 from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, Put
 from ...metadata.update import get_record
 from ...proto.errors import IncompatibleSchema, MagnetarError, NotAllowed, OutcomeUnknown, SchemaNotFound
-from ...proto.names import TopicName
+from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -40,10 +40,14 @@ ATTEMPTS_MAX = 50
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
 """Definitions of more bytes together are compared in a thread."""
+TOGETHER_BYTES_MAX = 4 << 20
+"""Of the versions that are listed, or that a new schema is compared with in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
 """Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
 
 T = TypeVar("T")
+_Known = tuple[str, int, bytes]
+"""Path, time and hash: a topic that is deleted and made again has other definitions under the same paths."""
 _Rule = Callable[[Compatibility, Definition, Sequence[tuple[int, Definition]]], str | None]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
@@ -64,7 +68,7 @@ class SchemaRegistry:
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
         self._store = store
-        self._definitions: dict[str, SchemaInfo] = {}  # by path; the oldest goes first
+        self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
@@ -77,11 +81,11 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none."""
+        """Those that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: it is too much."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
-        return await self._versions(topic, live)
+        return await self._together(topic, live, "ask for each by its number")
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
         """The number of an equal one. InvalidSchema; SchemaNotFound."""
@@ -159,9 +163,7 @@ class SchemaRegistry:
             await asyncio.sleep(min(0.5, 0.005 * attempt))
         raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
 
-    async def _put(
-        self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str
-    ) -> int:
+    async def _put(self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str) -> int:
         if len(record.schemas) >= VERSIONS_MAX:
             raise NotAllowed(
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
@@ -192,8 +194,6 @@ class SchemaRegistry:
                 if not error.retryable:
                     raise
                 continue
-            for each in record.schemas if force else ():
-                self._definitions.pop(_path(topic, each.version), None)
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
@@ -201,10 +201,26 @@ class SchemaRegistry:
         """The topic was deleted. A non-persistent one, which ends whenever it is unused, leaves its schema."""
         if not topic.persistent:
             return
-        record, revision = await self._list(topic)
-        if revision != ABSENT:
+        await self._end(topic)
+
+    async def forget_namespace(self, name: NamespaceName) -> None:
+        """The namespace was deleted, with all of its topics; here are those whose topics never were."""
+        for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
+            await self._end(TopicName.parse(f"persistent://{name}/{paths.name(each)}"))
+
+    async def _end(self, topic: TopicName) -> None:
+        """Not without a look at what another one registers meanwhile: each definition is in a list."""
+        for _ in range(ATTEMPTS_MAX):
+            record, revision = await self._list(topic)
+            if revision == ABSENT:
+                return
             gone = [Delete(_path(topic, each.version)) for each in record.schemas]
-            await self._store.commit([*gone, Delete(_path(topic))])
+            try:
+                await self._store.commit([*gone, Delete(_path(topic), revision)])
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+        raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
     # ------------------------------------------------------------------ the records
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
@@ -216,7 +232,7 @@ class SchemaRegistry:
         found: list[SchemaInfo | None] = []
         for start in range(0, len(entries), READ_AT_ONCE):
             some = entries[start : start + READ_AT_ONCE]
-            found += await asyncio.gather(*[self._definition(_path(topic, each.version)) for each in some])
+            found += await asyncio.gather(*[self._definition(topic, each) for each in some])
         versions = [
             SchemaVersion(
                 version=e.version, info=info, created_ms=e.created_ms, user=e.user, deleted=e.deleted
@@ -227,15 +243,17 @@ class SchemaRegistry:
             raise SchemaNotFound(f"the schema of topic {topic.base} was deleted just now", topic=topic.base)
         return versions
 
-    async def _definition(self, path: str) -> SchemaInfo | None:
-        known = self._definitions.get(path)
+    async def _definition(self, topic: TopicName, entry: SchemaEntry) -> SchemaInfo | None:
+        path = _path(topic, entry.version)
+        key = (path, entry.created_ms, entry.hash)
+        known = self._definitions.get(key)
         if known is None and (found := await get_record(self._store, path, SchemaRecord)) is not None:
             record = found[0]
             known = SchemaInfo(
                 type=SchemaType(record.type), data=record.data, name=record.name, properties=record.properties
             )
             if len(known.data) <= CACHED_BYTES_MAX:
-                self._definitions[path] = known
+                self._definitions[key] = known
             if len(self._definitions) > CACHED_MAX:
                 del self._definitions[next(iter(self._definitions))]
         return known
@@ -248,7 +266,22 @@ class SchemaRegistry:
         return await self._compared(known, asked, refusal, mode)
 
     async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
-        return await self._versions(topic, entries) if entries else []
+        return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
+
+    async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
+        """NotAllowed: they are too many bytes."""
+        found: list[SchemaVersion] = []
+        size = 0
+        for start in range(0, len(entries), READ_AT_ONCE):
+            some = await self._versions(topic, entries[start : start + READ_AT_ONCE])
+            found += some
+            size += sum(len(each.info.data) for each in some)
+            if size > TOGETHER_BYTES_MAX and len(entries) > 1:
+                raise NotAllowed(
+                    f"the versions of topic {topic.base} have over {TOGETHER_BYTES_MAX} bytes together: {instead}",
+                    topic=topic,
+                )
+        return found
 
     async def _compared(
         self, known: list[SchemaVersion], asked: Definition, rule: _Rule, mode: Compatibility

@@ -63,6 +63,7 @@ class Administration:
         elif in_memory:
             raise Busy(f"namespace {name} has non-persistent topics in use; delete them first, or use force")
         await catalog.delete_namespace(name)
+        await self._broker.schemas.forget_namespace(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
         """All of its bundles, or that one. `here`: what this broker owns; else every broker's."""

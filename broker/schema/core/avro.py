@@ -19,7 +19,9 @@ from ....proto.schema import DEFINITION_BYTES_MAX
 
 DEPTH_MAX = 64
 FIELDS_MAX = 10_000
-"""Fields, branches and symbols of a definition together."""
+"""Fields, branches, symbols and aliases of a definition together."""
+NAME_MAX = 512
+"""Characters of a full name: the one form repeats a namespace in each name of it."""
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 NAMED = ("record", "error", "enum", "fixed")
@@ -33,7 +35,7 @@ class Node:
 
     __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
 
-    def __init__(self, kind: str, name: str = "", aliases: tuple[str, ...] = ()) -> None:
+    def __init__(self, kind: str, name: str = "", aliases: frozenset[str] = frozenset()) -> None:
         self.kind = kind
         self.name = name  # full
         self.aliases = aliases  # full
@@ -67,7 +69,7 @@ def load(text: bytes) -> Any:
         raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidSchema(f"the schema is no JSON: {error}") from None
 
 
@@ -134,10 +136,15 @@ class _Parser:
         if not isinstance(space, str) or (space and not _NAME.fullmatch(space)):
             raise InvalidSchema(f"{where}: the namespace {space!r:.100} is no name")
         full = _full(name, space)
+        if len(full) > NAME_MAX:
+            raise InvalidSchema(f"{where}: a full name of {len(full)} characters; it has {NAME_MAX} at most")
+        if full in PRIMITIVES:
+            raise InvalidSchema(f"{where}: {full!r} is Avro's own type, and names no other")
         if full in self._named:
             raise InvalidSchema(f"{where}: the type {full!r} is defined twice")
         inner = full.rpartition(".")[0]
-        node = self._named[full] = Node(kind, full, tuple(_full(each, inner) for each in _aliases_in(of, where)))
+        aliases = frozenset(_full(each, inner) for each in self._aliases(of, where))
+        node = self._named[full] = Node(kind, full, aliases)
         if kind == "record":
             self._fields(of, node, inner, where, depth)
         elif kind == "enum":
@@ -159,10 +166,10 @@ class _Parser:
                 raise InvalidSchema(f"{where}: a field is an object with 'name' and 'type'")
             name = _name_in(each, where)
             if name in names or "." in name:
-                raise InvalidSchema(f"{where}: the field {name!r} is there twice, or its name has a dot")
+                raise InvalidSchema(f"{where}: the field {name!r:.100} is there twice, or its name has a dot")
             names.add(name)
             type_ = self.type(each["type"], namespace, f"{where}.{name}", depth + 1)
-            node.fields.append(Field(name, type_, "default" in each, _aliases_in(each, where)))
+            node.fields.append(Field(name, type_, "default" in each, self._aliases(each, where)))
 
     def _symbols(self, of: dict[str, Any], node: Node, where: str) -> None:
         symbols, default = of.get("symbols"), of.get("default")
@@ -175,10 +182,19 @@ class _Parser:
             raise InvalidSchema(f"{where}: the default {default!r:.50} of an enum is none of its symbols")
         node.symbols, node.default = tuple(symbols), default
 
+    def _aliases(self, of: dict[str, Any], where: str) -> tuple[str, ...]:
+        aliases = of.get("aliases") or []
+        if not isinstance(aliases, list) or not all(
+            isinstance(each, str) and len(each) <= NAME_MAX for each in aliases
+        ):
+            raise InvalidSchema(f"{where}: aliases are a list of names")
+        self._count(len(aliases), where)
+        return tuple(aliases)
+
     def _count(self, more: int, where: str) -> None:
         self._left -= more
         if self._left < 0:
-            raise InvalidSchema(f"{where}: the schema has over {FIELDS_MAX} fields, branches and symbols")
+            raise InvalidSchema(f"{where}: the schema has over {FIELDS_MAX} fields, branches, symbols and aliases")
 
 
 def _logical(of: dict[str, Any], node: Node) -> Node:
@@ -197,22 +213,25 @@ def _full(name: str, namespace: str) -> str:
 
 def _name_in(of: dict[str, Any], where: str) -> str:
     name = of.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidSchema(f"{where}: {name!r:.100} is no name: letters, digits and _, parts with dots between")
+    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+        raise InvalidSchema(
+            f"{where}: {name!r:.100} is no name: letters, digits and _, parts with dots between, {NAME_MAX} characters"
+        )
     return name
-
-
-def _aliases_in(of: dict[str, Any], where: str) -> tuple[str, ...]:
-    aliases = of.get("aliases") or []
-    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
-        raise InvalidSchema(f"{where}: aliases are a list of names")
-    return tuple(aliases)
 
 
 # ------------------------------------------------------------------ the one form
 def canonical(loaded: Any) -> bytes:
-    """Of a definition that `parse` takes."""
-    return msgspec.json.encode(_canonical(loaded, ""), order="deterministic")
+    """Of a definition that `parse` takes. InvalidSchema."""
+    return sorted_json(_canonical(loaded, ""))
+
+
+def sorted_json(loaded: Any) -> bytes:
+    """InvalidSchema."""
+    try:
+        return msgspec.json.encode(loaded, order="deterministic")
+    except RecursionError:
+        raise InvalidSchema("a value in the schema is too deep") from None
 
 
 def _canonical(of: Any, namespace: str) -> Any:

@@ -2,7 +2,8 @@
 
 `unreadable(reader, writer)` follows Avro's rules of resolution; its answer names the first field that breaks and why.
 Names of records, enums and fixed match without their namespaces, or by an alias of the reader's. A pair of types that
-is being compared counts as readable (recursive records). PAIRS_MAX bounds the work of two schemas with many unions.
+is being compared counts as readable (recursive records); when it is not, what was found meanwhile is found anew.
+PAIRS_MAX bounds the work of two schemas with many unions.
 Guarding tests: tests/broker/schema/test_compatibility.py.
 """
 
@@ -12,6 +13,7 @@ from ....proto.errors import InvalidSchema
 from .avro import Field, Node
 
 PAIRS_MAX = 100_000
+"""Pairs of types that are compared, and fields and symbols on the way."""
 
 _PROMOTED = {
     "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
@@ -31,16 +33,26 @@ def unreadable(reader: Node, writer: Node) -> str | None:
 class _Comparison:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str | None] = {}
+        self._compared = 0
 
     def of(self, reader: Node, writer: Node, where: str) -> str | None:
         pair = (id(reader), id(writer))
         if pair in self._known:
             return self._known[pair]
-        if len(self._known) >= PAIRS_MAX:
-            raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
+        self._count(1)
+        before = len(self._known)
         self._known[pair] = None  # while it is compared
-        found = self._known[pair] = self._of(reader, writer, where)
+        found = self._of(reader, writer, where)
+        if found is not None:  # what was readable inside may have been so because this pair counted as readable
+            while len(self._known) > before:
+                self._known.popitem()
+            self._known[pair] = found
         return found
+
+    def _count(self, more: int) -> None:
+        self._compared += more
+        if self._compared > PAIRS_MAX:
+            raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
 
     def _of(self, reader: Node, writer: Node, where: str) -> str | None:
         if writer.kind == "union":
@@ -63,6 +75,7 @@ class _Comparison:
             case "record":
                 return self._record(reader, writer, where)
             case "enum":
+                self._count(len(reader.symbols) + len(writer.symbols))
                 known = {*reader.symbols}
                 missing = [each for each in writer.symbols if each not in known]
                 if missing and reader.default is None:
@@ -77,6 +90,7 @@ class _Comparison:
         return None
 
     def _record(self, reader: Node, writer: Node, where: str) -> str | None:
+        self._count(len(reader.fields) + len(writer.fields))
         written = {each.name: each for each in writer.fields}
         for field in reader.fields:
             inside = f"{where}.{field.name}" if where else field.name

@@ -24,6 +24,8 @@ from ....proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, Sch
 from . import avro
 from .compatibility import unreadable
 
+TEXT_MAX = 64 << 10
+"""Characters of a schema's name and properties: with its definition they fit a value of the metadata."""
 _NEVER = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 _FULL = (Compatibility.FULL, Compatibility.FULL_TRANSITIVE)
 _BACKWARD = (Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE, *_FULL)
@@ -50,6 +52,8 @@ class Definition(NamedTuple):
         """InvalidSchema: what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
+        if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
+            raise InvalidSchema(f"a schema's name and properties have {size} characters; they have {TEXT_MAX} at most")
         if info.type in _NEVER:
             raise InvalidSchema(f"a schema of type {info.type.name} is not registered")
         if info.type in AVRO_LIKE:
@@ -67,7 +71,7 @@ class Definition(NamedTuple):
     def _avro(cls, info: SchemaInfo) -> Definition:
         loaded = avro.load(info.data)
         if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
-            return cls(info, _hash(info, msgspec.json.encode(loaded, order="deterministic")))  # an old client's
+            return cls(info, _hash(info, avro.sorted_json(loaded)))  # an old client's
         node = avro.parse(loaded)
         if node.kind == "union":
             raise InvalidSchema("the schema is a union: a topic's schema is one type, best a record")

@@ -129,6 +129,25 @@ async def test_grants_that_are_given_at_once_are_all_kept(acme: Roles) -> None:
     assert set(shown.roles) == {*names, "etl"}
 
 
+async def test_schemas_are_read_by_those_of_their_topic_and_written_by_its_producers(acme: Roles) -> None:
+    await acme.grant("reader", "consume", namespace=NAMESPACE)
+    text = wire.SchemaRequest(topic=TOPIC, schema=wire.SchemaInfo(type=1))
+    asked = wire.GetSchemaRequest(topic=TOPIC)
+    delete = wire.DeleteRequest(name=TOPIC)
+    assert (await acme.call("etl", "Admin.PutSchema", text)).version == bytes(8)
+    for role in ("etl", "reader"):
+        assert (await acme.call(role, "Broker.GetSchema", asked)).version == bytes(8)
+    refused = [("reader", "Admin.PutSchema", text), ("etl", "Admin.DeleteSchema", delete)]
+    for path, request in (
+        ("Broker.GetSchema", asked), ("Admin.ListSchemas", wire.Name(name=TOPIC)), ("Admin.PutSchema", text),
+        ("Admin.FindSchema", text), ("Admin.TestSchema", text), ("Admin.DeleteSchema", delete),
+    ):  # fmt: skip
+        refused.append(("stranger", path, request))
+    for role, path, request in refused:
+        with pytest.raises(Unauthorized):
+            await acme.call(role, path, request)
+
+
 def test_no_request_of_a_caller_names_an_address_a_file_or_a_class() -> None:
     """So a broker neither connects, nor reads, nor loads what a caller says."""
     named = re.compile(r"url|uri|host|address|endpoint|path|file|folder|class|plugin|config|environment|env")

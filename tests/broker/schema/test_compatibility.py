@@ -71,6 +71,21 @@ def test_what_avro_does_not_resolve_is_refused_with_the_field_that_breaks(reader
     assert why in (unreadable(parse(reader), parse(writer)) or "it is readable")
 
 
+def test_a_type_is_not_readable_because_a_branch_that_failed_was_being_compared() -> None:
+    """The reader's first branch fails at its second field, after its first one was readable under the assumption that
+    the branch is; the second branch reaches the same pair without that assumption."""
+
+    def node(name: str, link: str, *more: Any) -> dict[str, Any]:
+        return record(("l", record(("up", ["null", link], None), name="Link")), *more, name=name)
+
+    writer = node("A", "A")
+    second = record(("l", "Link"), name="B", aliases=["A"])
+    reader = [node("A", "A", ("missing", "int")), second]
+    why = unreadable(parse(reader), parse(writer))
+    assert why is not None
+    assert "no branch of the union reads record A" in why
+
+
 # ------------------------------------------------------------------ fastavro agrees
 def types(depth: int = 2) -> st.SearchStrategy[Any]:
     simple = st.sampled_from(["int", "long", "float", "double", "boolean", "string", "null"])
@@ -152,7 +167,8 @@ def test_what_equality_does_not_count_is_not_in_the_one_form() -> None:
         (record(("a", record(name="R"))), "defined twice"), (record(("a.b", "int")), "dot"),
         (enum("A", default="B"), "none of its symbols"), ({"type": "record", "name": "R", "fields": [1]}, "a field is"),
         ({"type": "record", "name": "R", "fields": [], "namespace": 3}, "is no name"),
-        (record(("a", "int"), aliases="x"), "list of names"),
+        (record(("a", "int"), aliases="x"), "list of names"), (record(name="int"), "Avro's own type"),
+        (record(name="n" * 600), "512 characters"), (record(namespace="n" * 600), "a full name of 602 characters"),
     ],
 )  # fmt: skip
 def test_what_is_no_avro_is_refused_with_its_place(schema: Any, why: str) -> None:
@@ -168,8 +184,11 @@ def test_bombs_are_refused_by_their_size_depth_and_number() -> None:
         parse(deep)
     with pytest.raises(InvalidSchema, match="over 10000"):
         parse(record(*((f"f{number}", "int") for number in range(FIELDS_MAX + 1))))
-    with pytest.raises(InvalidSchema, match="no JSON"):
-        avro.load(b"[" * 100_000)
+    with pytest.raises(InvalidSchema, match="and aliases"):
+        parse(record(aliases=[f"A{number}" for number in range(FIELDS_MAX + 1)]))
+    for text in (b"[" * 100_000, b'"\xff"', b'"\\ud800"', b"1e400"):
+        with pytest.raises(InvalidSchema, match="no JSON"):
+            avro.load(text)
     with pytest.raises(InvalidSchema, match="at most"):
         avro.load(b" " * 600_000)
 
@@ -181,6 +200,10 @@ def test_schemas_that_are_slow_to_compare_are_refused_in_bounded_time() -> None:
     began = time.process_time()
     with pytest.raises(InvalidSchema, match="pairs of types"):
         unreadable(parse(union("A", 700)), parse(union("A", 700)[::-1]))
+    aliases = [f"A{number}" for number in range(700)]
+    wide = record(*((f"f{number}", "int", 0) for number in range(4000)), name="W", aliases=aliases)
+    with pytest.raises(InvalidSchema, match="pairs of types"):
+        unreadable(parse(wide), parse(union("A", 700)))
     chain = record(("g0", "int"), name="C0")
     links = [(f"f{number}", record(("p", f"C{number - 1}"), name=f"C{number}"), None) for number in range(1, 3000)]
     fields: list[Any] = [("f0", chain, None), *links]

@@ -73,6 +73,8 @@ def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> N
         (SchemaInfo(type=SchemaType.KEY_VALUE, data=b"\0\0\0\0\0\0\0\x02{}"), "no type .properties"),
         (key_value(key_value(INT32, INT32), INT32), "a half of KEY_VALUE is a KEY_VALUE"),
         (SchemaInfo(type=SchemaType.AVRO, data=bytes(600_000)), "at most"),
+        (SchemaInfo(type=SchemaType.INT32, properties={"a": "b" * 70_000}), "name and properties"),
+        (SchemaInfo(type=SchemaType.AVRO, data=b'"\xff"'), "no JSON"),
     ],
 )  # fmt: skip
 def test_what_is_no_schema_of_its_type_is_refused(info: SchemaInfo, why: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
@@ -133,6 +133,49 @@ async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRe
     assert await session.get(paths.schemas("acme", "shop", "orders")) is None
 
 
+async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_any_broker(store: SqliteStore) -> None:
+    here, there = (SchemaRegistry(real_world(number), store.session()) for number in range(2))
+    await put(here, schema("a"))
+    assert (await there.get(TOPIC, 0)).info == schema("a")
+    await here.forget(TOPIC)
+    assert await put(here, schema("b")) == 0
+    assert (await there.get(TOPIC, 0)).info == schema("b")
+
+
+async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(store: SqliteStore) -> None:
+    session = Late(store.session())
+    registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
+    await put(registry, schema("a"))
+    session.first = put(SchemaRegistry(real_world(2), store.session()), schema("a", "b"))
+    await registry.forget(TOPIC)
+    assert await store.session().children(paths.schemas("acme", "shop", "orders")) == []
+
+
+async def test_a_namespace_takes_its_schemas_along(registry: SchemaRegistry, store: SqliteStore) -> None:
+    await put(registry, schema("a"), topic=TopicName.parse("non-persistent://acme/shop/a-b"))
+    await put(registry, schema("a"), topic=TopicName.parse("acme/other/orders"))
+    await registry.forget_namespace(TOPIC.namespace_name)
+    assert await store.session().children(paths.schemas_of("acme", "shop")) == []
+    assert await store.session().children(paths.schemas_of("acme", "other")) == ["orders"]
+
+
+class Late:
+    """A session before whose next commit another thing happens."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.first: Awaitable[object] | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def commit(self, operations: object) -> object:
+        first, self.first = self.first, None
+        if first is not None:
+            await first
+        return await self._store.commit(operations)  # type: ignore[arg-type]
+
+
 async def test_a_hundred_equal_first_schemas_make_one_version_and_different_ones_meet_each_other(
     store: SqliteStore,
 ) -> None:
@@ -181,6 +224,20 @@ async def test_a_topic_has_a_bounded_number_of_versions(
     assert await put(registry, schema("a"), ANY) == 0
     await registry.delete(TOPIC, force=True)
     assert await put(registry, schema("c"), ANY) == 2
+
+
+async def test_too_much_to_compare_or_to_list_is_refused(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.schema.registry.TOGETHER_BYTES_MAX", 200)
+    every = SchemaRules(Compatibility.FULL_TRANSITIVE)
+    for names in ("a", "ab", "abc"):
+        await put(registry, schema(*names), ANY)
+    with pytest.raises(NotAllowed, match="not transitive"):
+        await put(registry, schema(*"abcd"), every)
+    with pytest.raises(NotAllowed, match="by its number"):
+        await registry.all(TOPIC)
+    assert await put(registry, schema(*"abcd"), FULL) == 3
 
 
 async def test_a_long_definition_is_compared_in_a_thread(registry: SchemaRegistry) -> None:

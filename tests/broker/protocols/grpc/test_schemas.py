@@ -106,3 +106,10 @@ async def test_schemas_go_with_their_topic(asked: Asked, partitions: int) -> Non
     await asked.ask("DeleteTopic", wire.DeleteRequest(name=TOPIC))
     with pytest.raises(SchemaNotFound):
         await asked.ask("GetSchema", wire.GetSchemaRequest(topic=TOPIC))
+
+
+async def test_a_schema_whose_topic_never_was_goes_with_its_namespace(asked: Asked) -> None:
+    await asked.ask("PutSchema", wire.SchemaRequest(topic=TOPIC, schema=avro("a")))
+    await asked.ask("DeleteNamespace", wire.DeleteRequest(name="public/default"))
+    with pytest.raises(SchemaNotFound):
+        await asked.ask("GetSchema", wire.GetSchemaRequest(topic=TOPIC))
