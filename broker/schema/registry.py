@@ -101,7 +101,9 @@ class SchemaRegistry:
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
-        return None if any(each.fingerprint == asked.fingerprint for each in live) else await self._refusal(topic, mode, asked, live)
+        if any(each.fingerprint == asked.fingerprint for each in live):
+            return None
+        return await self._refusal(topic, mode, asked, live)
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
@@ -168,8 +170,8 @@ class SchemaRegistry:
             raise NotAllowed(
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
             )
-        number = record.next
-        entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=self._world.clock.wall_ms(), user=user)
+        number, now_ms = record.next, self._world.clock.wall_ms()
+        entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=now_ms, user=user)
         given = new.info
         await self._store.commit([
             Put(_path(topic), encode(SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))), revision),
@@ -245,7 +247,7 @@ class SchemaRegistry:
 
     async def _definition(self, topic: TopicName, entry: SchemaEntry) -> SchemaInfo | None:
         path = _path(topic, entry.version)
-        key = (path, entry.created_ms, entry.hash)
+        key = (path, entry.created_ms, entry.fingerprint)
         known = self._definitions.get(key)
         if known is None and (found := await get_record(self._store, path, SchemaRecord)) is not None:
             record = found[0]

@@ -63,7 +63,8 @@ class Driver:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise Failed(f"{self.name} ended: {self._process.wait()}\n{self._errors.read_text(errors='replace')[-4000:]}")
+            told = self._errors.read_text(errors="replace")[-4000:]
+            raise Failed(f"{self.name} ended: {self._process.wait()}\n{told}")
         answer: Answer = json.loads(line)
         return answer
 

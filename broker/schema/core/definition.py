@@ -1,8 +1,8 @@
 """What a schema has to be, by its type, and whether a new one goes with those of a topic (pure).
 
 `Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
-definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes, and of
-KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
+definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes,
+and of KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
 
 `refusal` is the rule of a producer's schema, `unreadable_by` that of a consumer's. Guarding tests:
 tests/broker/schema/test_definition.py.

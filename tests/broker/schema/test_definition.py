@@ -96,7 +96,8 @@ def test_descriptors_whose_imports_are_missing_are_refused() -> None:
 def test_equal_definitions_have_equal_hashes_and_others_not() -> None:
     spaced = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(json.loads(PLAIN.data), indent=3).encode(), name="x")
     assert Definition.of(spaced).fingerprint == Definition.of(PLAIN).fingerprint
-    assert Definition.of(SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)).fingerprint != Definition.of(PLAIN).fingerprint
+    as_json = SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)
+    assert Definition.of(as_json).fingerprint != Definition.of(PLAIN).fingerprint
     inline, separated = key_value(STRING, PLAIN), key_value(STRING, PLAIN, separated=True)
     assert inline.data == separated.data
     assert Definition.of(inline).fingerprint != Definition.of(separated).fingerprint
