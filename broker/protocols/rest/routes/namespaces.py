@@ -154,7 +154,8 @@ def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
 
 # ------------------------------------------------------------------ topics and bundles
 @route("GET", NAMESPACE + "/topics",
-       "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.", answer="[full name]")  # fmt: skip
+       "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
+       answer="[full name]")  # fmt: skip
 async def topics_of_namespace(call: Call) -> object:
     mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
