@@ -153,10 +153,11 @@ def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
 
 
 # ------------------------------------------------------------------ topics and bundles
-@route("GET", NAMESPACE + "/topics", "The topics, partitions one by one; `mode`: PERSISTENT, NON_PERSISTENT or ALL.",
+@route("GET", NAMESPACE + "/topics",
+       "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
        answer="[full name]")  # fmt: skip
 async def topics_of_namespace(call: Call) -> object:
-    mode = call.query.get("mode", "ALL").upper() or "ALL"
+    mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
         raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
     asked = wire.ListTopicsRequest(namespace=str(call.namespace), partitions=True)
