@@ -178,7 +178,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a topic's schema."""
 
     version: int
-    hash: bytes  # of equal definitions: equal (broker/schema/core/definition.py)
+    fingerprint: bytes  # of equal definitions: equal (broker/schema/core/definition.py)
     created_ms: int
     user: str = ""  # the role that registered it
     deleted: bool = False

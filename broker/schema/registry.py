@@ -47,7 +47,7 @@ CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
 
 T = TypeVar("T")
 _Known = tuple[str, int, bytes]
-"""Path, time and hash: a topic that is deleted and made again has other definitions under the same paths."""
+"""Path, time and fingerprint: a topic that is deleted and made again has other definitions under the same paths."""
 _Rule = Callable[[Compatibility, Definition, Sequence[tuple[int, Definition]]], str | None]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
@@ -92,7 +92,7 @@ class SchemaRegistry:
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
-            if each.hash == asked.hash:
+            if each.fingerprint == asked.fingerprint:
                 return each.version
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
@@ -101,7 +101,9 @@ class SchemaRegistry:
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
-        return None if any(each.hash == asked.hash for each in live) else await self._refusal(topic, mode, asked, live)
+        if any(each.fingerprint == asked.fingerprint for each in live):
+            return None
+        return await self._refusal(topic, mode, asked, live)
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
@@ -127,7 +129,7 @@ class SchemaRegistry:
             raise IncompatibleSchema(
                 f"topic {topic.base} is in use without a schema: consume bytes, or upload one first", topic=topic
             )
-        elif not any(each.hash == asked.hash for each in live):
+        elif not any(each.fingerprint == asked.fingerprint for each in live):
             wanted = live if rules.compatibility.transitive else live[-1:]
             known = await self._known(topic, wanted)
             why = await self._compared(known, asked, unreadable_by, rules.compatibility)
@@ -145,7 +147,7 @@ class SchemaRegistry:
         for attempt in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             live = _live(record)
-            if same := next((each for each in live if each.hash == asked.hash), None):
+            if same := next((each for each in live if each.fingerprint == asked.fingerprint), None):
                 return same.version
             if not (rules.auto_update or by_hand):
                 raise IncompatibleSchema(
@@ -169,7 +171,8 @@ class SchemaRegistry:
                 f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
             )
         number = record.next
-        entry = SchemaEntry(version=number, hash=new.hash, created_ms=self._world.clock.wall_ms(), user=user)
+        now_ms = self._world.clock.wall_ms()
+        entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=now_ms, user=user)
         given = new.info
         await self._store.commit([
             Put(_path(topic), encode(SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))), revision),
@@ -245,7 +248,7 @@ class SchemaRegistry:
 
     async def _definition(self, topic: TopicName, entry: SchemaEntry) -> SchemaInfo | None:
         path = _path(topic, entry.version)
-        key = (path, entry.created_ms, entry.hash)
+        key = (path, entry.created_ms, entry.fingerprint)
         known = self._definitions.get(key)
         if known is None and (found := await get_record(self._store, path, SchemaRecord)) is not None:
             record = found[0]

@@ -63,7 +63,9 @@ EXAMPLES: list[Record] = [
         subscriptions={"s": ("web",)}, prefix_mode=True,
     ),
     PoliciesRecord(policies=Policies(retention_minutes=-1, dead_letter_backoff_s=(1.0, 2.5))),
-    SchemaListRecord(next=3, schemas=(SchemaEntry(version=2, hash=bytes(32), created_ms=1, user="é", deleted=True),)),
+    SchemaListRecord(
+        next=3, schemas=(SchemaEntry(version=2, fingerprint=bytes(32), created_ms=1, user="é", deleted=True),)
+    ),
     SchemaRecord(type=4, name="AVRO", data=b"{}", properties={"k": "v"}),
     PartitionedRecord(partitions=4),
     TopicRecord(ledgers=(TopicLedger(ledger_id=1, first_index=0), TopicLedger(ledger_id=2, first_index=9))),

@@ -1,8 +1,8 @@
 """What a schema has to be, by its type, and whether a new one goes with those of a topic (pure).
 
 `Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
-definitions have equal hashes: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes, and of
-KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
+definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes,
+and of KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
 
 `refusal` is the rule of a producer's schema, `unreadable_by` that of a consumer's. Guarding tests:
 tests/broker/schema/test_definition.py.
@@ -42,7 +42,7 @@ class _NativeJson(msgspec.Struct):
 
 class Definition(NamedTuple):
     info: SchemaInfo
-    hash: bytes  # SHA-256
+    fingerprint: bytes  # SHA-256
     node: avro.Node | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
     root: str = ""  # PROTOBUF_NATIVE: the full name of its message
     halves: tuple[Definition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
@@ -80,7 +80,7 @@ class Definition(NamedTuple):
     @classmethod
     def _pair(cls, info: SchemaInfo) -> Definition:
         halves = tuple(_half(each, info.type) for each in pair_of(info))
-        told = b"".join(each.hash if each is not None else b"-" for each in halves)
+        told = b"".join(each.fingerprint if each is not None else b"-" for each in halves)
         return cls(info, _hash(info, told + _encoding(info).encode()), halves=halves)
 
 
@@ -155,7 +155,7 @@ def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:
-        if old.hash != reader.hash and (why := _against(Compatibility.BACKWARD, reader, old)):
+        if old.fingerprint != reader.fingerprint and (why := _against(Compatibility.BACKWARD, reader, old)):
             return f"it cannot read version {version}: {why}"
     return None
 

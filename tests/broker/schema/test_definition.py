@@ -52,7 +52,7 @@ def of(*given: SchemaInfo) -> list[tuple[int, Definition]]:
              SchemaInfo(type=SchemaType.JSON, data=b'{"type":"object","id":"urn:x","properties":{}}')],
 )  # fmt: skip
 def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> None:
-    assert Definition.of(info).hash == Definition.of(info).hash
+    assert Definition.of(info).fingerprint == Definition.of(info).fingerprint
     assert refusal(Compatibility.FULL_TRANSITIVE, Definition.of(info), of(info)) is None
 
 
@@ -95,11 +95,12 @@ def test_descriptors_whose_imports_are_missing_are_refused() -> None:
 
 def test_equal_definitions_have_equal_hashes_and_others_not() -> None:
     spaced = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(json.loads(PLAIN.data), indent=3).encode(), name="x")
-    assert Definition.of(spaced).hash == Definition.of(PLAIN).hash
-    assert Definition.of(SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)).hash != Definition.of(PLAIN).hash
+    assert Definition.of(spaced).fingerprint == Definition.of(PLAIN).fingerprint
+    as_json = SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)
+    assert Definition.of(as_json).fingerprint != Definition.of(PLAIN).fingerprint
     inline, separated = key_value(STRING, PLAIN), key_value(STRING, PLAIN, separated=True)
     assert inline.data == separated.data
-    assert Definition.of(inline).hash != Definition.of(separated).hash
+    assert Definition.of(inline).fingerprint != Definition.of(separated).fingerprint
     assert pair_of(inline).key.type is SchemaType.STRING
     assert pair_of(inline).value.data == PLAIN.data
 
