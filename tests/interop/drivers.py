@@ -7,6 +7,7 @@
     {"do": "open", "topic", "subscription", "type"}   a producer and a consumer that stay open          -> {}
     {"do": "send", "texts"}, {"do": "receive", "texts"}   with those                                    -> {}
     {"do": "examples", "topic"}   what the client's documentation shows                                 -> {"ran"}
+    {"do": "administer", "url"}   Go alone: its admin client over HTTP                                   -> what it saw
 
 `keys`: paths of the public and the private key. `schema`: JSON or AVRO, of a record Order with a: int, the length of
 the text, and b: the text; or STRING. A message comes as {"text" (of 1000 bytes and more their SHA-256), "key",
@@ -17,11 +18,10 @@ answers {"error"}. A client's process starts once, as most of a command's time w
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ class Driver:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            told = self._errors.read_text(errors="replace")[-4000:]
-            raise Failed(f"{self.name} ended: {self._process.wait()}\n{told}")
+            code, errors = self._process.wait(), self._errors.read_text(errors="replace")
+            raise Failed(f"{self.name} ended: {code}\n{errors[-4000:]}")
         answer: Answer = json.loads(line)
         return answer
 
@@ -88,14 +88,18 @@ def find_tool(*places: str) -> str:
     return found
 
 
-def build(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    """Runs a step of a build; Unavailable when it fails, as where a registry cannot be reached."""
-    settings = {**os.environ, **(environment or {})}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, env=settings, check=False, cwd=HERE
-    )
+def fetch(command: list[str]) -> None:
+    """Runs what needs a registry; Unavailable when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False, cwd=HERE)
     if done.returncode != 0:
         raise Unavailable(f"{' '.join(command[:2])} failed: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def build(command: list[str]) -> None:
+    """Compiles what was fetched; Failed when it cannot be compiled."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False, cwd=HERE)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command[:2])} failed: {(done.stdout + done.stderr)[-2000:]}")
 
 
 def build_python(module: str) -> list[str]:
@@ -106,7 +110,7 @@ def build_java(folder: Path) -> list[str]:
     """Maven brings the client; the classes are made anew."""
     maven, compiler, java = find_tool("mvn"), find_tool("javac"), find_tool("java")
     copied = [maven, "-q", "-B", "-f", "java/pom.xml", "dependency:copy-dependencies"]
-    build([*copied, f"-DoutputDirectory={folder / 'lib'}"])
+    fetch([*copied, f"-DoutputDirectory={folder / 'lib'}"])
     sources = [str(path) for path in sorted((HERE / "java" / "src").glob("*.java"))]
     jars = f"{folder / 'lib'}/*"
     build([compiler, "-cp", jars, "-d", str(folder / "out"), *sources])
@@ -116,7 +120,9 @@ def build_java(folder: Path) -> list[str]:
 def build_go(folder: Path) -> list[str]:
     """Go's proxy brings the client, and Go's cache keeps what was compiled."""
     program = folder / "go-driver"
-    build([find_tool("go", "/usr/local/go/bin/go"), "build", "-C", "go", "-o", str(program), "."])
+    go = find_tool("go", "/usr/local/go/bin/go")
+    fetch([go, "-C", "go", "mod", "download"])
+    build([go, "build", "-C", "go", "-o", str(program), "."])
     return [str(program)]
 
 

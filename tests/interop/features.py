@@ -59,7 +59,7 @@ def features(keys: Sequence[str]) -> dict[str, Feature]:
     encrypted = {"keys": list(keys)}
     return {
         "plain": Feature(texts("one", "två")),
-        "empty": Feature(texts("", properties={"a": "b"})),  # without properties Go's client drops it, from any broker
+        "empty": Feature(texts("", properties={"a": "b"})),  # Go's client drops one without properties
         "keys": Feature(texts("a", "b", key="k")),
         "ordering keys": Feature(texts("a", key="k", ordering_key="o"), type="KeyShared"),
         "properties": Feature(texts("a", properties={"one": "1", "två": "", "": "empty"})),

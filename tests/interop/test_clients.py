@@ -66,9 +66,14 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def clients(start: Callable[[Process], Clients], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with Processes(tmp_path_factory.mktemp("server")) as processes:
-        yield start(processes.start("standalone", "standalone", "--port", "0", "--data", "data"))
+        yield processes.start("standalone", "standalone", "--port", "0", "--data", "data")
+
+
+@pytest.fixture(scope="module")
+def clients(start: Callable[[Process], Clients], server: Process) -> Clients:
+    return start(server)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +165,16 @@ def test_each_client_reads_the_dead_letters_of_each_other(clients: Clients) -> N
 def test_each_client_runs_the_examples_of_its_documentation(clients: Clients) -> None:
     answers = all_at_once(clients, "examples", lambda of: {"topic": f"shown-{of}"})
     assert {name: answer["ran"] for name, answer in answers.items()} == dict.fromkeys(clients, SHOWN)
+
+
+def test_gos_admin_client_makes_what_it_then_sees(clients: Clients, server: Process) -> None:
+    if "go" not in clients:
+        pytest.skip("Go's client is not here")
+    [line] = [each for each in server.lines if each.startswith("ready ")]
+    [url] = [word.removeprefix("http=") for word in line.split() if word.startswith("http=")]
+    answer = clients["go"].run("administer", url=url)
+    policies, seen = {"ttl_s": 3600, "retention_minutes": 10}, {"stored": True, "with_stats": 2}
+    assert answer == {**policies, **seen, "partitions": 2, "topics": 2}
 
 
 def test_each_client_goes_on_after_the_broker_was_killed(start: Callable[[Process], Clients], tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ type Command struct {
 	Keys         []string  `json:"keys"`
 	Schema       string    `json:"schema"`
 	Texts        []string  `json:"texts"`
+	URL          string    `json:"url"`
 }
 
 type Answer map[string]any
@@ -305,6 +306,8 @@ func (d *Driver) do(command *Command) (answer Answer, err error) {
 		return d.send(command)
 	case "receive":
 		return d.receive(command)
+	case "administer":
+		return d.administer(command)
 	case "examples":
 		return d.examples(command)
 	}
