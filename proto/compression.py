@@ -1,7 +1,7 @@
 """Compression of a batch, and decompression with bounded memory.
 
 LZ4 is the raw block format without a size header, SNAPPY the raw format, ZSTD one or more frames, ZLIB a zlib stream
-that may lack its end (reference/entry-format.md). `decompress` writes into a buffer of exactly the declared size,
+that may lack its end (Java's). `decompress` writes into a buffer of exactly the declared size,
 allocated only after `declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the
 entry's declared size bounds the memory, and the limit bounds the declared size, whatever the bytes contain.
 """
