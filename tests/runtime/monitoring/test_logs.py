@@ -14,11 +14,14 @@ from magnetar.runtime.monitoring import logs
 
 
 @pytest.fixture(autouse=True)
-def _root_logger_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def _loggers_as_before() -> Iterator[None]:
+    """pytest has handlers of its own at a logger that tells its parents nothing: other tests would get lines twice."""
+    loggers = [logging.getLogger(name) for name in (None, logs.AUDIT, "asyncio", "grpc")]
+    before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
     yield
-    root.handlers[:], root.level = handlers, level
+    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        each.handlers[:], each.propagate = handlers, propagate
+        each.setLevel(level)
 
 
 def test_text_has_time_level_logger_message_and_facts() -> None:
