@@ -14,6 +14,7 @@
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
+| `… pulsar-java-…`              | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
@@ -210,6 +211,13 @@ def _benchmark(place: Place, command: Command) -> None:
     assert result["value"] > 0
 
 
+def _benchmark_of_java(place: Place, command: Command) -> None:
+    """Maven brings what it runs, which takes minutes: its name and options are looked at."""
+    told = place.run(sys.executable, "-m", "benchmarks", "--help")
+    for word in command.words[3:]:
+        assert word.isdigit() or re.search(rf"(^|\s){re.escape(word)}\b", told), word
+
+
 def _pytest(place: Place, command: Command) -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:]],
@@ -251,6 +259,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
+    (r"python -m benchmarks pulsar-java-", _benchmark_of_java),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m tests\.docs\.tables$", _tables),
     (r"\.venv/bin/pytest( |$)", _pytest),
