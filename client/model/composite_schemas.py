@@ -11,6 +11,7 @@ from typing import Any
 from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, key_value, pair_of
 from ..common.errors import InvalidMessage
 from . import primitive_schemas as primitive
+from .avro_bounds import Parsed
 from .schema import BytesSchema, Schema, StringSchema, parsed_avro, read_avro
 
 _U32 = struct.Struct(">I")
@@ -152,7 +153,7 @@ class AutoConsumeSchema(Schema):
 
     def __init__(self) -> None:
         super().__init__(object, "AUTO_CONSUME")
-        self._parsed: dict[bytes, Any] = {}
+        self._parsed: dict[bytes, Parsed] = {}
 
     def encode(self, value: Any) -> bytes:
         raise InvalidMessage("AutoConsumeSchema is a consumer's: a producer has a schema of its own")
@@ -166,7 +167,7 @@ class AutoConsumeSchema(Schema):
         if writer.type is SchemaType.AVRO:
             parsed = self._parsed.get(writer.data)
             if parsed is None:
-                parsed = self._parsed[writer.data] = parsed_avro(writer)
+                parsed = self._parsed[writer.data] = Parsed(parsed_avro(writer))
             return read_avro(payload, parsed)
         if writer.type is SchemaType.JSON:
             try:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ...proto.schema import SchemaInfo, SchemaType
 from ..common.checks import WrongMessageType, shown
 from ..common.errors import InvalidMessage
+from .avro_bounds import Parsed
 from .fields import Text
 from .record import Record
 
@@ -146,7 +147,8 @@ class AvroSchema(Schema):
         self._definition = schema_definition or (record_cls.schema() if record_cls is not None else {})
         self._schema = self._avro.parse_schema(self._definition)
         self._told = _described(SchemaType.AVRO, self._definition)
-        self._writers: dict[bytes, Any] = {self._told.data: self._schema}
+        self._own = Parsed(self._schema)
+        self._writers = {self._told.data: self._own}
 
     def encode(self, value: Any) -> bytes:
         self._check(value)
@@ -162,14 +164,14 @@ class AvroSchema(Schema):
         return out.getvalue()
 
     def decode(self, payload: bytes) -> Any:
-        return self._decoded(payload, self._schema)
+        return self._decoded(payload, self._own)
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
             return self.decode(payload)
         schema = self._writers.get(writer.data)
         if schema is None:
-            schema = self._writers[writer.data] = self._renamed(parsed_avro(writer))
+            schema = self._writers[writer.data] = Parsed(self._renamed(parsed_avro(writer)))
         return self._decoded(payload, schema)
 
     def _renamed(self, writer: Any) -> Any:
@@ -178,8 +180,8 @@ class AvroSchema(Schema):
             return {**writer, "name": self._schema["name"]}
         return writer
 
-    def _decoded(self, payload: bytes, writer: Any) -> Any:
-        plain = read_avro(payload, writer, None if writer is self._schema else self._schema)
+    def _decoded(self, payload: bytes, writer: Parsed) -> Any:
+        plain = read_avro(payload, writer, None if writer is self._own else self._schema)
         return self._record_class.from_plain(plain, Text.AVRO) if self._is_record else plain
 
     def info(self) -> SchemaInfo:
@@ -211,11 +213,12 @@ def parsed_avro(writer: SchemaInfo) -> Any:
         raise InvalidMessage(f"the schema with which the message was written is no Avro: {error}") from error
 
 
-def read_avro(payload: bytes, writer: Any, reader: Any = None) -> Any:
-    """InvalidMessage: the payload is not of the writer's schema, or has more bytes than that."""
+def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
+    """InvalidMessage: the payload is not of the writer's schema, has more bytes than that, or claims too much."""
+    writer.check(payload)
     source = io.BytesIO(payload)
     try:
-        plain = fastavro().schemaless_reader(source, writer, reader)
+        plain = fastavro().schemaless_reader(source, writer.schema, reader)
     except Exception as error:  # fastavro raises EOFError, ValueError, IndexError, UnicodeDecodeError and others
         raise InvalidMessage(f"the payload is not of this Avro schema: {error}") from error
     if source.tell() != len(payload):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import math
+import time
 from enum import Enum
 from typing import Any
 
+import fastavro
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
@@ -105,6 +108,51 @@ def test_avro_is_read_with_the_writers_schema_under_any_name() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidMessage):
             new.decode_written(payload, writer)
+
+
+LINKED = record({"name": "n", "type": ["null", "R"]})
+TREE = record({"name": "of", "type": {"type": "array", "items": "R"}})
+NULLS = {"type": "array", "items": "null"}
+
+
+@pytest.mark.parametrize(
+    ("definition", "payload", "why"),
+    [
+        (LINKED, b"\x02" * 100_000 + b"\x00", "deeper"), (TREE, b"\x02" * 100_000, "deeper"),
+        (NULLS, b"\x80\xda\xc4\x13\x00", "without bytes"),
+        ({"type": "array", "items": record()}, b"\xfe\xff\xff\xff\x0f\x00", "without bytes"),
+        (LINKED, b"\x02" * 50, "ends"), (LINKED, b"\x04", "branch 2"), (LINKED, b"\xff" * 12, "ends in a number"),
+    ],
+)  # fmt: skip
+def test_a_payload_that_would_end_the_process_or_fill_it_is_refused(definition: Any, payload: bytes, why: str) -> None:
+    began = time.process_time()
+    for decode in (
+        AvroSchema(None, definition).decode, lambda data: AutoConsumeSchema().decode_written(data, of(definition))
+    ):
+        with pytest.raises(InvalidMessage, match=why):
+            decode(payload)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("definition", "value"),
+    [
+        (LINKED, {"n": {"n": {"n": None}}}), (TREE, {"of": [{"of": []}, {"of": [{"of": []}]}]}), (NULLS, [None] * 50),
+        (record({"name": "m", "type": {"type": "map", "values": ["null", "R"]}},
+                {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A", "B"]}},
+                {"name": "f", "type": {"type": "fixed", "name": "F", "size": 3}},
+                {"name": "d", "type": "double"}, {"name": "b", "type": "bytes"},
+                {"name": "t", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+                {"name": "again", "type": "E"}),
+         {"m": {"k": None}, "e": "B", "f": b"abc", "d": 1.5, "b": b"xy",
+          "t": dt.datetime(2020, 1, 1, tzinfo=UTC), "again": "A"}),
+    ],
+)  # fmt: skip
+def test_what_refers_to_itself_and_is_as_deep_as_it_may_be_comes_back(definition: Any, value: Any) -> None:
+    one = AvroSchema(None, definition)
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(definition), value)
+    assert one.decode(out.getvalue()) == value
 
 
 def test_what_has_no_schema_that_it_knows_comes_as_bytes() -> None:

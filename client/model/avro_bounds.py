@@ -1,0 +1,148 @@
+"""What a payload of Avro may claim: so deep, and so many items without bytes, that decoding it ends or fills a process.
+
+fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
+has any number of items in five bytes. `Parsed` finds once whether a payload of a schema can
+do either; then it walks each and refuses it before fastavro sees it. Guard: tests/client/model/test_typed_schemas.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..common.errors import InvalidMessage
+
+DEPTH_MAX = 200
+"""Types in one another, of a payload."""
+EMPTY_ITEMS_MAX = 64
+"""Items without bytes, for each byte of the payload."""
+
+_FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+_VARINTS = ("int", "long", "enum")
+_COUNTED = ("bytes", "string")
+
+
+def names_of(schema: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The named types of a schema that fastavro parsed, by full name."""
+    found: dict[str, Any] = {} if names is None else names
+    for each in _inner(schema):
+        names_of(each, found)
+    if isinstance(schema, dict) and "name" in schema and schema["type"] in ("record", "error", "enum", "fixed"):
+        found[schema["name"]] = schema
+    return found
+
+
+def _inner(schema: Any) -> list[Any]:
+    if isinstance(schema, list):
+        return schema
+    if not isinstance(schema, dict):
+        return []
+    if "fields" in schema:
+        return [field["type"] for field in schema["fields"]]
+    return [schema[each] for each in ("items", "values") if each in schema]
+
+
+def needs_check(schema: Any, names: dict[str, Any], around: tuple[str, ...] = ()) -> bool:
+    """Whether a type contains itself, or an array's items may have no bytes."""
+    if isinstance(schema, str):
+        return schema in around
+    if isinstance(schema, dict):
+        if "items" in schema and _may_be_empty(schema["items"], names, around):
+            return True
+        if "name" in schema:
+            around = (*around, schema["name"])
+    return any(needs_check(each, names, around) for each in _inner(schema))
+
+
+def _may_be_empty(schema: Any, names: dict[str, Any], around: tuple[str, ...]) -> bool:
+    if isinstance(schema, str):
+        return schema == "null" or (schema in names and (schema in around or _may_be_empty(names[schema], {}, around)))
+    if isinstance(schema, list):
+        return False  # the number of the branch is a byte
+    kind = schema["type"]
+    if kind in ("record", "error"):
+        return all(_may_be_empty(field["type"], names, around) for field in schema["fields"])
+    return bool(kind == "null" or (kind == "fixed" and not schema["size"]))
+
+
+class _Walk:
+    def __init__(self, data: bytes, names: dict[str, Any]) -> None:
+        self._data = data
+        self._names = names
+        self._at = 0
+        self._empty = EMPTY_ITEMS_MAX * len(data)
+
+    def of(self, schema: Any, depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise InvalidMessage(f"the payload is deeper than {DEPTH_MAX} types")
+        if isinstance(schema, list):
+            number = self._varint()
+            if not 0 <= number < len(schema):
+                raise InvalidMessage(f"the payload has branch {number} of a union of {len(schema)}")
+            self.of(schema[number], depth + 1)
+            return
+        if isinstance(schema, str) and schema in self._names:
+            schema = self._names[schema]
+        kind = schema if isinstance(schema, str) else schema["type"]
+        if kind in _FIXED:
+            self._skip(_FIXED[kind])
+        elif kind in _VARINTS:
+            self._varint()
+        elif kind in _COUNTED:
+            self._skip(self._varint())
+        elif kind == "fixed":
+            self._skip(schema["size"])
+        elif kind in ("record", "error"):
+            for field in schema["fields"]:
+                self.of(field["type"], depth + 1)
+        elif kind in ("array", "map"):
+            self._blocks(schema, depth)
+        else:
+            self.of(kind, depth + 1)
+
+    def _blocks(self, schema: dict[str, Any], depth: int) -> None:
+        while count := self._varint():
+            if count < 0:
+                count = -count
+                self._varint()  # bytes of the block
+            for _ in range(count):
+                before = self._at
+                if "values" in schema:
+                    self._skip(self._varint())
+                self.of(schema.get("items", schema.get("values")), depth + 1)
+                if self._at == before:
+                    self._empty -= 1
+                    if self._empty < 0:
+                        raise InvalidMessage("the payload claims many items without bytes")
+
+    def _skip(self, size: int) -> None:
+        if not 0 <= size <= len(self._data) - self._at:
+            raise InvalidMessage(f"the payload ends in front of {size} bytes that it claims")
+        self._at += size
+
+    def _varint(self) -> int:
+        found = shift = 0
+        while True:
+            if self._at >= len(self._data) or shift > 63:
+                raise InvalidMessage("the payload ends in a number")
+            byte = self._data[self._at]
+            self._at += 1
+            found |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (found >> 1) ^ -(found & 1)
+            shift += 7
+
+
+class Parsed:
+    """A schema that fastavro parsed, with what its payloads have to be looked at for."""
+
+    __slots__ = ("_names", "schema")
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        names = names_of(schema)
+        self._names = names if needs_check(schema, names) else None
+
+    def check(self, payload: bytes) -> None:
+        """InvalidMessage: it is too deep, claims too much, or is not of the schema. Linear in its bytes."""
+        if self._names is not None:
+            _Walk(payload, self._names).of(self.schema, 0)
