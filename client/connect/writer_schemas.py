@@ -20,6 +20,8 @@ from ..common.errors import InvalidMessage
 from .connections import Connections
 
 MISSING_S = 10.0
+MISSING_MAX = 1000
+"""Versions that were invented; a producer may stamp any."""
 
 
 class WriterSchemas:
@@ -42,6 +44,8 @@ class WriterSchemas:
         try:
             found: wire.SchemaReply = await self._connections.ask("GetSchema", request)
         except NotFound:
+            if len(self._missing) >= MISSING_MAX:
+                self._missing.clear()
             self._missing[version] = self._now() + MISSING_S
             return
         info = found.schema
