@@ -23,7 +23,7 @@ def test_a_tenant_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
     cli("tenants", "update", "acme", "-r", "carol", "-c", "elsewhere")
     assert cli_json("tenants", "get", "acme")["adminRoles"] == ["carol"]
     refused = cli("namespaces", "create", "acme/shop", code=1)
-    assert "may not use cluster 'magnetar', only elsewhere" in refused.err
+    assert "may not use cluster 'standalone', only elsewhere" in refused.err
     cli("tenants", "update", "acme")
     cli("namespaces", "create", "acme/shop")
     assert "no role was granted anything" in cli("namespaces", "permissions", "acme/shop").out

@@ -46,6 +46,7 @@ VALUES = {
     "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r",
 }  # fmt: skip
 OPTIONS = {
+    "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
     "subscription": ("-s", "s"), "partitions": ("-p", "2"), "ledger": ("-l", "1"), "entry": ("-e", "1"),
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
     "actions": ("-a", "consume"), "mode": ("-m", "Prefix"),
@@ -115,7 +116,7 @@ def test_every_verb_says_where_nobody_listens_as_json_when_json_was_asked_for(pa
     given = (*given, *NEEDED.get(path[-1], ()))
     if path == ("namespaces", "update"):
         given = (*given, "--bundles", "4") if "--bundles" in _flags(CONNECTED[path]) else (*given, "-ttl", "1m")
-    done = run_here(*given, stdin="x\n")
+    done = run_here(*given, stdin='{"type": "STRING", "schema": ""}' if path[0] == "schemas" else "x\n")
     assert done.code == 1, (given, done)
     assert done.out == ""
     (line,) = done.err.splitlines()
