@@ -41,7 +41,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     retention_minutes: int | None = None  # how long acknowledged data is kept; -1: for ever, 0: not at all
     retention_mib: int | None = None  # … and how much; -1: without limit, 0: not at all
     message_ttl_s: int | None = None  # an older unacknowledged message counts as acknowledged; 0: never
-    backlog_quota_mib: int | None = None  # of the slowest subscription; 0: none
+    backlog_quota_bytes: int | None = None  # of the slowest subscription; 0: none
     backlog_quota_s: int | None = None  # age of its oldest message; 0: none
     backlog_quota_policy: QuotaPolicy | None = None
     backlog_quota_counts_delayed: bool | None = None
@@ -93,10 +93,22 @@ def encode(policies: Policies) -> str:
     return msgspec.json.encode(policies).decode()
 
 
+class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """As earlier versions wrote them: the size of a quota was in MiB."""
+
+    backlog_quota_mib: int | None = None
+
+
 def decode(text: str) -> Policies:
     """Raises InvalidRequest when the text is no Policies."""
     try:
-        return msgspec.json.decode(text or "{}", type=Policies)
+        if '"backlog_quota_mib"' not in text:
+            return msgspec.json.decode(text or "{}", type=Policies)
+        earlier = msgspec.json.decode(text, type=_Earlier)
+        size = earlier.backlog_quota_bytes
+        if size is None and earlier.backlog_quota_mib is not None:
+            size = earlier.backlog_quota_mib << 20
+        return Policies(**{name: getattr(earlier, name) for name in NAMES} | {"backlog_quota_bytes": size})
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"these are no policies: {error}") from error
 

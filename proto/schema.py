@@ -112,6 +112,11 @@ def type_of(text: str) -> SchemaType:
         raise InvalidSchema(f"there is no schema type {text!r:.50}; there are {known}") from None
 
 
+BYTES_VERSION = b"\xff" * 8
+"""The version of no schema. Go's client marks with a version whatever it writes by a schema, bytes too, and asks for it
+when it reads."""
+
+
 def version_bytes(version: int | None) -> bytes:
     """None: no version, which is empty."""
     return b"" if version is None else _VERSION.pack(version)

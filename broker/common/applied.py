@@ -32,7 +32,7 @@ class Applied:
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
     message_ttl_s: Limit = 0  # what is not acknowledged after so long counts as acknowledged; 0: never
-    backlog_quota_mib: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
+    backlog_quota_bytes: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
     backlog_quota_s: Limit = 0  # … and the age of its oldest message; 0: nothing does
     backlog_quota_policy: QuotaPolicy = "producer_request_hold"  # past it: wait, refuse, or give up the oldest
     backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills

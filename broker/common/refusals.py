@@ -25,6 +25,7 @@ from ...proto.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicTerminated,
+    Unavailable,
 )
 
 NOTHING = "nothing of it"
@@ -79,9 +80,8 @@ class SubscribeRefusal(_Refusal):
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
     TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
     PROPERTIES = "the properties are too large, or the dead-letter policy in them does not parse", InvalidRequest
-    READER_TYPE = (
-        "a subscription that does not last has one consumer: ask for Exclusive, or for a durable one", NotAllowed
-    )
+    LASTS = "the subscription exists and is durable, and one that does not last was asked for", NotAllowed
+    ENDED = "the subscription does not last, and its last consumer just left: subscribe again", Unavailable
     TYPE_NOT_ALLOWED = (
         "subscription_types does not name the type", NotAllowed, "the subscription, if it was made for this"
     )

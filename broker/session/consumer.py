@@ -8,8 +8,10 @@
     await session.close()                  in order; `leave()` when the connection is lost
 
 How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is delivered to it, and
-other consumers get the entries. A consumer that is not durable is a reader: its cursor ends with it. Guarding tests:
-tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py.
+other consumers get the entries. A subscription that is not durable ends with its last consumer: Exclusive, it is a
+reader's own, and what it got is not given back; of another type, all consumers that name it share it. Guarding tests:
+tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
+tests/broker/protocols/pulsar/test_passing.py.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     type: SubscriptionType = EXCLUSIVE
     initial_position: InitialPosition = InitialPosition.LATEST
     consumer_name: str = ""  # empty: the broker names it
-    durable: bool = True  # False: a reader
+    durable: bool = True  # False: the subscription ends with its last consumer
     start: MessageId | None = None  # where a new cursor begins; None: at `initial_position`
     start_inclusive: bool = False
     properties: dict[str, str] = {}
@@ -131,6 +133,8 @@ class ConsumerSession:
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
         await subscription.expect(consumer)
+        if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
+            raise SubscribeRefusal.ENDED.error()
         topic.check_consumer(subscription, options.type, consumer)
         topic.show(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
@@ -249,12 +253,12 @@ class ConsumerSession:
             await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Removes the subscription for good. NotAllowed: a reader has none; Busy: it has other consumers, which `force`
-        disconnects.
+        """Removes the subscription for good. NotAllowed: one that does not last has nothing to remove; Busy: it has
+        other consumers, which `force` disconnects.
         """
         subscription = self.subscription
-        if not subscription.durable:
-            raise NotAllowed("a reader has no subscription to remove")
+        if not subscription.durable and self.topic.name.persistent:
+            raise NotAllowed("a subscription that does not last ends with its consumers: close them")
         others = len(subscription.consumers) - 1
         if others > 0 and not force:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
@@ -312,13 +316,16 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
             mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
         return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
-    if options.type is not EXCLUSIVE:
-        raise SubscribeRefusal.READER_TYPE.error()
+    shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
+    if shared and (found := topic.shared_passing(options.subscription)) is not None:
+        return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
     log = topic.compaction.view if compacted else topic.log
     mark, acked = await place_of(log, start, options.start_inclusive, last_again=options.start_inclusive)
-    subscription = topic.read_only(options.subscription, mark, compacted=compacted)
+    if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
+        return found
+    subscription = topic.passing(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
         subscription.cursor.ack_first(shape.after(mark), acked)
     topic.attach(subscription)

@@ -55,10 +55,10 @@ class Subscription(Pump):
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
-        config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None,
+        config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
     ) -> None:  # fmt: skip
         dispatcher = Dispatcher(
-            log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=store is not None,
+            log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=tracks,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip

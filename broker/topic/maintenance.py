@@ -156,7 +156,7 @@ class TopicMaintenance:
 
     async def heed_quota(self) -> None:
         applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
-        if not (applied.backlog_quota_mib or applied.backlog_quota_s) or not durable:
+        if not (applied.backlog_quota_bytes or applied.backlog_quota_s) or not durable:
             self._decide(None)
             return
         slowest = min(durable, key=lambda each: each.cursor.mark)
@@ -168,8 +168,8 @@ class TopicMaintenance:
         quota = over_quota(applied, backlog, age_s)
         if quota is Quota.EVICT:
             for subscription in durable:
-                if applied.backlog_quota_mib:
-                    mark = mark_within(shape, applied.backlog_quota_mib << 20)
+                if applied.backlog_quota_bytes:
+                    mark = mark_within(shape, applied.backlog_quota_bytes)
                     self.evicted += self.give_up(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)

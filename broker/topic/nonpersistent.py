@@ -233,7 +233,8 @@ class NonPersistentSubscription(Subscription):
     def __init__(
         self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
     ) -> None:
-        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, clock, config, applied)
+        cursor = Cursor(log.shape, CursorState(log.shape.last))
+        super().__init__(name, log, cursor, None, clock, config, applied, tracks=False)
         self._recent = log.reader
         self._next_index = log.shape.end_index
 
@@ -274,8 +275,8 @@ class NonPersistent(msgspec.Struct, frozen=True):
     async def create(
         self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.reader(owner, name, shape.last, shape)
+        return self.passing(owner, name, shape.last, shape, tracks=False)
 
-    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
+    def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         assert isinstance(owner.log, NonPersistentLog), "made by this storage"
         return NonPersistentSubscription(name, owner.log, self.world.clock, self.config, owner.applied)

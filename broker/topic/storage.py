@@ -72,8 +72,9 @@ class Storage(Protocol):
     ) -> Subscription:
         """A new one that has acknowledged everything up to `mark` (None: to the end)."""
 
-    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
-        """A subscription that ends with its consumer, and keeps no data."""
+    def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+        """A subscription that ends with its last consumer, and keeps no data. `tracks` False: what a consumer got is
+        never given back, as that of a reader."""
 
 
 class DurableStorage(msgspec.Struct, frozen=True):
@@ -110,9 +111,9 @@ class DurableStorage(msgspec.Struct, frozen=True):
         await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties)
         return self._subscription(owner, store)
 
-    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
-        cursor = Cursor(shape, CursorState(shape.clamp(mark)))
-        return Subscription(name, owner.log, cursor, None, self.world.clock, self.config, owner.applied)
+    def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+        cursor, clock = Cursor(shape, CursorState(shape.clamp(mark))), self.world.clock
+        return Subscription(name, owner.log, cursor, None, clock, self.config, owner.applied, tracks=tracks)
 
     def _store(self, owner: Owner, subscription: str) -> DurableCursor:
         return DurableCursor(

@@ -219,13 +219,22 @@ class Topic:
             if subscription.compacted and subscription.needs(horizon):
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
-    def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
-        """A reader's subscription: it ends with its consumer, and keeps no data."""
-        return self._storage.reader(self, name, mark, self.shape(compacted=compacted))
+    def passing(self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False) -> Subscription:
+        """A subscription that ends with its last consumer, and keeps no data (storage.py)."""
+        return self._storage.passing(self, name, mark, self.shape(compacted=compacted), tracks=tracks)
+
+    def shared_passing(self, name: str) -> Subscription | None:
+        """That of the name which does not last and which other consumers may join. NotAllowed: it is durable."""
+        found = self.subscriptions.get(name)
+        if found is not None and found.durable:
+            raise SubscribeRefusal.LASTS.error(
+                f"subscription {name!r} of topic {self.name} is durable: ask for a durable one, or choose another name"
+            )
+        return found
 
     def attach(self, subscription: Subscription) -> None:
-        """Registers a reader's subscription. NotOwner: the topic has ended, and the consumer would not be notified of
-        it.
+        """Registers a subscription that does not last; if its name is taken it gets another. NotOwner: the topic has
+        ended, and the consumer would not be notified of it.
         """
         self.check_open()
         key = subscription.name

@@ -60,7 +60,7 @@ def _seconds(text: str) -> int:
 CONVERTERS: dict[str, Callable[[str], Any]] = {
     "minutes": lambda text: duration(text, 60),
     "MiB": mebibytes,
-    "MiB limit": lambda text: max(0, mebibytes(text) or 0),
+    "bytes limit": lambda text: 0 if text == "-1" else _bytes(text),
     "s": _seconds,
     "ms": lambda text: 1000 * _seconds(text),
     "expiry": lambda text: 60 * max(0, duration(text, 60) or 0),
@@ -122,7 +122,7 @@ VERBS = (
         Field("message_ttl_s", "s", ("-ttl", "-t", "--messageTTL", "--ttl"), "Acknowledged after: 30s, 10m; 0: never."),
     ), "When an unacknowledged message expires.", "-ttl 10m"),
     Verb("backlog-quota", (
-        Field("backlog_quota_mib", "MiB limit", ("-l", "--limit", "--limitSize"), "Size: 100M, 10G; -1: none."),
+        Field("backlog_quota_bytes", "bytes limit", ("-l", "--limit", "--limitSize"), "100M, 10G, bytes; -1: none."),
         Field("backlog_quota_s", "s", ("-lt", "--limitTime"), "Age of the oldest message: 10m, 3d; -1: none."),
         Field("backlog_quota_policy", QUOTA_POLICIES, ("-p", "--policy"), "What happens then."),
         Field("backlog_quota_counts_delayed", "on/off", ("--delayed/--no-delayed",), "Whether what is not due counts."),

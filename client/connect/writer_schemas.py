@@ -15,7 +15,7 @@ import asyncio
 from ...proto import wire_pb2 as wire
 from ...proto.errors import NotFound
 from ...proto.names import TopicName
-from ...proto.schema import SchemaInfo, SchemaType, version_of
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_of
 from ..common.errors import InvalidMessage
 from .connections import Connections
 
@@ -39,6 +39,9 @@ class WriterSchemas:
     async def fetch(self, version: bytes) -> None:
         """Empty: the newest. Raises what the broker answers; that there is none is kept, and told by `of`."""
         if self.knows(version):
+            return
+        if version == BYTES_VERSION:
+            self._known[version] = SchemaInfo(type=SchemaType.NONE)
             return
         request = wire.GetSchemaRequest(topic=self._topic.full, version=version)
         try:

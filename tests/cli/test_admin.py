@@ -94,7 +94,7 @@ SET = {
     "message-ttl": (["--messageTTL", "10m"], {"message_ttl_s": 600}),
     "backlog-quota": (
         ["-l", "1G", "-lt", "1h", "-p", "producer_exception", "--no-delayed"],
-        {"backlog_quota_mib": 1024, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception",
+        {"backlog_quota_bytes": 1 << 30, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception",
          "backlog_quota_counts_delayed": False}),
     "deduplication": (["--enable"], {"deduplication": True}),
     "max-message-size": (["-m", "64K"], {"max_message_bytes": 65536}),

@@ -25,7 +25,7 @@ SETTINGS: dict[enum.Enum, str] = {
     PassRefused.KEPT: "gc_grace_s",
     PassRefused.WENT_BACK: "gc_grace_s",
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
-    Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_mib, backlog_quota_s",
+    Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_bytes, backlog_quota_s",
     Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
     Stays.RETAINED_BY_TIME: "retention_minutes",

@@ -57,3 +57,10 @@ def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
 def test_nothing_set_is_always_right() -> None:
     assert check(Policies()) == Policies()
     assert len(NAMES) == len(set(NAMES))
+
+
+def test_a_quota_that_an_earlier_version_wrote_in_mebibytes_is_read() -> None:
+    assert decode('{"backlog_quota_mib":2,"message_ttl_s":5}') == Policies(backlog_quota_bytes=2 << 20, message_ttl_s=5)
+    assert decode('{"backlog_quota_mib":0}') == Policies(backlog_quota_bytes=0)
+    with pytest.raises(InvalidRequest):
+        decode('{"backlog_quota_mib":"x"}')

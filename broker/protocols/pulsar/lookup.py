@@ -21,10 +21,12 @@ from ....proto.errors import (
     InvalidRequest,
     MagnetarError,
     NotAllowed,
+    NotFound,
+    SchemaNotFound,
     Unavailable,
 )
 from ....proto.names import NamespaceName, TopicName
-from ....proto.schema import version_bytes, version_of
+from ....proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
 from ...access.core.table import Permission
 from ...session import statistics
 from ...session.schemas import Schemas
@@ -107,6 +109,20 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
+    """Of a namespace that does not exist there are none: Pulsar's clients ask again and again after an error."""
+    try:
+        found = await _topics_of(connection, asked)
+    except NotFound:
+        found = []
+    hash_ = hash_of(found)
+    changed = not asked.topics_hash or asked.topics_hash != hash_
+    return frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
+        request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
+    ))  # fmt: skip
+
+
+async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
+    """NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
     shown = await broker.access.shown(connection.caller.principal, namespace)
     names = set[str]()
@@ -116,12 +132,7 @@ async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamesp
         names.update(await broker.catalog.volatile_topics(namespace, partitions=True))
         here = (topic.name for topic in broker.loaded.values() if topic.name.namespace_name == namespace)
         names.update(name.full for name in here if not name.persistent)
-    found = sorted(name for name in names if shown(name))
-    hash_ = hash_of(found)
-    changed = not asked.topics_hash or asked.topics_hash != hash_
-    return frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
-        request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
-    ))  # fmt: skip
+    return sorted(name for name in names if shown(name))
 
 
 def hash_of(names: list[str]) -> str:
@@ -137,12 +148,20 @@ def _failed(request_id: int, error: MagnetarError) -> bytes:
 async def _schema(connection: Connection, asked: pulsar.CommandGetSchema) -> bytes:
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    if asked.schema_version == BYTES_VERSION:
+        return _schema_is(asked.request_id, SchemaInfo(type=SchemaType.NONE), BYTES_VERSION)
     version = version_of(asked.schema_version)
     if version is None and asked.HasField("schema_version"):
         raise IncompatibleSchema("the version of a schema has 8 bytes")
     found = await Schemas(connection.broker).get(topic, version)
+    if found.deleted:
+        raise SchemaNotFound(f"version {found.version} of the schema of topic {topic} is deleted", topic=topic)
+    return _schema_is(asked.request_id, found.info, version_bytes(found.version))
+
+
+def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
     return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
-        request_id=asked.request_id, schema=wire_schema(found.info), schema_version=version_bytes(found.version)
+        request_id=request_id, schema=wire_schema(info), schema_version=version
     ))  # fmt: skip
 
 
@@ -158,12 +177,12 @@ async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSc
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await connection.broker.catalog.existing_partitions(topic)
     given = schema_of(asked.schema)
-    version = None
+    version = BYTES_VERSION
     if given is not None:
         user = connection.caller.principal.name
-        version = await Schemas(connection.broker).put(topic, given, user, by_hand=False)
+        version = version_bytes(await Schemas(connection.broker).put(topic, given, user, by_hand=False))
     return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
-        request_id=asked.request_id, schema_version=version_bytes(version)
+        request_id=asked.request_id, schema_version=version
     ))  # fmt: skip
 
 

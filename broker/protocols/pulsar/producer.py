@@ -30,7 +30,7 @@ from .frames import NO_REQUEST, frame
 from .ports import Connection
 from .translate import schema_of
 
-WAIT_NOTICE_S = 1.0
+WAIT_NOTICE_S = 0.05
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
 UNKNOWN = (1 << 64) - 1
 """-1 as uint64: of a duplicate, whose position is not known."""

@@ -2,7 +2,7 @@
 
 A row of POLICIES translates one policy in both ways. `take` gives our fields of what a body brings, or 412; `show`
 gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as -1 in rates and quotas,
-ours as 0. Rates over a period become rates a second, rounded up. Sizes of quotas are MiB here, rounded up.
+ours as 0. Rates over a period become rates a second, rounded up.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def take_quota(given: BacklogQuota, kind: str) -> Fields:
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
     elif kind == "destination_storage":
         bytes_ = _limit(size, "limitSize")
-        fields["backlog_quota_mib"] = -(-bytes_ // MIB)
+        fields["backlog_quota_bytes"] = bytes_
         if given.limitTime is not None and given.limitTime > 0:
             fields["backlog_quota_s"] = given.limitTime
     else:
@@ -162,8 +162,8 @@ def _limit(value: int | None, name: str) -> int:
 def show_quotas(policies: Policies) -> dict[str, object]:
     """The map of both kinds."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
-    if policies.backlog_quota_mib:
-        found["destination_storage"] = _quota(policies.backlog_quota_mib * MIB, -1, policy)
+    if policies.backlog_quota_bytes:
+        found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
     if policies.backlog_quota_s:
         found["message_age"] = _quota(-1, policies.backlog_quota_s, policy)
     return found
@@ -345,7 +345,7 @@ POLICIES: tuple[Row, ...] = (
 )  # fmt: skip
 
 QUOTA_FIELDS = {
-    "destination_storage": ("backlog_quota_mib",), "message_age": ("backlog_quota_s",),
+    "destination_storage": ("backlog_quota_bytes",), "message_age": ("backlog_quota_s",),
 }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def topic_stats(
         "bytesOutCounter": found.bytes_out, "msgOutCounter": found.messages_out,
         "averageMsgSize": found.bytes_in / found.messages_in if found.messages_in else 0.0,
         "msgChunkPublished": False, "storageSize": found.storage_bytes, "backlogSize": backlog_size,
-        "backlogQuotaLimitSize": (applied.backlog_quota_mib << 20 if applied is not None else 0) or -1,
+        "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
         "oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None,
         "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,

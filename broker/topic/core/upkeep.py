@@ -80,7 +80,7 @@ def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:
     """None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0: there is none."""
-    limit = applied.backlog_quota_mib << 20
+    limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
     return None

@@ -441,13 +441,13 @@ async def test_complaint_21_any_delay_lies_on_disk(tmp_path: Path) -> None:
 async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(tmp_path: Path) -> None:
     async with deployment(tmp_path) as at:
         await at.consumer("s", type=SHARED)
-        await at.lay_down(backlog_quota_mib=1, backlog_quota_counts_delayed=False)
+        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=False)
         producer, now_ms = await at.producer(), at.clock.wall_ms()
         for _ in range(3):
             await producer.send(b"x" * (500 << 10), deliver_at_ms=now_ms + 10 * MINUTE)
         await at.later(1)
         assert not at.topic.life.holds
-        await at.lay_down(backlog_quota_mib=1, backlog_quota_counts_delayed=True)
+        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=True)
         await at.later(1)
         assert at.topic.life.holds
 

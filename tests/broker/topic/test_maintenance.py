@@ -235,7 +235,7 @@ async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_pat
 
 async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None:
     async with deployment(tmp_path) as at:
-        await at.lay_down(backlog_quota_mib=1, backlog_quota_policy="consumer_backlog_eviction")
+        await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_policy="consumer_backlog_eviction")
         producer, _ = await at.producer(), await at.consumer(permits=0)
         for _ in range(15):
             await producer.send(bytes(100_000))

@@ -94,7 +94,7 @@ def _quotas(base: str, place: Place) -> None:
         if kind not in QUOTA_FIELDS:
             raise BadRequest("backlogQuotaType is destination_storage or message_age", 412)
         left = await read(call, place(call))
-        other = left.backlog_quota_s if kind == "destination_storage" else left.backlog_quota_mib
+        other = left.backlog_quota_s if kind == "destination_storage" else left.backlog_quota_bytes
         await change(call, place(call), {}, (*QUOTA_FIELDS[kind], *(() if other else ("backlog_quota_policy",))))
 
 

@@ -459,7 +459,6 @@ async def test_zero_permits_are_nothing(raw: Raw) -> None:
     {"subscribe": wire.Subscribe(topic="a//b", subscription="s")},
     {"subscribe": wire.Subscribe(topic=T, subscription="")},
     {"subscribe": wire.Subscribe(topic=T, subscription="s", type=9)},  # type: ignore[arg-type]
-    {"subscribe": wire.Subscribe(topic=T, subscription="s", type=wire.Subscribe.SHARED, durable=False)},
 ])  # fmt: skip
 async def test_senseless_openings_are_refused_with_a_type(raw: Raw, opening: dict[str, Any]) -> None:
     raw.send(1, **opening)

@@ -75,7 +75,7 @@ async def test_quotas_auto_creation_and_replication_have_their_own_forms(tmp_pat
         await http.done("POST", f"{NS}/backlogQuota?backlogQuotaType=message_age", {"limitTime": 60})
         await http.done("POST", f"{NS}/backlogQuota", {"limitSize": (1 << 20) + 1, "policy": "producer_exception"})
         found = await http.get(f"{NS}/backlogQuotaMap")
-        assert found["destination_storage"]["limitSize"] == 2 << 20
+        assert found["destination_storage"]["limitSize"] == (1 << 20) + 1
         assert found["message_age"] == {"limit": -1, "limitSize": -1, "limitTime": 60, "policy": "producer_exception"}
         await http.done("DELETE", f"{NS}/backlogQuota")
         assert set(await http.get(f"{NS}/backlogQuotaMap")) == {"message_age"}
@@ -109,7 +109,7 @@ def test_the_policies_of_a_namespace_are_taken_partly_filled() -> None:
     }  # fmt: skip
     assert fields_of_namespace(given) == {
         "max_consumers": 3, "retention_minutes": 5, "retention_mib": 5, "dispatch_rate_messages": 15,
-        "dispatch_rate_bytes": 0, "backlog_quota_mib": 1,
+        "dispatch_rate_bytes": 0, "backlog_quota_bytes": 1 << 20,
     }  # fmt: skip
 
 
@@ -145,8 +145,8 @@ def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any, status: i
 
 
 def test_quotas_below_one_byte_are_refused_and_minus_one_is_no_limit() -> None:
-    assert take_quota(BacklogQuota(limitSize=-1), "destination_storage") == {"backlog_quota_mib": 0}
-    assert take_quota(BacklogQuota(limit=1), "destination_storage") == {"backlog_quota_mib": 1}
+    assert take_quota(BacklogQuota(limitSize=-1), "destination_storage") == {"backlog_quota_bytes": 0}
+    assert take_quota(BacklogQuota(limit=1), "destination_storage") == {"backlog_quota_bytes": 1}
     for given, kind in ((BacklogQuota(limitSize=0), "destination_storage"), (BacklogQuota(limitTime=1), "both")):
         with pytest.raises(BadRequest):
             take_quota(given, kind)

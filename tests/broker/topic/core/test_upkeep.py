@@ -93,7 +93,7 @@ def test_the_backlog_lies_behind_the_mark() -> None:
     ],
 )  # fmt: skip
 def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(policy: str, what: Quota) -> None:
-    applied = Applied(backlog_quota_mib=1, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
+    applied = Applied(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
     assert over_quota(applied, MIB - 1, 59) is None
     assert over_quota(applied, MIB, 0) is what
     assert over_quota(applied, 0, 60) is what
