@@ -88,6 +88,7 @@ class TlsFiles:
     certificate: str = ""
     key: str = ""
     ca: str = ""  # whom to trust: of servers (empty: the system's), at a listener of clients
+    optional: bool = False  # at a listener: clients may have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class ListenerAccess:
     """What a listener asks of its callers."""
 
     guard: Guard | None = None
-    tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it
+    tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
     limits: Limits = Limits()
     memory: CallerMemory = field(default_factory=CallerMemory)
 

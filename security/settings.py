@@ -4,6 +4,7 @@
     certificate = "broker.pem"      # paths are relative to this file
     key = "broker-key.pem"
     ca = ""                         # set: each caller needs a certificate of this authority
+    require_client_certificate = true   # false: who has none shows who it is in another way; gRPC asks for none then
 
     [certificate]                   # the client certificate says who calls; needs `ca` of [tls]
     cluster = ""                    # of the URI magnetar://CLUSTER/role/NAME; empty: such certificates are refused
@@ -91,6 +92,7 @@ class TlsSection:
     certificate: str = ""
     key: str = ""
     ca: str = ""
+    require_client_certificate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,11 @@ class SecuritySettings:
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        return None if self.tls is None else TlsFiles(self.tls.certificate, self.tls.key, self.tls.ca)
+        if self.tls is None:
+            return None
+        return TlsFiles(
+            self.tls.certificate, self.tls.key, self.tls.ca, optional=not self.tls.require_client_certificate
+        )
 
     @classmethod
     def load(cls, path: str) -> SecuritySettings:
@@ -257,6 +263,14 @@ def _faults(settings: SecuritySettings) -> Iterator[str]:
         yield "nothing says who may call: it needs a section [token], [oidc], [basic] or [certificate]"
     if settings.basic is not None and not settings.basic.file:
         yield "[basic] needs file"
+    if tls is not None and not tls.require_client_certificate:
+        if not (tls.ca and (token or settings.oidc or settings.basic)):
+            yield (
+                "require_client_certificate = false of [tls] is for callers who have a certificate of `ca`, and others "
+                "of [token], [oidc] or [basic]"
+            )
+        if not settings.broker.token:
+            yield "[broker] needs token: without require_client_certificate brokers are not asked for a certificate"
     if settings.certificate is not None and not (tls and tls.ca):
         yield "[certificate] needs `ca` of [tls], whose certificates callers have"
     if token is not None:

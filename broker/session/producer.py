@@ -54,6 +54,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     initial_subscription: str = ""  # made, at the earliest message, before the producer is opened
     topic_epoch: int = 0  # that this producer had when it was exclusive last; 0: none
     schema: SchemaInfo | None = None  # None: bytes
+    room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
 
     def check(self) -> None:
         """InvalidName."""
@@ -111,7 +112,7 @@ class ProducerSession:
             id_, name, options.access_mode, topic, session, address=caller.peer, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
-            properties=options.properties,
+            properties=options.properties, room=options.room,
         )  # fmt: skip
         rules = SchemaRules.of(topic.applied)
         session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)

@@ -84,13 +84,14 @@ class Producer:
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
         "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
-        "properties", "registered", "since_ms", "size_max",
+        "properties", "registered", "room", "since_ms", "size_max",
     )  # fmt: skip
 
     def __init__(
         self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
         principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
+        room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
         self.client = client  # its name and version, as it says
@@ -108,7 +109,8 @@ class Producer:
         self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
         self._outlet = outlet
-        self.size_max = size_max
+        self.room = room
+        self.size_max = size_max + room
         self.over: MagnetarError | None = None  # why the broker closed it
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome

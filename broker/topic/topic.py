@@ -87,7 +87,7 @@ class Topic:
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.gate.look()
         for producer in self.producers:
-            producer.size_max = applied.max_message_bytes
+            producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
             self._apply_to(subscription)
 

@@ -63,7 +63,7 @@ def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     grpc_ = grpc_module()
     files = _Certificates(tls)
     credentials: grpc.ServerCredentials = grpc_.dynamic_ssl_server_credentials(
-        files.first, files.changed, require_client_authentication=bool(tls.ca)
+        files.first, files.changed, require_client_authentication=bool(tls.ca) and not tls.optional
     )
     return credentials
 

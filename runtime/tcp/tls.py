@@ -21,7 +21,8 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def listener_context(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it. InvalidConfiguration."""
+    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or may (`optional`).
+    InvalidConfiguration."""
     found = _Reloaded(tls)
     found.outer.sni_callback = found.before_handshake
     return found.outer
@@ -52,7 +53,7 @@ def _context(tls: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(tls.certificate, tls.key)
         if tls.ca:
             context.load_verify_locations(tls.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL if tls.optional else ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
         raise InvalidConfiguration(f"the TLS files {tls.certificate} and {tls.key} do not fit: {error}") from error
     return context

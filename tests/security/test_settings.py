@@ -83,6 +83,8 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
         ("[token]\nsecret_key = 'x'\nrole_claim = ''\n", "names"),
         ("[token]\nsecret_key = 'x'\n", "broker"),
         (GOOD + "[tls]\ncertificate = 'c'\n", "certificate and key"),
+        (GOOD + "[tls]\ncertificate = 'c'\nkey = 'k'\nrequire_client_certificate = false\n", "callers who have"),
+        ("[tls]\ncertificate='c'\nkey='k'\nca='a'\nrequire_client_certificate=false\n[certificate]\n", "others"),
         (GOOD + "[authentication]\nanonymous_role = 'admin'\n", "anonymous"),
         (GOOD.replace('["admin"]', '["admin", 3]'), "list of texts"),
         (GOOD.replace('["admin"]', '[""]'), "list of texts"),

@@ -40,7 +40,7 @@ from .errors import number_of
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, entry_of, frame, parse
 from .names import ProducerNames
 from .ports import Handler
-from .producer import ProducerHandler
+from .producer import ProducerHandler, payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
 RENEW_S = 30.0
@@ -53,8 +53,6 @@ CROWDED_BYTES = 64 << 10
 PATH = "/pulsar/Connect"
 """As the audit log names it."""
 PROTOCOL_VERSION = 21
-METADATA_BYTES = 10 << 10
-"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told."""
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 Command = pulsar.BaseCommand
@@ -216,7 +214,7 @@ class Connection:
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
         self.send(frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
-            max_message_size=max(1, self.broker.config.max_message_bytes - METADATA_BYTES),
+            max_message_size=payload_bytes_max(self.broker.config),
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:

@@ -24,6 +24,7 @@ from ....proto.model import AccessMode
 from ....proto.names import Position
 from ....proto.schema import version_bytes
 from ....runtime.network import network_of
+from ...common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ...session.producer import ProducerOptions, ProducerSession
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
@@ -32,6 +33,9 @@ from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
+METADATA_BYTES = (10 << 10) - 512
+"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told, and take
+frames of 10 KiB more."""
 UNKNOWN = (1 << 64) - 1
 """-1 as uint64: of a duplicate, whose position is not known."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated)
@@ -77,7 +81,7 @@ class ProducerHandler:
             asked.topic, name, AccessMode(asked.producer_access_mode),
             {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
             asked.initial_subscription_name, asked.topic_epoch,
-            schema_of(asked.schema) if asked.HasField("schema") else None,
+            schema_of(asked.schema) if asked.HasField("schema") else None, room_of(broker.config),
         )  # fmt: skip
 
     async def _open(self) -> None:
@@ -216,3 +220,11 @@ class ProducerHandler:
             await asyncio.wait((opening,))
 
 
+def room_of(config: BrokerConfig) -> int:
+    """Bytes of an entry beside `max_message_bytes`: as many as a ledger has left for them."""
+    return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
+
+
+def payload_bytes_max(config: BrokerConfig) -> int:
+    """What clients are told: `max_message_bytes`, less what has no room beside it."""
+    return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))

@@ -367,6 +367,6 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
 def converted(value: object, kind: Any, name: str) -> Any:
     """BadRequest."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}") from error

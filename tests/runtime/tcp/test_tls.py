@@ -62,6 +62,12 @@ async def test_a_caller_is_encrypted_and_its_certificate_is_known(tmp_path: Path
         assert (await _said(port, authority.ca, caller))[0] == b"1 1 "
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError, AssertionError)):
             assert (await _said(port, authority.ca))[0], "without a certificate nothing is said"
+    async with _listening(replace(server, optional=True)) as port:
+        assert (await _said(port, authority.ca, caller))[0] == b"1 1 "
+        assert (await _said(port, authority.ca))[0] == b"1 0 "
+        foreign = Authority.make(tmp_path / "foreign").issue("foreign")
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError, AssertionError)):
+            assert (await _said(port, authority.ca, foreign))[0], "a certificate of another authority is refused"
     async with _listening(None) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read(100) == b"0 0 "

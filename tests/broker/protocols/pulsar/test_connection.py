@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.protocols.pulsar import connection as connection_module
 from magnetar.broker.protocols.pulsar.frames import frame
+from magnetar.broker.protocols.pulsar.producer import METADATA_BYTES, payload_bytes_max, room_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
@@ -67,7 +69,7 @@ def test_a_client_of_the_first_version_and_of_a_later_one_are_answered_in_what_b
             raw.send(connect=pulsar.CommandConnect(client_version="x", protocol_version=version))
             found = await raw.next("connected")
             assert found.protocol_version == answered
-            assert 0 < found.max_message_size < 5 << 20
+            assert found.max_message_size == 5 << 20
 
     simulate(scenario)
 
@@ -541,3 +543,23 @@ def test_a_connection_that_is_lost_leaves_nothing() -> None:
 
     broker = simulate(scenario)
     assert not [topic for topic in broker.topics.values() if topic.users]
+
+
+def test_a_payload_of_the_size_that_was_told_is_stored_with_its_metadata() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        raw.publish(1, bytes(1000))
+        assert (await raw.next("send_receipt", "send_error")).sequence_id == 1
+        raw.publish(2, bytes(1000 + METADATA_BYTES))
+        assert (await raw.next("send_receipt", "send_error")).error == pulsar.NotAllowedError
+        await raw.subscribe()
+        assert (await raw.next_with_rest("message"))[1].endswith(bytes(1000))
+
+    simulate(scenario, max_message_bytes=1000)
+
+
+def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
+    config = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
+    assert (room_of(config), payload_bytes_max(config)) == (0, MESSAGE_BYTES_LIMIT - METADATA_BYTES)
+    assert payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
