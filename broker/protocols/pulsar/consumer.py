@@ -35,6 +35,9 @@ from .ports import Connection
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
+ACTIVE_NOTICE_S = 0.1
+"""So much later is a consumer told whether it is the active one, and the last change alone: Go's client registers a
+consumer after it took the answer to SUBSCRIBE, and drops what comes earlier."""
 SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 """Refusals of a Key_Shared consumer that are about its slots."""
 
@@ -57,6 +60,9 @@ class ConsumerHandler:
         """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
         self._head = b"\x08" + varint(self.id)
         self._over = False
+        self._is_active = False
+        self._told_active: bool | None = None
+        self._notice: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ opening
     def open(self) -> None:
@@ -205,8 +211,15 @@ class ConsumerHandler:
             )
 
     def active(self, active: bool) -> None:
-        if self._connection.version >= 12:
-            change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=active)
+        self._is_active = active
+        if self._connection.version >= 12 and self._notice is None:
+            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_S, self._tell_active)
+
+    def _tell_active(self) -> None:
+        self._notice = None
+        if not self._over and self._is_active is not self._told_active:
+            self._told_active = self._is_active
+            change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
             self._connection.send(frame(active_consumer_change=change))
 
     def closed(self, error: MagnetarError) -> None:
@@ -246,6 +259,8 @@ class ConsumerHandler:
     async def leave(self) -> None:
         """At once. Idempotent."""
         self._over = True
+        if self._notice is not None:
+            self._notice.cancel()
         await self._stop_opening()
         if self.session is not None:
             await self.session.leave()

@@ -563,3 +563,22 @@ def test_near_the_bound_of_a_ledger_clients_are_told_less() -> None:
     config = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
     assert (room_of(config), payload_bytes_max(config)) == (0, MESSAGE_BYTES_LIMIT - METADATA_BYTES)
     assert payload_bytes_max(BrokerConfig(max_message_bytes=1)) == 1
+
+
+def test_a_failover_consumer_is_told_whether_it_is_active_after_the_answer_to_its_subscribe() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        failover = {"subType": pulsar.CommandSubscribe.Failover}
+        for number, active in ((1, True), (2, False)):
+            asked = pulsar.CommandSubscribe(
+                topic=T, consumer_id=number, request_id=number, subscription="s", consumer_name=f"c{number}", **failover
+            )
+            raw.send(subscribe=asked)
+            assert type(await raw.next("success", "active_consumer_change")).__name__ == "CommandSuccess"
+            change = await raw.next("active_consumer_change")
+            assert (change.consumer_id, change.is_active) == (number, active)
+        raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=3))
+        change = await raw.next("active_consumer_change")
+        assert (change.consumer_id, change.is_active) == (2, True)
+
+    simulate(scenario)
