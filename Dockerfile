@@ -2,7 +2,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 COPY . .
-RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[security]'
+RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[security,patterns]'
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels

@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,demo,bench,docs,dev]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,patterns,demo,bench,docs,dev]'
 	$(link-pyspark-package)
 	@touch $@
 

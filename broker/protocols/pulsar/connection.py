@@ -33,7 +33,7 @@ from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ....runtime.tasks import Tasks
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
-from . import lookup
+from . import lookup, topic_lists
 from .consumer import ConsumerHandler
 from .credentials import caller_of
 from .errors import number_of
@@ -74,6 +74,7 @@ class Connection:
         self._frames = Frames(FIRST_FRAME_BYTES)
         self._producers: dict[int, ProducerHandler] = {}
         self._consumers: dict[int, ConsumerHandler] = {}
+        self._lists = topic_lists.TopicLists(self)
         self._tasks = Tasks()  # cancelled with the connection …
         self._leaving = Tasks()  # … and what goes on to its end
         self._out: list[Buffer] = []
@@ -94,6 +95,8 @@ class Connection:
             Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
             Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
             Command.CONSUMER_STATS: self._of_consumer,
+            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.watch(command.watch_topic_list),
+            Command.WATCH_TOPIC_LIST_CLOSE: lambda command, rest: self._lists.unwatch(command.watch_topic_list_close),
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the stream
@@ -212,6 +215,7 @@ class Connection:
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+        flags.supports_topic_watchers = topic_lists.supported()
         self.send(frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
@@ -393,7 +397,7 @@ class Connection:
         self._producers.clear()
         self._consumers.clear()
         left = await asyncio.gather(
-            self._tasks.close(), *[handler.leave() for handler in handlers], return_exceptions=True
+            self._tasks.close(), self._lists.close(), *[handler.leave() for handler in handlers], return_exceptions=True
         )
         for failure in left:
             if isinstance(failure, BaseException):

@@ -164,6 +164,9 @@ public class Interop {
                 .topicsPattern(Pattern.compile("persistent://public/default/j-pattern-.*")).subscriptionName("s")
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
         check(!text(next(consumer)).equals(text(next(consumer))), "both topics");
+        client.newProducer().topic("j-pattern-c").create().send("late".getBytes());
+        Message<byte[]> late = consumer.receive(10, TimeUnit.SECONDS); // by a watcher: the client asks once a minute
+        check(late != null && text(late).equals("late"), "a topic that matches later");
         Consumer<byte[]> volatiles =
                 client.newConsumer().topic("non-persistent://public/default/j-now").subscriptionName("s").subscribe();
         client.newProducer().topic("non-persistent://public/default/j-now").create().send("now".getBytes());
