@@ -43,14 +43,15 @@ class Field(Generic[V]):
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
+    name = ""
 
     def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None:
-        self.default = default
-        self.required = required
-        self.required_default = required_default
-        self.name = ""
         if default is not None:
+            default = self.made(default)
             self.check(default)
+        self._default = default
+        self._required = required
+        self._required_default = required_default
 
     if TYPE_CHECKING:
 
@@ -61,6 +62,40 @@ class Field(Generic[V]):
         def __get__(self, instance: object, owner: type[Any]) -> V | Self: ...
         def __set__(self, instance: object, value: V) -> None: ...
         def element_(self: Field[E | None]) -> E: ...
+
+    def type(self) -> str:
+        """The name of its type in Avro."""
+        return self.avro
+
+    def python_type(self) -> Any:
+        """The type of its values, or a tuple of them."""
+        return self.python if len(self.python) > 1 else self.python[0]
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        """What a record holds when the field called `name` is given `val`. InvalidMessage, a TypeError: nothing."""
+        if val is None:
+            return self.initial()
+        val = self.made(val)
+        named = copy.copy(self)
+        named.name = name
+        named.check(val)
+        return val
+
+    def default(self) -> V | None:
+        """What it holds for None, or when nothing is given."""
+        return self.initial()
+
+    def required_default(self) -> bool:
+        """Whether the Avro schema says the default."""
+        return self._required_default
+
+    def schema(self) -> Any:
+        """Its type in Avro."""
+        return self.schema_info(None)
+
+    def schema_info(self, defined_names: Any) -> Any:
+        """As part of a schema. `defined_names`: a `Names`, what was defined before; None, or empty: nothing."""
+        return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
         """InvalidMessage: the field cannot hold the value, which is not None."""
@@ -89,21 +124,16 @@ class Field(Generic[V]):
 
     def initial(self) -> Any:
         """What a field holds for None: a copy of its default."""
-        return copy.copy(self.default)
+        return copy.copy(self._default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
         """The field in the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
-        default = self.initial()
-        if self.required_default:
+        if self._required_default:
+            default = self.initial()
             found["default"] = None if default is None else _avro_default(self, default)
-        if self.required:
-            found["type"] = kind
-        elif self.required_default and default is not None:
-            found["type"] = [kind, "null"]
-        else:
-            found["type"] = ["null", kind]
+        found["type"] = kind if self._required else ["null", kind]
         return found
 
 
@@ -123,7 +153,7 @@ class Boolean(Field[bool]):
     avro, python = "boolean", (bool,)
 
     def initial(self) -> Any:
-        return bool(self.default)
+        return bool(self._default)
 
 
 class _Whole(Field[V]):
@@ -245,6 +275,9 @@ class Bytes(Field[V]):
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
 
+    def made(self, value: Any) -> Any:
+        return value.encode() if isinstance(value, str) else value
+
     def plain(self, value: Any, text: Text) -> Any:
         return value.decode("latin-1") if text is Text.JSON else value
 
@@ -272,3 +305,9 @@ class String(Field[V]):
             self: String[str | None], default: None = ..., required: bool = ..., required_default: bool = ...
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+    def made(self, value: Any) -> Any:
+        try:
+            return value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            raise InvalidMessage(f"field {self.name!r} takes text, and the bytes are not UTF-8") from error
