@@ -102,7 +102,7 @@ class Client(ClosedAfterAsyncWith):
     ) -> None:
         url = parse_service_url(service_url)
         self.settings = client_settings(locals())
-        self._endpoints, self._access = url.endpoints, caller_access(url, authentication, locals())
+        self._url, self._access = url, caller_access(url, authentication, locals())
         self._service_url = service_url
         self._world = world
         self._connections: Connections | None = None
@@ -118,7 +118,7 @@ class Client(ClosedAfterAsyncWith):
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
-            self._connections = Connections(self._world or client_world(), self._endpoints, self.settings, self._access)
+            self._connections = Connections(self._world or client_world(), self._url, self.settings, self._access)
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.leave_with_the_loop()

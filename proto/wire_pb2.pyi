@@ -49,10 +49,12 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("topic",)
+    __slots__ = ("topic", "listener")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
     topic: str
-    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+    listener: str
+    def __init__(self, topic: _Optional[str] = ..., listener: _Optional[str] = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ("owner", "here")

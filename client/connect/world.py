@@ -15,6 +15,7 @@ from ...runtime.access import (
     ListenerAccess,
     PeerCalling,
     PeerListening,
+    TlsFiles,
 )
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
@@ -48,8 +49,10 @@ class _ClientNetwork:
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
         raise NotAllowed("a client serves nothing")
 
-    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        raise NotAllowed("a client speaks gRPC")
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
+        from ...runtime.tcp import streams  # which few clients need
+
+        return await streams.connect(endpoint, tls)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None

@@ -81,7 +81,7 @@ class Field(Generic[V]):
         named.check(val)
         return val
 
-    def default(self) -> V | None:
+    def default(self) -> Any:
         """What it holds for None, or when nothing is given."""
         return self.initial()
 

@@ -217,6 +217,7 @@ class Connection:
         self.send(frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=max(1, self.broker.config.max_message_bytes - METADATA_BYTES),
+            magnetar_address=me.endpoint if (me := self.broker.me) is not None else "",
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
