@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         AuthenticationTLS,
         AuthenticationToken,
     )
+    from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
     from .client.consume.batch_receive import ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.core.redelivery import MultiplierRedeliveryBackoff
@@ -124,6 +125,7 @@ __all__ = [
     "AuthenticationTLS",
     "AuthenticationToken",
     "AuthorizationError",
+    "AutoClusterFailover",
     "BatchingType",
     "BrokerMetadataError",
     "BrokerPersistenceError",
@@ -189,6 +191,8 @@ __all__ = [
     "Reader",
     "RegexSubscriptionMode",
     "Result",
+    "ServiceInfo",
+    "ServiceInfoProvider",
     "ServiceUnitNotReady",
     "StoredEntry",
     "SubscriptionNotFound",
@@ -211,6 +215,7 @@ __all__ = [
 
 _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
+    "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.crypto.context": ("EncryptionContext", "EncryptionKey"),
     "client.crypto.key_reader": ("CryptoKeyReader", "EncryptionKeyInfo", "KeyReader"),

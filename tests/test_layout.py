@@ -51,7 +51,7 @@ DOMAINS = {
     "client.connect": ("common", "core", "model"),
     "client.produce": ("common", "connect", "core", "crypto", "model"),
     "client.consume": ("common", "connect", "core", "crypto", "model", "produce"),
-    "client.blocking": ("client", "common", "consume", "core", "crypto", "model", "produce"),
+    "client.blocking": ("client", "common", "connect", "consume", "core", "crypto", "model", "produce"),
     "client.admin": ("blocking", "common", "connect", "model"),
     "bookie.format": (),
     "bookie.store": ("format",),

@@ -78,8 +78,9 @@ class Connections:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
         if found is None:
-            found = BrokerStream(channel, self.world.clock.monotonic, lambda: self._streams.pop(channel.endpoint, None))
-            self._streams[channel.endpoint] = found
+            streams = self._streams
+            found = BrokerStream(channel, self.world.clock.monotonic, lambda: streams.pop(channel.endpoint, None))
+            streams[channel.endpoint] = found
         return found
 
     @property
@@ -131,7 +132,8 @@ class Connections:
         """A question that every broker answers."""
 
         async def attempt() -> Any:
-            return await (await self.any()).call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
+            asked = await self.any()
+            return await asked.call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
 
@@ -208,6 +210,23 @@ class Connections:
 
         return await self.retry(attempt)
 
+    async def move(self, url: ServiceUrl, access: CallerAccess) -> None:
+        """To the brokers of another service URL. What is open reconnects there; a request that is under way may still
+        be answered by a broker of the one before."""
+        self._access = access
+        self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
+        self._endpoints = url.endpoints
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        self._told.clear()
+        streams, self._streams = list(self._streams.values()), {}
+        channels, self._channels = list(self._channels.values()), {}
+        for stream in streams:
+            await stream.close()
+        for channel in channels:
+            await channel.close()
+
     def leave_with_the_loop(self) -> None:
         """In the event loop: they are closed with it, or when they are collected."""
         self._with_loop = self._until_the_loop_ends()
@@ -228,9 +247,4 @@ class Connections:
             await with_loop.aclose()
             return
         self._closed = True
-        self._told.clear()
-        for stream in list(self._streams.values()):
-            await stream.close()
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        await self._close_connections()

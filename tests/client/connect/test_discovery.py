@@ -82,13 +82,13 @@ def test_a_listener_is_an_address_of_grpc_by_its_name() -> None:
 Serve = Callable[[ByteStream], Awaitable[None]]
 
 
-def _framed(**command: object) -> bytes:
+def framed(**command: object) -> bytes:
     name, value = next(iter(command.items()))
     data = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **{name: value}).SerializeToString()
     return struct.pack(">II", len(data) + 4, len(data)) + data
 
 
-def _answers(data: bytes) -> Serve:
+def answers(data: bytes) -> Serve:
     async def serve(stream: ByteStream) -> None:
         await stream.read_into(lambda: memoryview(bytearray(4096)))
         stream.write_nowait(data)
@@ -124,18 +124,18 @@ CONNECTED = pulsar.CommandConnected(server_version="Magnetar 1", magnetar_addres
 @pytest.mark.parametrize(
     ("answer", "raised"),
     [
-        (_framed(connected=CONNECTED), ""),
+        (framed(connected=CONNECTED), ""),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ""),  # not Pulsar's protocol: 7650 is tried, as where nothing listens
         (b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff", ""),
         (b"\xff" * 100, ""),
         (b"", ""),
-        (_framed(connected=pulsar.CommandConnected(server_version="Pulsar 4.0.8")), "Pulsar 4.0.8.*pulsar-client"),
-        (_framed(connected=pulsar.CommandConnected(server_version="Magnetar 1")), "does not serve at the moment"),
-        (_framed(error=pulsar.CommandError(request_id=1, error=pulsar.AuthenticationError, message="who?")), "who?"),
+        (framed(connected=pulsar.CommandConnected(server_version="Pulsar 4.0.8")), "Pulsar 4.0.8.*pulsar-client"),
+        (framed(connected=pulsar.CommandConnected(server_version="Magnetar 1")), "does not serve at the moment"),
+        (framed(error=pulsar.CommandError(request_id=1, error=pulsar.AuthenticationError, message="who?")), "who?"),
     ],
 )
 def test_what_answers_at_the_port_of_pulsar_is_told_apart(answer: bytes, raised: str) -> None:
-    found = _found("pulsar://broker", _answers(answer))
+    found = _found("pulsar://broker", answers(answer))
     assert bool(found) == bool(raised)
     assert all(re.search(raised, each) for each in found)
 
@@ -153,7 +153,7 @@ def test_what_answers_at_the_port_of_pulsar_is_told_apart(answer: bytes, raised:
     ],
 )
 def test_what_answers_over_http_is_told_apart(answer: bytes, raised: str) -> None:
-    found = _found("http://broker", _answers(answer))
+    found = _found("http://broker", answers(answer))
     assert bool(found) == bool(raised)
     assert all(raised in each for each in found)
 
