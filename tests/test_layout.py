@@ -47,6 +47,7 @@ DOMAINS = {
     "client.common": (),
     "client.core": ("common",),
     "client.crypto": ("common",),
+    "client.functions": (),
     "client.model": ("common", "core", "crypto"),
     "client.connect": ("common", "core", "model"),
     "client.produce": ("common", "connect", "core", "crypto", "model"),

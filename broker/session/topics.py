@@ -56,7 +56,8 @@ def reached_by(broker: BrokerRecord, listener: str) -> str:
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
     for url in urls:
         return url.partition("://")[2]
-    raise NotFound(f"broker {broker.name} has no magnetar:// URL for the listener {listener!r:.100}: see pulsar_listeners")
+    named = f"{listener!r:.100}"
+    raise NotFound(f"broker {broker.name} has no magnetar:// URL for the listener {named}: see pulsar_listeners")
 
 
 class Topics:

@@ -28,13 +28,13 @@ from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
 from ..common.fork import connected
 from ..common.receive_memory import ReceiveMemory
+from ..common.wakes import Wakes
 from ..core.backoff import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
 from .discovery import Discovery
 from .first_contact import FirstContact, how_unreached
 from .service_url import ServiceUrl
-from .wakes import Wakes
 
 T = TypeVar("T")
 

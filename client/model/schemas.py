@@ -1,7 +1,11 @@
-"""`magnetar.schema`: the names of `pulsar.schema`."""
+"""`magnetar.schema`: the names of `pulsar.schema`, and its modules."""
 
 from __future__ import annotations
 
+from . import composite_schemas as schema_protobuf
+from . import record as definition
+from . import schema
+from . import schema as schema_avro
 from .composite_schemas import AutoConsumeSchema, KeyValueEncodingType, KeyValueSchema, ProtobufNativeSchema
 from .primitive_schemas import (
     BooleanSchema,
@@ -73,4 +77,8 @@ __all__ = [
     "StringSchema",
     "TimeSchema",
     "TimestampSchema",
+    "definition",
+    "schema",
+    "schema_avro",
+    "schema_protobuf",
 ]

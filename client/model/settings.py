@@ -200,6 +200,10 @@ class ConsumerKeySharedPolicy:
         """Whether a key may move to another consumer before the first one has acknowledged what it has."""
         return self._out_of_order
 
+    def policy(self) -> ConsumerKeySharedPolicy:
+        """The policy itself: of Pulsar's client, which has two kinds."""
+        return self
+
     @property
     def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
         """(first, last) pairs of hashes, both included; empty with AutoSplit."""
@@ -221,6 +225,10 @@ class ConsumerDeadLetterPolicy:
 
     def __post_init__(self) -> None:
         check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+
+    def policy(self) -> ConsumerDeadLetterPolicy:
+        """The policy itself: of Pulsar's client, which has two kinds."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

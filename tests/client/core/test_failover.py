@@ -30,10 +30,11 @@ def test_where_none_answers_it_stays() -> None:
     assert used(core, "xx", "xx", "xo", "xx", "ox") == [0, 0, 1, 1, 0]
 
 
-@given(
-    st.integers(1, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.lists(st.booleans(), min_size=n, max_size=n)))),
-    st.integers(1, 3), st.integers(1, 3),
-)  # fmt: skip
+def rounds_of(count: int) -> st.SearchStrategy[tuple[int, list[list[bool]]]]:
+    return st.tuples(st.just(count), st.lists(st.lists(st.booleans(), min_size=count, max_size=count)))
+
+
+@given(st.integers(1, 4).flatmap(rounds_of), st.integers(1, 3), st.integers(1, 3))
 def test_whatever_answers_it_goes_only_to_what_answered(
     given_: tuple[int, list[list[bool]]], failover_after: int, back_after: int
 ) -> None:
