@@ -1,4 +1,4 @@
-"""Schemas of pairs, of Protobuf messages, and the one that takes each message as it was written."""
+"""Schemas of pairs, of Protobuf messages, and those that take what a topic has: as a consumer, and as a producer."""
 
 from __future__ import annotations
 
@@ -189,3 +189,44 @@ class AutoConsumeSchema(Schema):
             None if key is None else self.decode_written(key, halves.key),
             None if value is None else self.decode_written(value, halves.value),
         )
+
+
+class Written(Schema):
+    """Bytes that are known to be of a schema, for which it is registered."""
+
+    def __init__(self, info: SchemaInfo) -> None:
+        super().__init__(bytes, schema_name=info.name)
+        self._told = info
+
+    def encode(self, data: Any) -> bytes:
+        self._check(data)
+        return bytes(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+class AutoPublishSchema(Schema):
+    """For producers: bytes that are payloads of the topic's newest schema, of the moment when the producer is opened.
+
+    InvalidMessage: the bytes are none of it. A topic without a schema takes any.
+    """
+
+    of_topic = True
+
+    def __init__(self) -> None:
+        super().__init__(bytes, schema_name="AUTO_PUBLISH")
+
+    def known(self, info: SchemaInfo | None) -> Schema:
+        return BytesSchema() if info is None else _Checked(info)
+
+
+class _Checked(Written):
+    def __init__(self, info: SchemaInfo) -> None:
+        super().__init__(info)
+        self._by = AutoConsumeSchema()
+
+    def encode(self, data: Any) -> bytes:
+        payload = super().encode(data)
+        self._by.decode_written(payload, self._told)
+        return payload

@@ -1,6 +1,6 @@
 """Fields of a Record: what a value has to be, how it travels, what the Avro schema says of it, and its type.
 
-Here is what all fields share, and those of single values; client/model/record.py has enums, arrays, maps and records.
+Here is what all fields share, and those of single values; client/model/record.py has arrays, maps and records.
 Type checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
 """
 
@@ -15,6 +15,7 @@ from ..common.errors import InvalidMessage
 V = TypeVar("V")
 """What a record holds in the field."""
 E = TypeVar("E")
+M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
@@ -311,3 +312,67 @@ class String(Field[V]):
             return value.decode() if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
             raise InvalidMessage(f"field {self.name!r} takes text, and the bytes are not UTF-8") from error
+
+
+class CustomEnum(Field[V]):
+    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
+    name is read as well, and a value that is no text, number or truth travels by name.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: M, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M | None], enum_type: type[M], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+
+    def __init__(
+        self, enum_type: type[Enum], default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self.enum_type = enum_type
+        super().__init__(default, required, required_default)
+
+    def type(self) -> str:
+        return "enum"
+
+    def python_type(self) -> Any:
+        return self.enum_type
+
+    def made(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.enum_type.__members__.get(value, value)
+        if isinstance(value, int) and not isinstance(value, bool | Enum):
+            return next((each for each in self.enum_type if each.value == value), value)
+        return value
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, self.enum_type):
+            raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
+        if text is Text.JSON and isinstance(value, str | int | float):
+            found = next((each for each in self.enum_type if each.value == value), found)
+        if found is None:
+            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
+        return found
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        name = self.enum_type.__name__
+        full = f"{namespace}.{name}" if namespace else name
+        if not names.is_new(full, self.enum_type):
+            return name
+        return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}

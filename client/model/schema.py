@@ -57,6 +57,7 @@ class Schema:
     by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
     needs_writer: ClassVar[bool] = False  # … and knows no other
     separated = False  # the key of its pair is the key of the message
+    of_topic = False  # a producer learns it from the topic, by `known`
     _schema_name = ""
     _told: SchemaInfo | None = None
     _client: Any = None
@@ -106,6 +107,10 @@ class Schema:
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """`writer`: the schema that the message names; None: it names none."""
         return self.decode(payload)
+
+    def known(self, info: SchemaInfo | None) -> Schema:
+        """`of_topic`: what is used in its place where the topic has this schema; None: it has none."""
+        return self
 
     def encode_key(self, value: Any) -> bytes:
         """The key of a pair that is `separated`, before it becomes the key of the message."""

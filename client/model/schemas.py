@@ -6,7 +6,13 @@ from . import composite_schemas as schema_protobuf
 from . import record as definition
 from . import schema
 from . import schema as schema_avro
-from .composite_schemas import AutoConsumeSchema, KeyValueEncodingType, KeyValueSchema, ProtobufNativeSchema
+from .composite_schemas import (
+    AutoConsumeSchema,
+    AutoPublishSchema,
+    KeyValueEncodingType,
+    KeyValueSchema,
+    ProtobufNativeSchema,
+)
 from .primitive_schemas import (
     BooleanSchema,
     DateSchema,
@@ -43,6 +49,7 @@ from .schema import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
 __all__ = [
     "Array",
     "AutoConsumeSchema",
+    "AutoPublishSchema",
     "AvroSchema",
     "Boolean",
     "BooleanSchema",
