@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NoReturn, cast
 
 from ...proto.errors import NotAllowed
 from ...runtime.access import (
@@ -18,7 +19,7 @@ from ...runtime.access import (
     TlsFiles,
 )
 from ...runtime.clock import SystemClock
-from ...runtime.disk import SystemFiles
+from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
     ByteService,
@@ -66,6 +67,13 @@ class _ClientNetwork:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
 
+class _NoFiles:
+    """A server's files are POSIX's, and a client runs on Windows too."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotAllowed("a client has no files of a server")
+
+
 def client_world() -> World:
     """A new one each time: connections belong to it, and to one event loop."""
-    return World(SystemClock(), random.SystemRandom(), SystemFiles(), SystemWorkers(), _ClientNetwork())
+    return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())
