@@ -25,8 +25,12 @@ from .proto import versions as _versions
 __version__ = _versions.PRODUCT
 
 if TYPE_CHECKING:
-    from .client import admin  # imported by these names they have .pyi files, which say the same as _MODULES
+    from .client import (
+        admin,  # imported by these names they have .pyi files, which say the same as _MODULES
+        functions,
+    )
     from .client import aio as asyncio
+    from .client.blocking import table_view as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView
     from .client.common import errors as exceptions
     from .client.common.errors import (
@@ -90,13 +94,19 @@ if TYPE_CHECKING:
         AuthenticationTLS,
         AuthenticationToken,
     )
-    from .client.consume.batch_receive import ConsumerBatchReceivePolicy
+    from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+    from .client.consume.batch_receive import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.crypto.context import EncryptionContext, EncryptionKey
     from .client.crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
+    from .client.functions.context import Context
+    from .client.functions.function import Function
+    from .client.functions.serde import IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
+    from .client.model.builders import DeadLetterPolicyBuilder, KeySharedPolicy
     from .client.model.message import Message
+    from .client.model.message_batch import MessageBatch
     from .client.model.message_id import MessageId
     from .client.model.schema import BytesSchema
     from .client.model.settings import (
@@ -124,6 +134,8 @@ __all__ = [
     "AuthenticationTLS",
     "AuthenticationToken",
     "AuthorizationError",
+    "AutoClusterFailover",
+    "BatchReceivePolicy",
     "BatchingType",
     "BrokerMetadataError",
     "BrokerPersistenceError",
@@ -143,15 +155,19 @@ __all__ = [
     "ConsumerNotFound",
     "ConsumerNotInitialized",
     "ConsumerType",
+    "Context",
     "CryptoError",
     "CryptoKeyReader",
     "CumulativeAcknowledgementNotAllowedError",
+    "DeadLetterPolicyBuilder",
     "Disconnected",
     "EncryptionContext",
     "EncryptionKey",
     "EncryptionKeyInfo",
     "ErrorGettingAuthenticationData",
     "FileLogger",
+    "Function",
+    "IdentitySerDe",
     "IncompatibleSchema",
     "IndexedMessage",
     "InitialPosition",
@@ -163,12 +179,14 @@ __all__ = [
     "InvalidUrl",
     "KeyReader",
     "KeySharedMode",
+    "KeySharedPolicy",
     "LoggerLevel",
     "LookupError",
     "MagnetarError",
     "MagnetarException",
     "MemoryBufferIsFull",
     "Message",
+    "MessageBatch",
     "MessageId",
     "MessageTooBig",
     "MultiplierRedeliveryBackoff",
@@ -176,6 +194,7 @@ __all__ = [
     "NotConnected",
     "OperationNotSupported",
     "PartitionsRoutingMode",
+    "PickleSerDe",
     "Producer",
     "ProducerAccessMode",
     "ProducerBlockedQuotaExceededError",
@@ -189,6 +208,9 @@ __all__ = [
     "Reader",
     "RegexSubscriptionMode",
     "Result",
+    "SerDe",
+    "ServiceInfo",
+    "ServiceInfoProvider",
     "ServiceUnitNotReady",
     "StoredEntry",
     "SubscriptionNotFound",
@@ -205,19 +227,27 @@ __all__ = [
     "admin",
     "asyncio",
     "exceptions",
+    "functions",
     "schema",
     "spark_session",
+    "tableview",
 ]
 
 _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
+    "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.crypto.context": ("EncryptionContext", "EncryptionKey"),
     "client.crypto.key_reader": ("CryptoKeyReader", "EncryptionKeyInfo", "KeyReader"),
     "client.model.message": ("Message",),
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),
-    "client.consume.batch_receive": ("ConsumerBatchReceivePolicy",),
+    "client.consume.batch_receive": ("BatchReceivePolicy", "ConsumerBatchReceivePolicy"),
+    "client.functions.context": ("Context",),
+    "client.functions.function": ("Function",),
+    "client.functions.serde": ("IdentitySerDe", "PickleSerDe", "SerDe"),
+    "client.model.builders": ("DeadLetterPolicyBuilder", "KeySharedPolicy"),
+    "client.model.message_batch": ("MessageBatch",),
     "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
     "client.model.schema": ("BytesSchema",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
@@ -237,12 +267,21 @@ _MODULES = {
     "schema": "client.model.schemas",
     "admin": "client.admin",
     "exceptions": "client.common.errors",
+    "tableview": "client.blocking.table_view",
+    "functions": "client.functions",
+    "functions.context": "client.functions.context",
+    "functions.function": "client.functions.function",
+    "functions.serde": "client.functions.serde",
+    "schema.definition": "client.model.record",
+    "schema.schema": "client.model.schema",
+    "schema.schema_avro": "client.model.schema",
+    "schema.schema_protobuf": "client.model.composite_schemas",
 }
 """Modules under a second name: `import magnetar.asyncio` gives magnetar.client.aio."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES and "." not in name:
         value: Any = importlib.import_module(f"{__name__}.{name}")
     elif name in _PLACE_OF:
         value = getattr(importlib.import_module(f".{_PLACE_OF[name]}", __name__), name)
@@ -257,20 +296,26 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     errors = importlib.import_module(".client.common.errors", __name__)
-    return sorted({*globals(), *_PLACE_OF, *_MODULES, *errors.__all__})
+    return sorted({*globals(), *_PLACE_OF, *(each for each in _MODULES if "." not in each), *errors.__all__})
 
 
 class _SecondNames:
     """Finds `magnetar.asyncio` and the other second names, which have no files of their own, as their modules."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
-        package, _, name = fullname.rpartition(".")
+        package, _, name = fullname.partition(".")
         if package != __name__ or name not in _MODULES:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self)  # type: ignore[arg-type]
+        has_modules = any(each.startswith(f"{name}.") for each in _MODULES)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=has_modules)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> ModuleType:
-        return importlib.import_module(f".{_MODULES[spec.name.rpartition('.')[2]]}", __name__)
+        """Its modules come with it: else the import would load a second copy of them, by its `__path__`."""
+        name = spec.name.partition(".")[2]
+        for each, place in _MODULES.items():
+            if each.startswith(f"{name}."):
+                sys.modules[f"{__name__}.{each}"] = importlib.import_module(f".{place}", __name__)
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
 
     def exec_module(self, module: ModuleType) -> None:
         """It was executed under its own name."""

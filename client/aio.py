@@ -20,28 +20,48 @@ from .crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
 from .model.events import ConsumerEventListener
 from .model.message import Message
 from .model.message_id import MessageId
-from .model.settings import ConsumerKeySharedPolicy
+from .model.settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RegexSubscriptionMode,
+)
 from .produce.messages import Extras
 from .produce.producer import Producer
 
 __all__ = [
+    "BatchingType",
     "Client",
+    "CompressionType",
     "Consumer",
     "ConsumerBatchReceivePolicy",
+    "ConsumerCryptoFailureAction",
+    "ConsumerDeadLetterPolicy",
     "ConsumerEventListener",
     "ConsumerKeySharedPolicy",
+    "ConsumerType",
     "CryptoKeyReader",
     "EncryptionContext",
     "EncryptionKey",
     "EncryptionKeyInfo",
     "Extras",
     "IndexedMessage",
+    "InitialPosition",
     "KeyReader",
     "Message",
     "MessageId",
+    "PartitionsRoutingMode",
     "Producer",
+    "ProducerAccessMode",
     "PulsarException",
     "Reader",
+    "RegexSubscriptionMode",
     "Result",
     "StoredEntry",
     "TableView",

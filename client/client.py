@@ -24,9 +24,9 @@ from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
 from .common.loggers import attach
 from .common.reports import Reports
-from .connect.authentication import caller_access
 from .connect.connections import Connections
-from .connect.service_url import parse_service_url
+from .connect.service import Service
+from .connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicWatch
 from .connect.world import client_world
 from .consume.batch_receive import ConsumerBatchReceivePolicy
@@ -57,7 +57,6 @@ from .produce.producer import Producer
 T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
 
-
 KEPT_MIN = 16
 """Closed objects are removed only above this number: a removal at each opening would scan all the others."""
 
@@ -79,7 +78,7 @@ class Client(ClosedAfterAsyncWith):
 
     def __init__(
         self,
-        service_url: str,
+        service_url: str | AutoClusterFailover | ServiceInfoProvider,
         authentication: object = None,
         operation_timeout_seconds: float = 30,
         io_threads: int = 1,
@@ -100,10 +99,8 @@ class Client(ClosedAfterAsyncWith):
         memory_limit_bytes: int = 64 << 20,
         world: World | None = None,
     ) -> None:
-        url = parse_service_url(service_url)
-        self.settings = client_settings(locals())
-        self._endpoints, self._access = url.endpoints, caller_access(url, authentication, locals())
-        self._service_url = service_url
+        self._service = Service(service_url, authentication, given(locals()))
+        self.settings = client_settings(given(locals()))
         self._world = world
         self._connections: Connections | None = None
         self._reports: Reports | None = None
@@ -118,11 +115,15 @@ class Client(ClosedAfterAsyncWith):
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
-            self._connections = Connections(self._world or client_world(), self._endpoints, self.settings, self._access)
+            self._connections = self._service.connect(self._world or client_world(), self.settings)
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.leave_with_the_loop()
         return self._connections
+
+    def get_service_info(self) -> ServiceInfo:
+        """Where the client connects now."""
+        return self._service.info
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
@@ -363,8 +364,7 @@ class Client(ClosedAfterAsyncWith):
             if self._detach is not None:
                 self._detach()
             connections, self._connections = self._connections, None
-            if connections is not None:
-                await connections.close()
+            await close_all([self._service] if connections is None else [self._service, connections])
 
 
 async def translated(awaitable: Awaitable[T]) -> T:

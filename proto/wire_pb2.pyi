@@ -49,10 +49,12 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("topic",)
+    __slots__ = ("topic", "listener")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
     topic: str
-    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+    listener: str
+    def __init__(self, topic: _Optional[str] = ..., listener: _Optional[str] = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ("owner", "here")
@@ -60,7 +62,7 @@ class LookupReply(_message.Message):
     HERE_FIELD_NUMBER: _ClassVar[int]
     owner: str
     here: bool
-    def __init__(self, owner: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
+    def __init__(self, owner: _Optional[str] = ..., here: bool = ...) -> None: ...
 
 class PartitionsRequest(_message.Message):
     __slots__ = ("topic", "create")
@@ -68,7 +70,7 @@ class PartitionsRequest(_message.Message):
     CREATE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     create: bool
-    def __init__(self, topic: _Optional[str] = ..., create: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., create: bool = ...) -> None: ...
 
 class PartitionsReply(_message.Message):
     __slots__ = ("partitions", "owner")
@@ -144,7 +146,7 @@ class ServerFrame(_message.Message):
     end_of_topic: Empty
     active: bool
     closed: Error
-    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: _Optional[bool] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
     __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema")
@@ -213,7 +215,7 @@ class Receipt(_message.Message):
     entry_id: int
     index: int
     duplicate: bool
-    def __init__(self, sequence_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., index: _Optional[int] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., index: _Optional[int] = ..., duplicate: bool = ...) -> None: ...
 
 class PublishFailed(_message.Message):
     __slots__ = ("sequence_id", "error")
@@ -289,7 +291,7 @@ class Subscribe(_message.Message):
     key_shared: KeySharedPolicy
     many_topics: bool
     schema: SchemaInfo
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: _Optional[bool] = ..., existing_only: _Optional[bool] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")
@@ -324,7 +326,7 @@ class KeySharedPolicy(_message.Message):
     mode: KeySharedPolicy.Mode
     ranges: _containers.RepeatedCompositeFieldContainer[SlotRange]
     allow_out_of_order_delivery: bool
-    def __init__(self, mode: _Optional[_Union[KeySharedPolicy.Mode, str]] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., allow_out_of_order_delivery: _Optional[bool] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[KeySharedPolicy.Mode, str]] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., allow_out_of_order_delivery: bool = ...) -> None: ...
 
 class SlotRange(_message.Message):
     __slots__ = ("first", "last")
@@ -380,7 +382,7 @@ class Redeliver(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[Position]
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
     uncounted: bool
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")
@@ -576,7 +578,7 @@ class SchemaReply(_message.Message):
     created_ms: int
     user: str
     deleted: bool
-    def __init__(self, version: _Optional[bytes] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., created_ms: _Optional[int] = ..., user: _Optional[str] = ..., deleted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[bytes] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., created_ms: _Optional[int] = ..., user: _Optional[str] = ..., deleted: bool = ...) -> None: ...
 
 class SchemasReply(_message.Message):
     __slots__ = ("schemas",)
@@ -606,7 +608,7 @@ class Name(_message.Message):
     PRECISE_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     name: str
     precise_backlog: bool
-    def __init__(self, name: _Optional[str] = ..., precise_backlog: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., precise_backlog: bool = ...) -> None: ...
 
 class Names(_message.Message):
     __slots__ = ("names",)
@@ -620,7 +622,7 @@ class DeleteRequest(_message.Message):
     FORCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     force: bool
-    def __init__(self, name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., force: bool = ...) -> None: ...
 
 class TenantSpec(_message.Message):
     __slots__ = ("name", "admin_roles", "allowed_clusters")
@@ -642,7 +644,7 @@ class NamespaceSpec(_message.Message):
     bundles: int
     auto_topic_creation_off: bool
     default_partitions: int
-    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., auto_topic_creation_off: _Optional[bool] = ..., default_partitions: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., auto_topic_creation_off: bool = ..., default_partitions: _Optional[int] = ...) -> None: ...
 
 class PoliciesRequest(_message.Message):
     __slots__ = ("namespace", "topic", "applied")
@@ -652,7 +654,7 @@ class PoliciesRequest(_message.Message):
     namespace: str
     topic: str
     applied: bool
-    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., applied: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., applied: bool = ...) -> None: ...
 
 class PoliciesReply(_message.Message):
     __slots__ = ("policies",)
@@ -702,7 +704,7 @@ class PermissionsReply(_message.Message):
     roles: _containers.MessageMap[str, Names]
     subscriptions: _containers.MessageMap[str, Names]
     prefix_mode: bool
-    def __init__(self, roles: _Optional[_Mapping[str, Names]] = ..., subscriptions: _Optional[_Mapping[str, Names]] = ..., prefix_mode: _Optional[bool] = ...) -> None: ...
+    def __init__(self, roles: _Optional[_Mapping[str, Names]] = ..., subscriptions: _Optional[_Mapping[str, Names]] = ..., prefix_mode: bool = ...) -> None: ...
 
 class ChangePermissionsRequest(_message.Message):
     __slots__ = ("namespace", "topic", "grant", "revoke", "grant_subscription", "revoke_subscription", "prefix_mode")
@@ -734,7 +736,7 @@ class ChangePermissionsRequest(_message.Message):
     grant_subscription: ChangePermissionsRequest.OfSubscription
     revoke_subscription: ChangePermissionsRequest.OfSubscription
     prefix_mode: bool
-    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., grant: _Optional[_Union[ChangePermissionsRequest.Grant, _Mapping]] = ..., revoke: _Optional[str] = ..., grant_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., revoke_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., prefix_mode: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., grant: _Optional[_Union[ChangePermissionsRequest.Grant, _Mapping]] = ..., revoke: _Optional[str] = ..., grant_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., revoke_subscription: _Optional[_Union[ChangePermissionsRequest.OfSubscription, _Mapping]] = ..., prefix_mode: bool = ...) -> None: ...
 
 class UnloadNamespaceRequest(_message.Message):
     __slots__ = ("namespace", "bundle", "here")
@@ -744,7 +746,7 @@ class UnloadNamespaceRequest(_message.Message):
     namespace: str
     bundle: str
     here: bool
-    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: bool = ...) -> None: ...
 
 class UnloadNamespaceReply(_message.Message):
     __slots__ = ("topics", "bundles")
@@ -762,7 +764,7 @@ class ListTopicsRequest(_message.Message):
     namespace: str
     partitions: bool
     in_memory_here: bool
-    def __init__(self, namespace: _Optional[str] = ..., partitions: _Optional[bool] = ..., in_memory_here: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ...) -> None: ...
 
 class TopicSpec(_message.Message):
     __slots__ = ("name", "partitions")
@@ -794,7 +796,7 @@ class ConsumerStats(_message.Message):
     blocked: bool
     priority_level: int
     slots: _containers.RepeatedCompositeFieldContainer[SlotRange]
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ..., blocked: _Optional[bool] = ..., priority_level: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ..., blocked: bool = ..., priority_level: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ...) -> None: ...
 
 class DrainingSlot(_message.Message):
     __slots__ = ("slot", "unacked_entries", "blocked_attempts")
@@ -854,7 +856,7 @@ class SubscriptionStats(_message.Message):
     delayed: int
     delayed_buckets: int
     delayed_memory_bytes: int
-    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: _Optional[bool] = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: _Optional[bool] = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")
@@ -916,7 +918,7 @@ class TopicStatsReply(_message.Message):
     evicted_entries: int
     publish_throttled: int
     terminated: bool
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
@@ -954,7 +956,7 @@ class TopicInternalStatsReply(_message.Message):
     replication: str
     wanted_replication: str
     degraded: bool
-    def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ..., replication: _Optional[str] = ..., wanted_replication: _Optional[str] = ..., degraded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ..., replication: _Optional[str] = ..., wanted_replication: _Optional[str] = ..., degraded: bool = ...) -> None: ...
 
 class SubscriptionSpec(_message.Message):
     __slots__ = ("topic", "name", "position", "properties")
@@ -983,7 +985,7 @@ class DeleteSubscriptionRequest(_message.Message):
     topic: str
     name: str
     force: bool
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., force: bool = ...) -> None: ...
 
 class ResetSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "message_id", "publish_time_ms", "exclude")
@@ -997,13 +999,13 @@ class ResetSubscriptionRequest(_message.Message):
     message_id: MessageId
     publish_time_ms: int
     exclude: bool
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., exclude: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., exclude: bool = ...) -> None: ...
 
 class FindOrphansRequest(_message.Message):
     __slots__ = ("remove",)
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     remove: bool
-    def __init__(self, remove: _Optional[bool] = ...) -> None: ...
+    def __init__(self, remove: bool = ...) -> None: ...
 
 class OrphanLedger(_message.Message):
     __slots__ = ("ledger_id", "topic", "subscription", "created_ms", "deleted")
@@ -1017,7 +1019,7 @@ class OrphanLedger(_message.Message):
     subscription: str
     created_ms: int
     deleted: bool
-    def __init__(self, ledger_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., created_ms: _Optional[int] = ..., deleted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ledger_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., created_ms: _Optional[int] = ..., deleted: bool = ...) -> None: ...
 
 class OrphansReply(_message.Message):
     __slots__ = ("orphans", "missing")
@@ -1053,7 +1055,7 @@ class ExamineMessagesRequest(_message.Message):
     topic: str
     from_latest: bool
     number: int
-    def __init__(self, topic: _Optional[str] = ..., from_latest: _Optional[bool] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., from_latest: bool = ..., number: _Optional[int] = ...) -> None: ...
 
 class GetMessageRequest(_message.Message):
     __slots__ = ("topic", "ledger_id", "entry_id")
@@ -1099,7 +1101,7 @@ class AnalyzeBacklogReply(_message.Message):
     acknowledged: int
     bytes: int
     complete: bool
-    def __init__(self, entries: _Optional[int] = ..., messages: _Optional[int] = ..., acknowledged: _Optional[int] = ..., bytes: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, entries: _Optional[int] = ..., messages: _Optional[int] = ..., acknowledged: _Optional[int] = ..., bytes: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class SkipMessagesRequest(_message.Message):
     __slots__ = ("topic", "name", "messages")
@@ -1189,7 +1191,7 @@ class BookieStatus(_message.Message):
     rack: str
     free_bytes: int
     total_bytes: int
-    def __init__(self, id: _Optional[str] = ..., endpoint: _Optional[str] = ..., read_only: _Optional[bool] = ..., rack: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., endpoint: _Optional[str] = ..., read_only: bool = ..., rack: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class BookiesReply(_message.Message):
     __slots__ = ("bookies",)
@@ -1231,7 +1233,7 @@ class GetReply(_message.Message):
     version: int
     revision: int
     ephemeral: bool
-    def __init__(self, exists: _Optional[bool] = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., revision: _Optional[int] = ..., ephemeral: _Optional[bool] = ...) -> None: ...
+    def __init__(self, exists: bool = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., revision: _Optional[int] = ..., ephemeral: bool = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("operations", "session")
@@ -1261,7 +1263,7 @@ class Operation(_message.Message):
     value: bytes
     expected: int
     ephemeral: bool
-    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., path: _Optional[str] = ..., value: _Optional[bytes] = ..., expected: _Optional[int] = ..., ephemeral: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., path: _Optional[str] = ..., value: _Optional[bytes] = ..., expected: _Optional[int] = ..., ephemeral: bool = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("versions", "revision")
@@ -1347,7 +1349,7 @@ class WatchEvents(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[TreeEvent]
     revision: int
     reset: bool
-    def __init__(self, watch_id: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TreeEvent, _Mapping]]] = ..., revision: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+    def __init__(self, watch_id: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TreeEvent, _Mapping]]] = ..., revision: _Optional[int] = ..., reset: bool = ...) -> None: ...
 
 class TreeEvent(_message.Message):
     __slots__ = ("kind", "path", "version", "revision")

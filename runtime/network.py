@@ -41,6 +41,7 @@ from .access import (
     PeerCalling,
     PeerListening,
     Principal,
+    TlsFiles,
 )
 from .files import Buffer
 
@@ -339,8 +340,9 @@ class Network(Protocol):
         """
         ...
 
-    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        """Unavailable: no process listens there."""
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
+        """With `tls` the certificate and name of the other end are verified, by `ca` or the system's authorities.
+        Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
         ...
 
     async def serve_peers(

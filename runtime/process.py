@@ -17,7 +17,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from .access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
+from .access import (
+    CLEAR,
+    NOTHING,
+    OPEN,
+    CallerAccess,
+    KeyPair,
+    ListenerAccess,
+    PeerCalling,
+    PeerListening,
+    TlsFiles,
+)
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
@@ -48,8 +58,8 @@ class SystemNetwork:
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
         return await streams.serve(endpoint, service, access)
 
-    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        return await streams.connect(endpoint)
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
+        return await streams.connect(endpoint, tls)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None

@@ -243,6 +243,11 @@ class TopicManager:
             raise Unavailable(_UNSETTLED)
         return await session.ownership.owner(name, await session.catalog.known_namespace(name.namespace_name))
 
+    @property
+    def me(self) -> BrokerRecord | None:
+        """Where clients reach this broker; None: it is not registered now."""
+        return self._session.ownership.me if self._session is not None else None
+
     async def brokers(self) -> list[BrokerRecord]:
         return await brokers(self._open().metadata)
 

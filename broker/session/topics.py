@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from ...proto.errors import InvalidRequest, MagnetarError
+from ...metadata.records import BrokerRecord
+from ...proto.errors import InvalidRequest, MagnetarError, NotFound
 from ...proto.model import AckedEntry
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...runtime.access import Principal
@@ -48,14 +49,25 @@ class Offsets(msgspec.Struct, frozen=True):
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
 
 
+def reached_by(broker: BrokerRecord, listener: str) -> str:
+    """HOST:PORT of its gRPC for the callers of a listener. NotFound."""
+    if not listener:
+        return broker.endpoint
+    urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
+    for url in urls:
+        return url.partition("://")[2]
+    named = f"{listener!r:.100}"
+    raise NotFound(f"broker {broker.name} has no magnetar:// URL for the listener {named}: see pulsar_listeners")
+
+
 class Topics:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def lookup(self, topic: TopicName) -> Owner:
-        """The topic need not exist. Unavailable: it is not known now."""
+    async def lookup(self, topic: TopicName, listener: str = "") -> Owner:
+        """The topic need not exist. Unavailable: it is not known now. NotFound: the owner has no such listener."""
         owner = await self._broker.lookup(topic)
-        return Owner(owner.endpoint, owner.name == self._broker.name)
+        return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool) -> Partitions:
         """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed."""

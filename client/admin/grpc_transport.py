@@ -54,7 +54,7 @@ class GrpcTransport:
         trust_certs_file: str = "",
     ) -> None:  # fmt: skip
         url = parse_service_url(service_url)
-        self._endpoints = url.endpoints
+        self._url = url
         self._access = caller_access(url, authentication, {"tls_trust_certs_file_path": trust_certs_file})
         self._settings = ClientSettings(operation_timeout_s=timeout_s, connection_timeout_s=timeout_s)
         self._world = world
@@ -64,7 +64,7 @@ class GrpcTransport:
     @property
     def _connections(self) -> Connections:
         if self._made is None:
-            self._made = Connections(self._world or client_world(), self._endpoints, self._settings, self._access)
+            self._made = Connections(self._world or client_world(), self._url, self._settings, self._access)
             if self._world is None:
                 self._made.leave_with_the_loop()
         return self._made
@@ -106,7 +106,7 @@ class GrpcTransport:
     async def _round(self, ask: Callable[[Channel], Awaitable[Message]]) -> Message:
         """Asks the brokers of the service URL in turn until one answers, and the owner that one names."""
         failure: MagnetarError | None = None
-        for _ in self._endpoints:
+        for _ in self._url.endpoints:
             try:
                 reply = await self._ask_any(ask)
             except (Unavailable, ConnectionLost) as error:
@@ -116,11 +116,11 @@ class GrpcTransport:
                 self._reached = True
                 return reply
         assert failure is not None, "a service URL names at least one broker"
-        raise failure if self._reached else no_server(failure, self._endpoints)
+        raise failure if self._reached else no_server(failure, self._url.endpoints)
 
     async def _ask_any(self, ask: Callable[[Channel], Awaitable[Message]]) -> Message:
         try:
-            return await ask(self._connections.any())
+            return await ask(await self._connections.any())
         except NotOwner as error:
             self._reached = True
             if not (owner := error.fields.get("owner")):

@@ -16,6 +16,7 @@ from ..common.checks import check
 from ..common.closing import ClosedAfterWith
 from ..common.errors import AlreadyClosed
 from ..common.fork import EPOCH
+from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
 from ..consume.ranges import StoredEntry
 from ..core.redelivery import RedeliveryBackoff
@@ -64,7 +65,7 @@ class Client(ClosedAfterWith):
 
     def __init__(
         self,
-        service_url: str,
+        service_url: str | AutoClusterFailover | ServiceInfoProvider,
         authentication: object = None,
         operation_timeout_seconds: float = 30,
         io_threads: int = 1,
@@ -239,6 +240,10 @@ class Client(ClosedAfterWith):
         CryptoError: a message cannot be decrypted."""
         options = given(locals())
         return TableView(self.inner, lambda client: client.create_table_view(**options))
+
+    def get_service_info(self) -> ServiceInfo:
+        """Where the client connects now."""
+        return self.inner().get_service_info()
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""

@@ -134,7 +134,10 @@ class PulsarException(MagnetarError):
     def __init_subclass__(cls) -> None:
         cls.result = Result.__members__.get(cls.__name__, cls.result)
 
-    def __init__(self, message: str = "", **fields: object) -> None:
+    def __init__(self, message: str | Result = "", msg: str | None = None, **fields: object) -> None:
+        """A text; or a Result, and its text, as pulsar.asyncio makes it."""
+        if isinstance(message, Result):
+            self.result, message = message, msg or message.name
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...proto.errors import InvalidConfiguration as WireInvalidConfiguration
-from ...proto.errors import MagnetarError
-from ...runtime.access import CallerAccess, TlsFiles
+from ...proto.errors import MagnetarError, Unauthenticated
+from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
@@ -22,6 +22,10 @@ from .service_url import ServiceUrl
 
 class Authentication:
     """Base of all. A program's own derives from it: it overrides `authorization`, and names its `auth_method_name`.
+
+    By itself it is one of the others, as Pulsar's client names them (or Java's classes):
+    `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic", JSON)`,
+    `("oauth2token", JSON)`.
 
         class Ticket(magnetar.Authentication):
             auth_method_name = "token"
@@ -35,13 +39,18 @@ class Authentication:
     certificate_path = ""
     private_key_path = ""
 
+    _named: Authentication | None = None
+
     def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
-        if dynamicLibPath is not None or authParamsString is not None:
-            raise OperationNotSupported("a library of Pulsar's C++ client is not loaded: derive from Authentication")
+        if dynamicLibPath is None and authParamsString is None:
+            return
+        named = self._named = _by_name(dynamicLibPath, authParamsString)
+        self.auth_method_name = named.auth_method_name
+        self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
     def authorization(self) -> str:
         """The value of the header `authorization`, such as "Bearer …"; empty: none. It must not wait."""
-        return ""
+        return "" if self._named is None else self._named.authorization()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -127,6 +136,31 @@ class AuthenticationOauth2(Authentication):
         return f"Bearer {self._tokens.token()}"
 
 
+def _by_name(name: object, parameters: object) -> Authentication:
+    """Of Pulsar's client. OperationNotSupported: another one."""
+    if not isinstance(name, str) or not isinstance(parameters, str):
+        raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
+    kind = name.rpartition(".")[2].lower().removeprefix("authentication")
+    if kind == "tls":
+        found = dict(each.partition(":")[::2] for each in parameters.split(","))
+        return AuthenticationTLS(found.get("tlsCertFile", ""), found.get("tlsKeyFile", ""))
+    if kind == "token":
+        way, _, value = parameters.partition(":")
+        if way == "file":
+            return AuthenticationToken(lambda: _text_of(value.removeprefix("//")))
+        return AuthenticationToken(value if way == "token" else parameters)
+    if kind == "basic":
+        return AuthenticationBasic(auth_params_string=parameters)
+    if kind in ("oauth2token", "oauth2"):
+        return AuthenticationOauth2(parameters)
+    raise OperationNotSupported("a library of Pulsar's C++ client is not loaded: derive from Authentication")
+
+
+def _text_of(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read(AUTHORIZATION_MAX)
+
+
 def caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
@@ -163,7 +197,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
             raise
         except Exception as error:
             failed = f"the authentication {name!r} failed: {type(error).__name__}"
-            raise WireInvalidConfiguration(failed) from error
+            raise Unauthenticated(failed) from error
         if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
             raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
         return found

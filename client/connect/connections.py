@@ -28,11 +28,13 @@ from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
 from ..common.fork import connected
 from ..common.receive_memory import ReceiveMemory
+from ..common.wakes import Wakes
 from ..core.backoff import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
+from .discovery import Discovery
 from .first_contact import FirstContact, how_unreached
-from .wakes import Wakes
+from .service_url import ServiceUrl
 
 T = TypeVar("T")
 
@@ -42,14 +44,15 @@ TOLD_MAX = 1000
 
 class Connections:
     def __init__(
-        self, world: World, endpoints: Sequence[Endpoint], settings: ClientSettings, access: CallerAccess = NOTHING
+        self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NOTHING
     ) -> None:
-        assert endpoints, "a service URL names at least one broker"
+        assert url.endpoints, "a service URL names at least one broker"
         self.world = world
         self._access = access
         self.settings = settings
         self.memory = ReceiveMemory(settings.memory_limit_bytes)
-        self._endpoints = list(endpoints)
+        self._discovery = Discovery(url, world.network, access, settings.connection_timeout_s)
+        self._endpoints: Sequence[Endpoint] = url.endpoints
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
         self._streams: dict[Endpoint, BrokerStream] = {}
@@ -75,8 +78,9 @@ class Connections:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
         if found is None:
-            found = BrokerStream(channel, self.world.clock.monotonic, lambda: self._streams.pop(channel.endpoint, None))
-            self._streams[channel.endpoint] = found
+            streams = self._streams
+            found = BrokerStream(channel, self.world.clock.monotonic, lambda: streams.pop(channel.endpoint, None))
+            streams[channel.endpoint] = found
         return found
 
     @property
@@ -95,7 +99,7 @@ class Connections:
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
         backoff = self.backoff()
-        first = None if self._reached else FirstContact(self._endpoints, self.settings.connection_timeout_s)
+        first = None if self._reached else FirstContact(lambda: self._endpoints, self.settings.connection_timeout_s)
         while True:
             try:
                 async with asyncio.timeout(deadline - now()):
@@ -108,7 +112,9 @@ class Connections:
                 delay = backoff.next_s()
                 if not error.retryable or self._closed or now() + delay > deadline:
                     raise
-                if how_unreached(error) is None and not isinstance(error, TimedOut):
+                if how_unreached(error) is not None:
+                    self._discovery.forget()
+                elif not isinstance(error, TimedOut):
                     self._reached = True
                 if first is not None and not self._reached:
                     told = first.failed(error, now() + delay - begun)
@@ -116,8 +122,9 @@ class Connections:
                         raise told from told.__cause__
             await asyncio.sleep(delay)
 
-    def any(self) -> Channel:
-        """To a broker of the service URL, the next one each time."""
+    async def any(self) -> Channel:
+        """To a broker of the service URL, the next one each time. What its discovery raises."""
+        self._endpoints = await self._discovery.endpoints()
         self._next = (self._next + 1) % len(self._endpoints)
         return self.channel(self._endpoints[self._next])
 
@@ -125,7 +132,8 @@ class Connections:
         """A question that every broker answers."""
 
         async def attempt() -> Any:
-            return await self.any().call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
+            asked = await self.any()
+            return await asked.call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
 
@@ -142,9 +150,9 @@ class Connections:
             if guess:
                 guess = False
                 try:
-                    return await call(self.any())
+                    return await call(await self.any())
                 except NotOwner as error:
-                    if owner := error.fields.get("owner"):
+                    if (owner := error.fields.get("owner")) and not self.settings.listener_name:
                         return await call(self._named(owner, topic))
                 except MagnetarError as error:
                     if not error.retryable or self._closed:
@@ -161,9 +169,9 @@ class Connections:
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
+        self._endpoints = await self._discovery.endpoints()
         for left in reversed(range(len(self._endpoints))):
-            self._next = (self._next + 1) % len(self._endpoints)
-            asked = self.channel(self._endpoints[self._next])
+            asked = await self.any()
             try:
                 return await self._owner_by(asked, topic)
             except MagnetarError as error:
@@ -172,7 +180,7 @@ class Connections:
         raise AssertionError("a service URL names at least one broker")
 
     async def _owner_by(self, asked: Channel, topic: TopicName) -> Channel:
-        request = wire.LookupRequest(topic=topic.full)
+        request = wire.LookupRequest(topic=topic.full, listener=self.settings.listener_name)
         reply: wire.LookupReply = await asked.call(
             rpc("Broker", "Lookup"), request, timeout_s=self.settings.connection_timeout_s
         )
@@ -191,15 +199,33 @@ class Connections:
         request = wire.PartitionsRequest(topic=topic.full, create=create)
 
         async def attempt() -> int:
-            asked = self.any()
+            asked = await self.any()
             reply: wire.PartitionsReply = await asked.call(
                 rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
             )
-            if reply.HasField("owner") and len(self._told) < TOLD_MAX:
+            named = reply.HasField("owner") and not self.settings.listener_name  # by the address of all
+            if named and len(self._told) < TOLD_MAX:
                 self._told[topic] = asked if reply.owner.here else self._named(reply.owner.owner, topic)
             return reply.partitions
 
         return await self.retry(attempt)
+
+    async def move(self, url: ServiceUrl, access: CallerAccess) -> None:
+        """To the brokers of another service URL. What is open reconnects there; a request that is under way may still
+        be answered by a broker of the one before."""
+        self._access = access
+        self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
+        self._endpoints = url.endpoints
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        self._told.clear()
+        streams, self._streams = list(self._streams.values()), {}
+        channels, self._channels = list(self._channels.values()), {}
+        for stream in streams:
+            await stream.close()
+        for channel in channels:
+            await channel.close()
 
     def leave_with_the_loop(self) -> None:
         """In the event loop: they are closed with it, or when they are collected."""
@@ -221,9 +247,4 @@ class Connections:
             await with_loop.aclose()
             return
         self._closed = True
-        self._told.clear()
-        for stream in list(self._streams.values()):
-            await stream.close()
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        await self._close_connections()

@@ -15,7 +15,7 @@ Guard: tests/client/connect/test_first_contact.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...proto.errors import MagnetarError, Unavailable
 from ...runtime.network import Endpoint
@@ -30,7 +30,8 @@ SERVED_PORT = 7650
 class FirstContact:
     """The attempts of one operation of a client that has reached no broker."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], connection_timeout_s: float) -> None:
+    def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
+        """`endpoints`: those that are tried now."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()
@@ -41,10 +42,10 @@ class FirstContact:
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
-            if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints)):
-                return no_server(error, self._endpoints)
+            if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints())):
+                return no_server(error, self._endpoints())
         if how is not None and next_s >= self._timeout_s:
-            return no_server(error, self._endpoints, f" within {self._timeout_s:g} s")
+            return no_server(error, self._endpoints(), f" within {self._timeout_s:g} s")
         return None
 
 

@@ -1,27 +1,54 @@
-"""Service URLs: `magnetar://host[:port][,host[:port]…]`; `pulsar://` means the same.
+"""Service URLs: `magnetar://host[:port][,host[:port]…]`, and the `pulsar://` and `http://` URLs of Pulsar's programs.
 
-This SDK speaks gRPC. Programs that were written for Pulsar name the ports of its protocol, 6650 and 6651, where a
-broker does not serve gRPC: with `pulsar://` these two mean 7650, and any other port itself.
+This SDK speaks gRPC. A `magnetar://` URL names the brokers' ports of it. The others name ports where a broker speaks
+Pulsar's protocol or HTTP: there it is asked for the address of its gRPC (client/connect/discovery.py). Where nothing
+listens at a port of `pulsar://`, 6650 and 6651 mean 7650, and any other port itself.
 
-With `+ssl` after the scheme the connections are encrypted and the brokers' certificates are verified. Any of the
-brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
+With `+ssl` after the scheme, and with https, the connections are encrypted and the brokers' certificates are verified.
+Any of the brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from ...runtime.network import Endpoint
 from ..common.errors import InvalidUrl
 
 PORT = 7650
-SCHEMES = ("magnetar", "magnetar+ssl", "pulsar", "pulsar+ssl")
 PULSAR_PORTS = (6650, 6651)
+
+
+class Asked(Enum):
+    """How the addresses of a URL are asked where the broker serves gRPC."""
+
+    NOT = "not"  # they are the addresses
+    PULSAR = "pulsar"
+    HTTP = "http"
+
+
+class _Scheme(NamedTuple):
+    port: int
+    asked: Asked = Asked.NOT
+    encrypted: bool = False
+
+
+SCHEMES = {
+    "magnetar": _Scheme(PORT),
+    "magnetar+ssl": _Scheme(PORT, encrypted=True),
+    "pulsar": _Scheme(6650, Asked.PULSAR),
+    "pulsar+ssl": _Scheme(6651, Asked.PULSAR, encrypted=True),
+    "http": _Scheme(8080, Asked.HTTP),
+    "https": _Scheme(8443, Asked.HTTP, encrypted=True),
+}
 
 
 class ServiceUrl(NamedTuple):
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
-    encrypted: bool  # TLS
+    encrypted: bool = False  # TLS
+    protocol: Asked = Asked.NOT
+    ask: tuple[Endpoint, ...] = ()  # who knows where gRPC is; empty: `endpoints` are it
 
 
 def parse_service_url(text: str) -> ServiceUrl:
@@ -37,20 +64,24 @@ def parse_service_url(text: str) -> ServiceUrl:
         raise InvalidUrl(f"{text!r} is not a service URL; write magnetar://{text.strip() or 'localhost:7650'}")
     if scheme not in SCHEMES:
         raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or magnetar+ssl://, not {scheme}://")
+    means = SCHEMES[scheme]
     hosts = rest.split("/")[0]
     if rest[len(hosts) :] not in ("", "/"):
         raise InvalidUrl(f"{text!r}: nothing follows HOST:PORT in a service URL")
-    found = dict.fromkeys(_endpoint(text, part, of_pulsar=scheme.startswith("pulsar")) for part in hosts.split(","))
-    return ServiceUrl(tuple(found), scheme.endswith("+ssl"))
+    found = tuple(dict.fromkeys(_endpoint(text, part, means.port) for part in hosts.split(",")))
+    if means.asked is Asked.NOT:
+        return ServiceUrl(found, means.encrypted)
+    grpc = (each._replace(port=PORT) if each.port in PULSAR_PORTS else each for each in found)
+    return ServiceUrl(tuple(dict.fromkeys(grpc)), means.encrypted, means.asked, found)
 
 
-def _endpoint(text: str, part: str, *, of_pulsar: bool) -> Endpoint:
+def _endpoint(text: str, part: str, port: int) -> Endpoint:
     part = part.strip()
     bare = part.endswith("]") or ":" not in part
     try:
-        endpoint = Endpoint.parse(f"{part}:{PORT}" if bare else part)
+        endpoint = Endpoint.parse(f"{part}:{port}" if bare else part)
     except ValueError as error:
         raise InvalidUrl(f"{text!r}: {part!r} is not HOST[:PORT]") from error
     if not endpoint.host or endpoint.port == 0 or any(c.isspace() or c == "@" for c in endpoint.host):
         raise InvalidUrl(f"{text!r}: {part!r} is not HOST[:PORT]")
-    return endpoint._replace(port=PORT) if of_pulsar and endpoint.port in PULSAR_PORTS else endpoint
+    return endpoint

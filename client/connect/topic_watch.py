@@ -118,7 +118,7 @@ class TopicWatch:
 
     async def _connect(self) -> Any:
         """The first reply; with a revision to go on after there may be none for long, and none is waited for."""
-        stream: Stream[Any, Any] = self._connections.any().stream(rpc("Broker", "WatchTopics"))
+        stream: Stream[Any, Any] = (await self._connections.any()).stream(rpc("Broker", "WatchTopics"))
         stream.send_nowait(
             wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
         )

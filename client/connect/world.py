@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NoReturn, cast
 
 from ...proto.errors import NotAllowed
 from ...runtime.access import (
@@ -15,9 +16,10 @@ from ...runtime.access import (
     ListenerAccess,
     PeerCalling,
     PeerListening,
+    TlsFiles,
 )
 from ...runtime.clock import SystemClock
-from ...runtime.disk import SystemFiles
+from ...runtime.files import Files
 from ...runtime.grpc import client
 from ...runtime.network import (
     ByteService,
@@ -48,8 +50,10 @@ class _ClientNetwork:
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
         raise NotAllowed("a client serves nothing")
 
-    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
-        raise NotAllowed("a client speaks gRPC")
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
+        from ...runtime.tcp import streams  # which few clients need
+
+        return await streams.connect(endpoint, tls)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
@@ -63,6 +67,13 @@ class _ClientNetwork:
         raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
 
 
+class _NoFiles:
+    """A server's files are POSIX's, and a client runs on Windows too."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotAllowed("a client has no files of a server")
+
+
 def client_world() -> World:
     """A new one each time: connections belong to it, and to one event loop."""
-    return World(SystemClock(), random.SystemRandom(), SystemFiles(), SystemWorkers(), _ClientNetwork())
+    return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())

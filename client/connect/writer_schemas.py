@@ -19,6 +19,7 @@ from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_of
 from ..common.errors import InvalidMessage
 from .connections import Connections
 
+NEWEST = b""
 MISSING_S = 10.0
 MISSING_MAX = 1000
 """Versions that were invented; a producer may stamp any."""
@@ -55,6 +56,10 @@ class WriterSchemas:
         self._known[version] = SchemaInfo(
             type=SchemaType(info.type), data=info.data, name=info.name, properties=dict(info.properties)
         )
+
+    def has(self, version: bytes) -> SchemaInfo | None:
+        """Of what was fetched. None: the topic has no such schema."""
+        return self._known.get(version)
 
     def of(self, version: bytes) -> SchemaInfo:
         """InvalidMessage: the topic has no such schema. What the broker answers."""

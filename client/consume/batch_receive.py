@@ -40,12 +40,34 @@ class ConsumerBatchReceivePolicy:
                 "a batch receive policy needs at least one of max_num_message, max_num_bytes and timeout_ms above 0"
             )
 
+    def policy(self) -> ConsumerBatchReceivePolicy:
+        """The policy itself: of Pulsar's client, which has two kinds."""
+        return self
+
     @property
     def bytes_max(self) -> int:
         """0: no limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
+
+
+class BatchReceivePolicy(ConsumerBatchReceivePolicy):
+    """The same, with the methods that Pulsar's C++ client gives it."""
+
+    __slots__ = ()
+
+    def getMaxNumMessages(self) -> int:
+        """`max_num_message`."""
+        return self.max_num_message
+
+    def getMaxNumBytes(self) -> int:
+        """`max_num_bytes`."""
+        return self.max_num_bytes
+
+    def getTimeoutMs(self) -> int:
+        """`timeout_ms`."""
+        return self.timeout_ms
 
 
 async def receive_batch(

@@ -21,6 +21,10 @@ a pattern finds has its own topic's dead letters, and no `…-RETRY-…-RETRY`.
 its own: the readers of the message can read it, and nothing is to be set. What is not decrypted is not moved. Pulsar's
 Java client publishes the decrypted payload in clear, unless a customizer sets keys for the producer.
 
+**Schemas.** The schema with which the message was written is registered for the dead-letter or retry-letter topic, and
+the copy names it: consumers with a schema read the copy as they read the message. A schema that the topic refuses is
+not named; consumers then read the copy by their own.
+
 Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
 published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
 properties of the copy: the message's, REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original,
@@ -32,17 +36,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import EARLIEST, TopicName
+from ...proto.schema import SchemaInfo
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
-from ..common.errors import CryptoError, OperationNotSupported
+from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
 from ..connect.connections import Connections
+from ..connect.writer_schemas import WriterSchemas
+from ..model.composite_schemas import Written
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
@@ -120,7 +127,8 @@ class DeadLetterProducer:
         self._subscription = subscription
         self._base = f"{topic.base.local}-{subscription}"
         self._consumer_name = consumer_name
-        self._producers: dict[TopicName, Producer] = {}
+        self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
+        self._written: dict[TopicName, WriterSchemas] = {}
         self._opening = asyncio.Lock()
         self._tasks = Tasks()
         self._closed = False
@@ -170,33 +178,55 @@ class DeadLetterProducer:
         if isinstance(message, CiphertextMessage):
             raise CryptoError("a message that is not decrypted is not copied to another topic")
         encrypt = message.entry.consumer.encrypt_like(message)
-        producer = await self._producer(topic)
+        producer = await self._producer(topic, await self._schema_of(message))
         content = None if message.has_null_value() else message.data()
+        keyed_by_bytes = message.fields.partition_key_b64_encoded
         extras = Extras(
             properties=properties,
-            partition_key=message.partition_key() or None,
+            partition_key=None if keyed_by_bytes else message.partition_key() or None,
             ordering_key=message.ordering_key() or None,
             event_timestamp=message.event_timestamp() or None,
             deliver_after=delay if delay else None,
+            key_bytes=message.key_bytes() if keyed_by_bytes else None,
         )
-        if encrypt is None:
-            await producer.send(content, *extras[:-1])
-        else:
-            await producer.send_copy(content, extras, encrypt)
+        await producer.send_copy(content, extras, encrypt)
         message.entry.consumer.acknowledge(message)
 
-    async def _producer(self, topic: TopicName) -> Producer:
+    async def _schema_of(self, message: Message) -> SchemaInfo | None:
+        """With which it was written; None: it names none that its topic has."""
+        version = message.writer_version
+        if not version:
+            return None
+        topic = message.entry.consumer.topic.base
+        schemas = self._written.get(topic)
+        if schemas is None:
+            schemas = self._written[topic] = WriterSchemas(self._connections, topic)
+        await schemas.fetch(version)
+        return schemas.has(version)
+
+    async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
+        key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))
         async with self._opening:
-            found = self._producers.get(topic)
+            found = self._producers.get((topic, key))
             if found is None:
-                if topic == self.dead_letter_topic and self.policy.initial_subscription_name:
-                    await self._subscribe(topic, self.policy.initial_subscription_name)
-                kind = "DLQ" if topic == self.dead_letter_topic else "RETRY"
-                random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
-                name = "-".join((self._base, self._consumer_name(), random, kind))
-                settings = ProducerSettings(producer_name=name, schema=BytesSchema(), block_if_queue_full=True)
-                found = self._producers[topic] = await Producer.open(self._connections, topic, settings)
+                try:
+                    found = await self._open(topic, schema)
+                except IncompatibleSchema as error:
+                    _LOG.warning("%s: the copies of messages with another schema name none: %s", topic, error)
+                    found = self._producers.get((topic, None)) or await self._open(topic, None)
+                    self._producers[topic, None] = found
+                self._producers[topic, key] = found
             return found
+
+    async def _open(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
+        if topic == self.dead_letter_topic and self.policy.initial_subscription_name:
+            await self._subscribe(topic, self.policy.initial_subscription_name)
+        kind = "DLQ" if topic == self.dead_letter_topic else "RETRY"
+        random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
+        name = "-".join((self._base, self._consumer_name(), random, kind))
+        known = BytesSchema() if schema is None else Written(schema)
+        settings = ProducerSettings(producer_name=name, schema=known, block_if_queue_full=True)
+        return await Producer.open(self._connections, topic, settings)
 
     async def _subscribe(self, topic: TopicName, subscription: str) -> None:
         partitions = await self._connections.partitions(topic)
@@ -216,7 +246,7 @@ class DeadLetterProducer:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                     await self._tasks.drain()
             self._tasks.cancel()
-            await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
+            await asyncio.gather(*(producer.close() for producer in self._all), return_exceptions=True)
         except BaseException:
             self.abort()
             raise
@@ -224,8 +254,12 @@ class DeadLetterProducer:
     def abort(self) -> None:
         self._closed = True
         self._tasks.cancel()
-        for producer in self._producers.values():
+        for producer in self._all:
             producer.abort()
+
+    @property
+    def _all(self) -> set[Producer]:
+        return set(self._producers.values())
 
 
 def _origin(message: Message, subscription: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ class EncryptionKey:
         """Its name."""
         return self._key.key
 
+    @property
     def value(self) -> bytes:
         """The data key, wrapped with the reader's public key."""
         return self._key.value

@@ -1,4 +1,4 @@
-"""Schemas of pairs, of Protobuf messages, and the one that takes each message as it was written."""
+"""Schemas of pairs, of Protobuf messages, and those that take what a topic has: as a consumer, and as a producer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from ...proto.schema import NONE_LENGTH, SchemaInfo, SchemaType, key_value, pair_of
+from ..common.checks import WrongMessageType
 from ..common.errors import InvalidMessage
 from . import primitive_schemas as primitive
 from .avro_bounds import Parsed
@@ -33,17 +34,17 @@ class KeyValueSchema(Schema):
     def __init__(
         self, key: Schema, value: Schema, encoding: KeyValueEncodingType = KeyValueEncodingType.INLINE
     ) -> None:
-        super().__init__(tuple, "KEY_VALUE")
+        super().__init__(tuple, schema_name="KEY_VALUE")
         if not isinstance(key, Schema) or not isinstance(value, Schema):
             raise InvalidMessage("KeyValueSchema takes two schemas")
         self._key, self._value = key, value
         self.separated = KeyValueEncodingType(encoding) is KeyValueEncodingType.SEPARATED
 
-    def encode(self, value: Any) -> bytes:
-        self._check(value)
+    def encode(self, obj: Any) -> bytes:
+        self._check(obj)
         if self.separated:
-            return _encoded(self._value, value[1]) or b""
-        parts = [_encoded(self._key, value[0]), _encoded(self._value, value[1])]
+            return _encoded(self._value, obj[1]) or b""
+        parts = [_encoded(self._key, obj[0]), _encoded(self._value, obj[1])]
         return b"".join(
             _U32.pack(NONE_LENGTH) if each is None else _U32.pack(len(each)) + each for each in parts
         )
@@ -52,11 +53,11 @@ class KeyValueSchema(Schema):
         self._check(value)
         return _encoded(self._key, value[0]) or b""
 
-    def decode(self, payload: bytes) -> tuple[Any, Any]:
-        key, at = _part(payload, 0)
-        value, end = _part(payload, at)
-        if end != len(payload):
-            raise InvalidMessage(f"{len(payload) - end} bytes follow the pair")
+    def decode(self, data: bytes) -> tuple[Any, Any]:
+        key, at = _part(data, 0)
+        value, end = _part(data, at)
+        if end != len(data):
+            raise InvalidMessage(f"{len(data) - end} bytes follow the pair")
         return (
             None if key is None else self._key.decode(key), None if value is None else self._value.decode(value)
         )  # fmt: skip
@@ -95,43 +96,42 @@ class ProtobufNativeSchema(Schema):
         from google.protobuf.message import Message
 
         if not (isinstance(record_cls, type) and issubclass(record_cls, Message)):
-            raise InvalidMessage("ProtobufNativeSchema takes a class of Protobuf messages")
-        super().__init__(record_cls, "PROTOBUF_NATIVE")
+            raise WrongMessageType("ProtobufNativeSchema takes a class of Protobuf messages")
+        descriptors = _descriptors(getattr(record_cls, "DESCRIPTOR"))  # noqa: B009 - of a generated class
+        super().__init__(record_cls, SchemaType.PROTOBUF_NATIVE, descriptors, "PROTOBUF_NATIVE")
 
-    def encode(self, value: Any) -> bytes:
-        self._check(value)
-        encoded: bytes = value.SerializeToString()
+    def encode(self, obj: Any) -> bytes:
+        self._check(obj)
+        encoded: bytes = obj.SerializeToString()
         return encoded
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         from google.protobuf.message import DecodeError
 
         try:
-            return self._record_class.FromString(payload)
+            return self._record_cls.FromString(data)
         except DecodeError as error:
-            raise InvalidMessage(f"the payload is no {self._record_class.__name__}: {error}") from error
+            raise InvalidMessage(f"the payload is no {self._record_cls.__name__}: {error}") from error
 
-    def info(self) -> SchemaInfo:
-        from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-        descriptor: Any = self._record_class.DESCRIPTOR
-        files: dict[str, Any] = {}
+def _descriptors(descriptor: Any) -> dict[str, str]:
+    """The files of a message's class, what they import before them, as Java's client asks for them."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-        def collect(file: Any) -> None:
-            for each in file.dependencies:
-                if each.name not in files:
-                    collect(each)
-            files[file.name] = FileDescriptorProto.FromString(file.serialized_pb)
+    files: dict[str, Any] = {}
 
-        collect(descriptor.file)
-        text = {
-            "fileDescriptorSet": base64.b64encode(
-                FileDescriptorSet(file=files.values()).SerializeToString()
-            ).decode(),
-            "rootMessageTypeName": descriptor.full_name,
-            "rootFileDescriptorName": descriptor.file.name,
-        }
-        return SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode(), name="PROTOBUF_NATIVE")
+    def collect(file: Any) -> None:
+        for each in file.dependencies:
+            if each.name not in files:
+                collect(each)
+        files[file.name] = FileDescriptorProto.FromString(file.serialized_pb)
+
+    collect(descriptor.file)
+    return {
+        "fileDescriptorSet": base64.b64encode(FileDescriptorSet(file=files.values()).SerializeToString()).decode(),
+        "rootMessageTypeName": descriptor.full_name,
+        "rootFileDescriptorName": descriptor.file.name,
+    }
 
 
 _SINGLE = {
@@ -152,14 +152,14 @@ class AutoConsumeSchema(Schema):
     by_writer = needs_writer = True
 
     def __init__(self) -> None:
-        super().__init__(object, "AUTO_CONSUME")
+        super().__init__(object, SchemaType.AUTO_CONSUME, None, "AUTO_CONSUME")
         self._parsed: dict[bytes, Parsed] = {}
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, obj: Any) -> bytes:
         raise InvalidMessage("AutoConsumeSchema is a consumer's: a producer has a schema of its own")
 
-    def decode(self, payload: bytes) -> bytes:
-        return payload
+    def decode(self, data: bytes) -> bytes:
+        return data
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
@@ -190,5 +190,43 @@ class AutoConsumeSchema(Schema):
             None if value is None else self.decode_written(value, halves.value),
         )
 
-    def info(self) -> SchemaInfo:
-        return SchemaInfo(type=SchemaType.AUTO_CONSUME, name="AUTO_CONSUME")
+
+class Written(Schema):
+    """Bytes that are known to be of a schema, for which it is registered."""
+
+    def __init__(self, info: SchemaInfo) -> None:
+        super().__init__(bytes, schema_name=info.name)
+        self._told = info
+
+    def encode(self, data: Any) -> bytes:
+        self._check(data)
+        return bytes(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+class AutoPublishSchema(Schema):
+    """For producers: bytes that are payloads of the topic's newest schema, of the moment when the producer is opened.
+
+    InvalidMessage: the bytes are none of it. A topic without a schema takes any.
+    """
+
+    of_topic = True
+
+    def __init__(self) -> None:
+        super().__init__(bytes, schema_name="AUTO_PUBLISH")
+
+    def known(self, info: SchemaInfo | None) -> Schema:
+        return BytesSchema() if info is None else _Checked(info)
+
+
+class _Checked(Written):
+    def __init__(self, info: SchemaInfo) -> None:
+        super().__init__(info)
+        self._by = AutoConsumeSchema()
+
+    def encode(self, data: Any) -> bytes:
+        payload = super().encode(data)
+        self._by.decode_written(payload, self._told)
+        return payload

@@ -1,6 +1,6 @@
 """Fields of a Record: what a value has to be, how it travels, what the Avro schema says of it, and its type.
 
-Here is what all fields share, and those of single values; client/model/record.py has enums, arrays, maps and records.
+Here is what all fields share, and those of single values; client/model/record.py has arrays, maps and records.
 Type checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
 """
 
@@ -15,6 +15,7 @@ from ..common.errors import InvalidMessage
 V = TypeVar("V")
 """What a record holds in the field."""
 E = TypeVar("E")
+M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
@@ -43,14 +44,15 @@ class Field(Generic[V]):
 
     avro: ClassVar[str] = "null"
     python: ClassVar[tuple[type, ...]] = (type(None),)
+    name = ""
 
     def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None:
-        self.default = default
-        self.required = required
-        self.required_default = required_default
-        self.name = ""
         if default is not None:
+            default = self.made(default)
             self.check(default)
+        self._default = default
+        self._required = required
+        self._required_default = required_default
 
     if TYPE_CHECKING:
 
@@ -61,6 +63,40 @@ class Field(Generic[V]):
         def __get__(self, instance: object, owner: type[Any]) -> V | Self: ...
         def __set__(self, instance: object, value: V) -> None: ...
         def element_(self: Field[E | None]) -> E: ...
+
+    def type(self) -> str:
+        """The name of its type in Avro."""
+        return self.avro
+
+    def python_type(self) -> Any:
+        """The type of its values, or a tuple of them."""
+        return self.python if len(self.python) > 1 else self.python[0]
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        """What a record holds when the field called `name` is given `val`. InvalidMessage, a TypeError: nothing."""
+        if val is None:
+            return self.initial()
+        val = self.made(val)
+        named = copy.copy(self)
+        named.name = name
+        named.check(val)
+        return val
+
+    def default(self) -> Any:
+        """What it holds for None, or when nothing is given."""
+        return self.initial()
+
+    def required_default(self) -> bool:
+        """Whether the Avro schema says the default."""
+        return self._required_default
+
+    def schema(self) -> Any:
+        """Its type in Avro."""
+        return self.schema_info(None)
+
+    def schema_info(self, defined_names: Any) -> Any:
+        """As part of a schema. `defined_names`: a `Names`, what was defined before; None, or empty: nothing."""
+        return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
         """InvalidMessage: the field cannot hold the value, which is not None."""
@@ -89,21 +125,16 @@ class Field(Generic[V]):
 
     def initial(self) -> Any:
         """What a field holds for None: a copy of its default."""
-        return copy.copy(self.default)
+        return copy.copy(self._default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
         """The field in the Avro schema of its record."""
         kind = self.avro_type(names, namespace)
         found: dict[str, Any] = {"name": self.name}
-        default = self.initial()
-        if self.required_default:
+        if self._required_default:
+            default = self.initial()
             found["default"] = None if default is None else _avro_default(self, default)
-        if self.required:
-            found["type"] = kind
-        elif self.required_default and default is not None:
-            found["type"] = [kind, "null"]
-        else:
-            found["type"] = ["null", kind]
+        found["type"] = kind if self._required else ["null", kind]
         return found
 
 
@@ -123,7 +154,7 @@ class Boolean(Field[bool]):
     avro, python = "boolean", (bool,)
 
     def initial(self) -> Any:
-        return bool(self.default)
+        return bool(self._default)
 
 
 class _Whole(Field[V]):
@@ -245,6 +276,9 @@ class Bytes(Field[V]):
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
 
+    def made(self, value: Any) -> Any:
+        return value.encode() if isinstance(value, str) else value
+
     def plain(self, value: Any, text: Text) -> Any:
         return value.decode("latin-1") if text is Text.JSON else value
 
@@ -272,3 +306,73 @@ class String(Field[V]):
             self: String[str | None], default: None = ..., required: bool = ..., required_default: bool = ...
         ) -> None: ...
         def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+    def made(self, value: Any) -> Any:
+        try:
+            return value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            raise InvalidMessage(f"field {self.name!r} takes text, and the bytes are not UTF-8") from error
+
+
+class CustomEnum(Field[V]):
+    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
+    name is read as well, and a value that is no text, number or truth travels by name.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: M, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M | None], enum_type: type[M], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+
+    def __init__(
+        self, enum_type: type[Enum], default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self.enum_type = enum_type
+        super().__init__(default, required, required_default)
+
+    def type(self) -> str:
+        return "enum"
+
+    def python_type(self) -> Any:
+        return self.enum_type
+
+    def made(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.enum_type.__members__.get(value, value)
+        if isinstance(value, int) and not isinstance(value, bool | Enum):
+            return next((each for each in self.enum_type if each.value == value), value)
+        return value
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, self.enum_type):
+            raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
+        if text is Text.JSON and isinstance(value, str | int | float):
+            found = next((each for each in self.enum_type if each.value == value), found)
+        if found is None:
+            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
+        return found
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        name = self.enum_type.__name__
+        full = f"{namespace}.{name}" if namespace else name
+        if not names.is_new(full, self.enum_type):
+            return name
+        return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}

@@ -101,17 +101,16 @@ class Message:
         """The payload, decoded by the consumer's schema; None for a message without a value."""
         if self.fields.null_value:
             return None
-        consumer = self.entry.consumer
-        schema = consumer.schema
-        if schema.separated:
-            return schema.decode_pair(self._key_bytes(), self.payload)
-        if not schema.by_writer:
-            return schema.decode(self.payload)
-        return schema.decode_written(self.payload, consumer.writer_of(self.writer_version))
+        return self.entry.consumer.schema.decode_message(self)
 
-    def _key_bytes(self) -> bytes:
+    def key_bytes(self) -> bytes:
+        """The key, where it is bytes; else as UTF-8."""
         key = self.fields.partition_key
         return b64decode(key) if self.fields.partition_key_b64_encoded else key.encode()
+
+    def writer(self) -> SchemaInfo | None:
+        """The schema with which it was written; None: it names none."""
+        return self.entry.consumer.writer_of(self.writer_version)
 
     @property
     def writer_version(self) -> bytes:
@@ -147,8 +146,13 @@ class Message:
         return self.entry.header.producer_name
 
     def schema_version(self) -> str:
-        """Hexadecimal; empty: none."""
-        return self.entry.header.metadata.schema_version.hex()
+        """The number of the schema with which it was written, as Pulsar's client gives it: eight characters, one for
+        each byte of the number; empty: none."""
+        return self.entry.header.metadata.schema_version.decode("latin-1")
+
+    def int_schema_version(self) -> int:
+        """The number of the schema with which it was written; -1: it names none."""
+        return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
         """How often it was delivered before, as the broker counts it; 0: this is the first time."""

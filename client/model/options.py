@@ -50,8 +50,8 @@ from .settings import (
 
 _LOG = logging.getLogger("magnetar.client")
 _UNSUPPORTED_CLIENT = {
-    "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
-}  # fmt: skip
+    "log_conf_file_path": "configure Python's logging",
+}
 _UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
@@ -155,6 +155,7 @@ def client_settings(options: Mapping[str, Any]) -> ClientSettings:
         message_listener_threads=options["message_listener_threads"],
         stats_interval_in_seconds=options["stats_interval_in_seconds"],
         memory_limit_bytes=options["memory_limit_bytes"],
+        listener_name=options["listener_name"] or "",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from ...proto.schema import SchemaInfo, SchemaType
+from ...proto.schema import SchemaType
 from ..common.errors import InvalidMessage
 from .schema import Schema
 
@@ -28,25 +28,22 @@ class PrimitiveSchema(Schema):
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
         back: Callable[..., Any],
     ) -> None:  # fmt: skip
-        super().__init__(of, type_.name)
-        self._type, self._form, self._to, self._back = type_, struct.Struct(form), to, back
+        super().__init__(of, type_, None, type_.name)
+        self._form, self._to, self._back = struct.Struct(form), to, back
 
-    def encode(self, value: Any) -> bytes:
-        if type(value) is not self._record_class and not (self._record_class is float and type(value) is int):
-            raise InvalidMessage(f"{self} takes {self._record_class.__name__}, not {type(value).__name__}")
+    def encode(self, obj: Any) -> bytes:
+        if type(obj) is not self._record_cls and not (self._record_cls is float and type(obj) is int):
+            raise InvalidMessage(f"{self} takes {self._record_cls.__name__}, not {type(obj).__name__}")
         try:
-            return self._form.pack(*self._to(value))
+            return self._form.pack(*self._to(obj))
         except (struct.error, OverflowError, TypeError, ValueError) as error:
-            raise InvalidMessage(f"{value!r:.100} is no {self}: {error}") from error
+            raise InvalidMessage(f"{obj!r:.100} is no {self}: {error}") from error
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         try:
-            return self._back(*self._form.unpack(payload))
+            return self._back(*self._form.unpack(data))
         except (struct.error, OverflowError, ValueError) as error:
-            raise InvalidMessage(f"a payload of {len(payload)} bytes is no {self}: {error}") from error
-
-    def info(self) -> SchemaInfo:
-        return SchemaInfo(type=self._type, name=self._type.name)
+            raise InvalidMessage(f"a payload of {len(data)} bytes is no {self}: {error}") from error
 
 
 def _one(value: Any) -> tuple[Any, ...]:

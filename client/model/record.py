@@ -12,9 +12,9 @@ that lacks a required field; it may be given as a dict. An enum may be given by 
 
 `schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
 which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
-`required_default` says so; a record or enum that is used twice is defined once and then named. Two things differ: a
-default that is not null is of the first branch of its union, as Avro asks, and Pulsar writes the null branch first;
-and a record has the fields of its base class, which Pulsar leaves out.
+`required_default` says so; a record or enum that is used twice is defined once and then named. Its text differs in
+two cases: a record has the fields of its base class, which Pulsar leaves out; and arrays and maps of enums, and what
+is named in another namespace than its own, are valid Avro, which Pulsar's are not.
 
 Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
 default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_program.py.
@@ -23,12 +23,12 @@ default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_
 from __future__ import annotations
 
 import copy
-from enum import Enum, EnumMeta
+from enum import EnumMeta
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
 from ..common.errors import InvalidMessage
-from .fields import Boolean, Bytes, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
+from .fields import Boolean, Bytes, CustomEnum, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
 
 __all__ = [
     "Array", "Boolean", "Bytes", "CustomEnum", "Double", "Field", "Float", "Integer", "Long", "Map", "Null", "Record",
@@ -37,71 +37,12 @@ __all__ = [
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
-M = TypeVar("M", bound=Enum)
 
 
 class _Element(Protocol[E_co]):
     """For type checkers: what an array or map may be of, a field or a record; `element_` gives the type of one."""
 
     def element_(self) -> E_co: ...
-
-
-class CustomEnum(Field[V]):
-    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
-    name is read as well, and a value that is no text, number or truth travels by name.
-    """
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: CustomEnum[M], enum_type: type[M], default: M, required: bool = ..., required_default: bool = ...
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: CustomEnum[M], enum_type: type[M], default: None = ..., *, required: Literal[True],
-            required_default: bool = ...,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: CustomEnum[M | None], enum_type: type[M], default: None = ..., required: bool = ...,
-            required_default: bool = ...,
-        ) -> None: ...
-
-    def __init__(
-        self, enum_type: type[Enum], default: Any = None, required: bool = False, required_default: bool = False
-    ) -> None:
-        self.enum_type = enum_type
-        super().__init__(default, required, required_default)
-
-    def made(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.enum_type.__members__.get(value, value)
-        if isinstance(value, int) and not isinstance(value, bool | Enum):
-            return next((each for each in self.enum_type if each.value == value), value)
-        return value
-
-    def check(self, value: Any) -> None:
-        if not isinstance(value, self.enum_type):
-            raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
-
-    def plain(self, value: Any, text: Text) -> Any:
-        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
-
-    def from_plain(self, value: Any, text: Text) -> Any:
-        found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
-        if text is Text.JSON and isinstance(value, str | int | float):
-            found = next((each for each in self.enum_type if each.value == value), found)
-        if found is None:
-            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
-        return found
-
-    def avro_type(self, names: Names, namespace: str) -> Any:
-        name = self.enum_type.__name__
-        full = f"{namespace}.{name}" if namespace else name
-        if not names.is_new(full, self.enum_type):
-            return full
-        return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}
 
 
 def _field(kind: Any) -> Field[Any]:
@@ -116,7 +57,7 @@ def _field(kind: Any) -> Field[Any]:
 class Array(Field[V]):
     """A list, all of one type: a field, a class of fields, an enum, or a record."""
 
-    python = (list,)
+    avro, python = "array", (list,)
 
     if TYPE_CHECKING:
 
@@ -139,6 +80,7 @@ class Array(Field[V]):
     def __init__(
         self, array_type: Any, default: Any = None, required: bool = False, required_default: bool = False
     ) -> None:
+        self.array_type = array_type
         self.items = _field(array_type)
         super().__init__(default, required, required_default)
 
@@ -166,7 +108,7 @@ class Array(Field[V]):
 class Map(Field[V]):
     """A dict of text to values of one type: a field, a class of fields, an enum, or a record."""
 
-    python = (dict,)
+    avro, python = "map", (dict,)
 
     if TYPE_CHECKING:
 
@@ -189,6 +131,7 @@ class Map(Field[V]):
     def __init__(
         self, value_type: Any, default: Any = None, required: bool = False, required_default: bool = False
     ) -> None:
+        self.value_type = value_type
         self.values = _field(value_type)
         super().__init__(default, required, required_default)
 
@@ -221,6 +164,12 @@ class _Nested(Field["Record"]):
     def __init__(self, record_class: Any, declared: Record | None = None) -> None:
         self.record_class, self.declared = record_class, declared
         super().__init__(**(declared.declared_ if declared is not None else {}))
+
+    def type(self) -> str:
+        return str(self.record_class.__name__)
+
+    def python_type(self) -> Any:
+        return self.record_class
 
     def absent(self) -> Any:
         declared = self.declared
@@ -289,8 +238,10 @@ class Record(metaclass=_RecordType):
     declared_: ClassVar[dict[str, Any]] = {}
     """As a field of another record: the parameters of a Field, where they were given (and no field has their name)."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *declared: Any, **values: Any) -> None:
+        """`declared`: default, required_default and required, of the record as a field of another one."""
         fields = self._fields
+        values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
             super().__setattr__("declared_", {name: values.pop(name) for name in given})
         for name in values:
@@ -319,12 +270,12 @@ class Record(metaclass=_RecordType):
 
     def is_whole(self) -> bool:
         """No required field is missing."""
-        return not any(field.required and getattr(self, name) is None for name, field in self._fields.items())
+        return not any(field._required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
         """Raises InvalidMessage when a required field is missing."""
         for name, field in self._fields.items():
-            if field.required and getattr(self, name) is None:
+            if field._required and getattr(self, name) is None:
                 raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
 
     def plain(self, text: Text) -> dict[str, Any]:
@@ -345,6 +296,31 @@ class Record(metaclass=_RecordType):
             }
         )
 
+    def type(self) -> str:
+        """The name of its class."""
+        return type(self).__name__
+
+    def python_type(self) -> Any:
+        """Its class."""
+        return type(self)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        """As a field called `name` of another record: what that holds when it is given `val`. InvalidMessage."""
+        return _Nested(type(self), self).validate_type(name, val)
+
+    def default(self) -> Any:
+        """As a field of another record: what that holds for None."""
+        return self.declared_.get("default")
+
+    def required_default(self) -> bool:
+        """As a field of another record: whether the schema says the default."""
+        return bool(self.declared_.get("required_default"))
+
+    @classmethod
+    def schema_info(cls, defined_names: Any) -> Any:
+        """As part of a schema. `defined_names`: a `Names`, what was defined before; None, or empty: nothing."""
+        return cls.definition(defined_names if isinstance(defined_names, Names) else Names(), "")
+
     @classmethod
     def schema(cls) -> dict[str, Any]:
         """The Avro schema. InvalidMessage: two types of one name are in it."""
@@ -357,7 +333,7 @@ class Record(metaclass=_RecordType):
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
         if not names.is_new(name, cls):
-            return name
+            return name if cls._avro_namespace else cls.__name__
         found: dict[str, Any] = {"type": "record", "name": cls.__name__}
         if cls._avro_namespace:
             found["namespace"] = cls._avro_namespace

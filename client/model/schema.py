@@ -8,16 +8,43 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import WrongMessageType, shown
+from ..common.checks import WrongMessageType, WrongValue, shown
 from ..common.errors import InvalidMessage
 from .avro_bounds import Parsed
 from .fields import Text
 from .record import Record
 
 __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
+
+
+class Encoded(Protocol):
+    """A message, for a schema."""
+
+    def data(self) -> bytes: ...
+    def key_bytes(self) -> bytes: ...
+    def writer(self) -> SchemaInfo | None: ...
+
+
+class SchemaDescription:
+    """A schema as Pulsar's client describes it."""
+
+    def __init__(self, info: SchemaInfo | None) -> None:
+        self._info = info
+
+    def schema_type(self) -> SchemaType:
+        """NONE: bytes."""
+        return SchemaType.NONE if self._info is None else self._info.type
+
+    def name(self) -> str:
+        """The name of its type."""
+        return "BYTES" if self._info is None else self._info.name
+
+    def schema(self) -> str:
+        """The text of its definition; `null`: it has none."""
+        return (self._info.data.decode() if self._info is not None else "") or "null"
 
 
 class Schema:
@@ -30,26 +57,60 @@ class Schema:
     by_writer: ClassVar[bool] = False  # it decodes with the schema with which a message was written
     needs_writer: ClassVar[bool] = False  # … and knows no other
     separated = False  # the key of its pair is the key of the message
+    of_topic = False  # a producer learns it from the topic, by `known`
+    _schema_name = ""
+    _told: SchemaInfo | None = None
+    _client: Any = None
 
-    def __init__(self, record_class: type[Any], schema_name: str = "") -> None:
-        self._record_class = record_class
+    def __init__(
+        self, record_cls: Any, schema_type: Any = SchemaType.NONE, schema_definition: Any = None, schema_name: str = ""
+    ) -> None:
+        """`schema_definition`: what JSON can say, such as the Avro schema of JSON and AVRO. A text in the place of
+        `schema_type` is the name of a schema that no topic is told of. InvalidConfiguration."""
+        if isinstance(schema_type, str):
+            schema_type, schema_name = SchemaType.NONE, schema_type
+        self._record_cls = record_cls
         self._schema_name = schema_name
+        try:
+            number = int(schema_type)  # below 0: Pulsar's client has its own numbers for what a topic is not told
+            if number > 0:
+                self._told = _told(SchemaType(number), schema_definition, schema_name)
+        except (TypeError, ValueError) as error:
+            raise WrongValue(f"a schema of type {shown(schema_type)} and this definition cannot be: {error}") from error
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, obj: Any) -> bytes:
         """The payload of a value."""
         raise NotImplementedError
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         """The value of a payload."""
         raise NotImplementedError
 
+    def decode_message(self, msg: Encoded) -> Any:
+        """The value of a message. `Message.value` calls it."""
+        if self.separated:
+            return self.decode_pair(msg.key_bytes(), msg.data())
+        return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
+
+    def schema_info(self) -> SchemaDescription:
+        """What a topic is told of it, in the words of Pulsar's client."""
+        return SchemaDescription(self.info())
+
+    def attach_client(self, client: Any) -> None:
+        """Pulsar's client tells a schema which client uses it; here nothing depends on it."""
+        self._client = client
+
     def info(self) -> SchemaInfo | None:
         """What a topic is told of it."""
-        return None
+        return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         """`writer`: the schema that the message names; None: it names none."""
         return self.decode(payload)
+
+    def known(self, info: SchemaInfo | None) -> Schema:
+        """`of_topic`: what is used in its place where the topic has this schema; None: it has none."""
+        return self
 
     def encode_key(self, value: Any) -> bytes:
         """The key of a pair that is `separated`, before it becomes the key of the message."""
@@ -60,10 +121,10 @@ class Schema:
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def _check(self, value: object) -> None:
-        if not isinstance(value, self._record_class):
-            what = ": encode it, or use StringSchema" if self._record_class is bytes and isinstance(value, str) else ""
+        if not isinstance(value, self._record_cls):
+            what = ": encode it, or use StringSchema" if self._record_cls is bytes and isinstance(value, str) else ""
             raise InvalidMessage(
-                f"{type(self).__name__} takes {self._record_class.__name__}, not {type(value).__name__}{what}"
+                f"{type(self).__name__} takes {self._record_cls.__name__}, not {type(value).__name__}{what}"
             )
 
     def __str__(self) -> str:
@@ -73,60 +134,54 @@ class Schema:
 class BytesSchema(Schema):
     """The payload itself: `bytes`, or what is like them. The default."""
     def __init__(self) -> None:
-        super().__init__(bytes, "BYTES")
+        super().__init__(bytes, schema_name="BYTES")
 
-    def encode(self, value: Any) -> bytes:
-        if isinstance(value, bytearray | memoryview):
-            return bytes(value)
-        self._check(value)
-        return bytes(value)
+    def encode(self, data: Any) -> bytes:
+        if isinstance(data, bytearray | memoryview):
+            return bytes(data)
+        self._check(data)
+        return bytes(data)
 
-    def decode(self, payload: bytes) -> bytes:
+    def decode(self, data: bytes) -> bytes:
         """The payload itself."""
-        return payload
+        return data
 
 
 class StringSchema(Schema):
     """Text, as UTF-8."""
     def __init__(self) -> None:
-        super().__init__(str, "STRING")
+        super().__init__(str, SchemaType.STRING, None, "STRING")
 
-    def encode(self, value: Any) -> bytes:
-        self._check(value)
-        return bytes(value.encode())
+    def encode(self, obj: Any) -> bytes:
+        self._check(obj)
+        return bytes(obj.encode())
 
-    def decode(self, payload: bytes) -> str:
+    def decode(self, data: bytes) -> str:
         try:
-            return payload.decode()
+            return data.decode()
         except UnicodeDecodeError as error:
             raise InvalidMessage("the payload is not UTF-8 text") from error
-
-    def info(self) -> SchemaInfo:
-        return SchemaInfo(type=SchemaType.STRING, name="STRING")
 
 
 class JsonSchema(Schema):
     """A Record as compact JSON."""
 
     def __init__(self, record_cls: type[Record]) -> None:
-        super().__init__(_class_of_records(record_cls), "JSON")
+        super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
 
-    def encode(self, value: Any) -> bytes:
-        self._check(value)
-        value.check_fields()
-        return json.dumps(value.plain(Text.JSON), separators=(",", ":"), ensure_ascii=False).encode()
+    def encode(self, obj: Any) -> bytes:
+        self._check(obj)
+        obj.check_fields()
+        return json.dumps(obj.plain(Text.JSON), separators=(",", ":"), ensure_ascii=False).encode()
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         try:
-            plain = json.loads(payload)
+            plain = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if not isinstance(plain, dict):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")
-        return self._record_class.from_plain(plain, Text.JSON)
-
-    def info(self) -> SchemaInfo:
-        return _described(SchemaType.JSON, self._record_class.schema())
+        return self._record_cls.from_plain(plain, Text.JSON)
 
 
 class AvroSchema(Schema):
@@ -142,29 +197,28 @@ class AvroSchema(Schema):
         self._avro = fastavro()
         if record_cls is None and schema_definition is None:
             raise InvalidMessage("AvroSchema needs a Record class or a schema_definition")
-        super().__init__(dict if record_cls is None else _class_of_records(record_cls), "AVRO")
+        self._definition = schema_definition if record_cls is None else _class_of_records(record_cls).schema()
+        super().__init__(record_cls or dict, SchemaType.AVRO, self._definition, "AVRO")
         self._is_record = record_cls is not None
-        self._definition = schema_definition or (record_cls.schema() if record_cls is not None else {})
         self._schema = self._avro.parse_schema(self._definition)
-        self._told = _described(SchemaType.AVRO, self._definition)
         self._own = Parsed(self._schema)
-        self._writers = {self._told.data: self._own}
+        self._writers = {b"" if self._told is None else self._told.data: self._own}
 
-    def encode(self, value: Any) -> bytes:
-        self._check(value)
+    def encode(self, obj: Any) -> bytes:
+        self._check(obj)
         out = io.BytesIO()
-        plain = value
+        plain = obj
         if self._is_record:
-            value.check_fields()
-            plain = value.plain(Text.AVRO)
+            obj.check_fields()
+            plain = obj.plain(Text.AVRO)
         try:
             self._avro.schemaless_writer(out, self._schema, plain)
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidMessage(f"the value does not fit its Avro schema: {error}") from error
         return out.getvalue()
 
-    def decode(self, payload: bytes) -> Any:
-        return self._decoded(payload, self._own)
+    def decode(self, data: bytes) -> Any:
+        return self._decoded(data, self._own)
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
@@ -182,10 +236,7 @@ class AvroSchema(Schema):
 
     def _decoded(self, payload: bytes, writer: Parsed) -> Any:
         plain = read_avro(payload, writer, None if writer is self._own else self._schema)
-        return self._record_class.from_plain(plain, Text.AVRO) if self._is_record else plain
-
-    def info(self) -> SchemaInfo:
-        return self._told
+        return self._record_cls.from_plain(plain, Text.AVRO) if self._is_record else plain
 
 
 def _class_of_records(given: Any) -> type[Record]:
@@ -226,6 +277,7 @@ def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
     return plain
 
 
-def _described(type_: SchemaType, definition: dict[str, Any]) -> SchemaInfo:
+def _told(type_: SchemaType, definition: Any, name: str) -> SchemaInfo:
     """With the text that Pulsar's client makes."""
-    return SchemaInfo(type=type_, data=json.dumps(definition, indent=True).encode(), name=type_.name)
+    text = "" if definition is None else json.dumps(definition, indent=True)
+    return SchemaInfo(type=type_, data=text.encode(), name=name or type_.name)

@@ -1,8 +1,18 @@
-"""`magnetar.schema`: the names of `pulsar.schema`."""
+"""`magnetar.schema`: the names of `pulsar.schema`, and its modules."""
 
 from __future__ import annotations
 
-from .composite_schemas import AutoConsumeSchema, KeyValueEncodingType, KeyValueSchema, ProtobufNativeSchema
+from . import composite_schemas as schema_protobuf
+from . import record as definition
+from . import schema
+from . import schema as schema_avro
+from .composite_schemas import (
+    AutoConsumeSchema,
+    AutoPublishSchema,
+    KeyValueEncodingType,
+    KeyValueSchema,
+    ProtobufNativeSchema,
+)
 from .primitive_schemas import (
     BooleanSchema,
     DateSchema,
@@ -39,6 +49,7 @@ from .schema import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
 __all__ = [
     "Array",
     "AutoConsumeSchema",
+    "AutoPublishSchema",
     "AvroSchema",
     "Boolean",
     "BooleanSchema",
@@ -73,4 +84,8 @@ __all__ = [
     "StringSchema",
     "TimeSchema",
     "TimestampSchema",
+    "definition",
+    "schema",
+    "schema_avro",
+    "schema_protobuf",
 ]

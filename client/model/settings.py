@@ -115,6 +115,7 @@ class ClientSettings:
     message_listener_threads: int = 1  # so many listeners of a blocking client are called at once; each keeps its order
     stats_interval_in_seconds: int = 600  # what producers and consumers did is logged so often; 0: never
     memory_limit_bytes: int = 64 << 20  # of all receiver queues; 0: none; past it each gets less at a time, at least 1
+    listener_name: str = ""  # the name by which it reaches brokers (pulsar_listeners); empty: as they are advertised
 
     def __post_init__(self) -> None:
         _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
@@ -199,6 +200,10 @@ class ConsumerKeySharedPolicy:
         """Whether a key may move to another consumer before the first one has acknowledged what it has."""
         return self._out_of_order
 
+    def policy(self) -> ConsumerKeySharedPolicy:
+        """The policy itself: of Pulsar's client, which has two kinds."""
+        return self
+
     @property
     def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
         """(first, last) pairs of hashes, both included; empty with AutoSplit."""
@@ -220,6 +225,10 @@ class ConsumerDeadLetterPolicy:
 
     def __post_init__(self) -> None:
         check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+
+    def policy(self) -> ConsumerDeadLetterPolicy:
+        """The policy itself: of Pulsar's client, which has two kinds."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

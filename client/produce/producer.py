@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..common.checks import check_message
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result, exception_of
 from ..connect.connections import Connections
+from ..connect.writer_schemas import NEWEST, WriterSchemas
 from ..core.batcher import Callback
 from ..core.state import State
 from ..model.message_id import MessageId
@@ -66,6 +68,10 @@ class Producer(ClosedAfterAsyncWith):
     @classmethod
     async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
         """Opens all partitions; none stays open when one cannot be."""
+        if settings.schema.of_topic:
+            schemas = WriterSchemas(connections, topic)
+            await schemas.fetch(NEWEST)
+            settings = replace(settings, schema=settings.schema.known(schemas.has(NEWEST)))
         partitions = await PartitionProducers.open(connections, topic, settings)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
@@ -181,8 +187,8 @@ class Producer(ClosedAfterAsyncWith):
             raise partition.exception(result)
         return message_id
 
-    async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt) -> MessageId:
-        """As `send`, of a copy of an encrypted message: `encrypt` is used in place of the producer's keys."""
+    async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt | None) -> MessageId:
+        """As `send`, of a copy of a message: `encrypt` is used in place of the producer's keys."""
         message = outgoing(content, extras, self.settings.schema, self._wall_ms)
         message.encrypt = encrypt
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()

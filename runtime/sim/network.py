@@ -8,7 +8,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ..access import CLEAR, NOTHING, OPEN, CallerAccess, KeyPair, ListenerAccess, PeerCalling, PeerListening
+from ..access import (
+    CLEAR,
+    NOTHING,
+    OPEN,
+    CallerAccess,
+    KeyPair,
+    ListenerAccess,
+    PeerCalling,
+    PeerListening,
+    TlsFiles,
+)
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService
 from . import keys
@@ -48,7 +58,7 @@ class SimNetwork:
         self._check()
         return SimByteServing(self._wires, self._owner, endpoint, service, access.guard)
 
-    async def connect_bytes(self, endpoint: Endpoint) -> SimByteStream:
+    async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> SimByteStream:
         self._check()
         return SimByteStream(await self._wires.dial(self._owner, endpoint))
 

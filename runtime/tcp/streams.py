@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
-from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable
-from ..access import OPEN, Caller, Guard, ListenerAccess
+from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable, UntrustedServer
+from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Room, network_of
 from ..tasks import Tasks
-from .tls import HANDSHAKE_S, SHUTDOWN_S, listener_context
+from .tls import HANDSHAKE_S, SHUTDOWN_S, caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
 """Of what came while no reader waited; then the socket is not read until one does."""
@@ -212,8 +212,12 @@ async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess
     return serving
 
 
-async def connect(endpoint: Endpoint) -> TcpStream:
+async def connect(endpoint: Endpoint, tls: TlsFiles | None = None) -> TcpStream:
+    context = caller_context(tls) if tls is not None else None
+    connecting = asyncio.get_running_loop().create_connection
     try:
-        return (await asyncio.get_running_loop().create_connection(TcpStream, endpoint.host, endpoint.port))[1]
+        return (await connecting(TcpStream, endpoint.host, endpoint.port, ssl=context))[1]
+    except ssl.SSLCertVerificationError as error:
+        raise UntrustedServer(f"the certificate of {endpoint} is not trusted: {error.verify_message}") from error
     except OSError as error:
         raise Unavailable(f"no process listens on {endpoint}: {error}") from error

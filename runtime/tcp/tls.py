@@ -28,6 +28,20 @@ def listener_context(tls: TlsFiles) -> ssl.SSLContext:
     return found.outer
 
 
+def caller_context(tls: TlsFiles) -> ssl.SSLContext:
+    """Of a connection that is made: the other end is verified, by `ca` or the system's authorities, and is shown the
+    certificate, when there is one. InvalidConfiguration."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key or None)
+    except (ssl.SSLError, OSError) as error:
+        files = f"{tls.ca} {tls.certificate} {tls.key}".strip()
+        raise InvalidConfiguration(f"{files} cannot be read as certificates and key in PEM: {error}") from error
+    return context
+
+
 class _Reloaded:
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls

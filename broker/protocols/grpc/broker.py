@@ -23,7 +23,7 @@ class BrokerService:
         self._schemas = Schemas(broker)
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
-        return _owner(await self._topics.lookup(TopicName.parse(request.topic)))
+        return _owner(await self._topics.lookup(TopicName.parse(request.topic), request.listener))
 
     async def partitions(self, request: wire.PartitionsRequest, context: CallContext) -> wire.PartitionsReply:
         found = await self._topics.partitions(TopicName.parse(request.topic), create=request.create)

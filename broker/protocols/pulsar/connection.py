@@ -219,6 +219,7 @@ class Connection:
         self.send(frame(connected=pulsar.CommandConnected(
             server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
             max_message_size=payload_bytes_max(self.broker.config),
+            magnetar_address=me.endpoint if (me := self.broker.me) is not None else "",
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:

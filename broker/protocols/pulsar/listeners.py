@@ -1,7 +1,8 @@
 """Where clients of Pulsar's protocol reach a broker: what its look-ups answer.
 
-`pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come twice, with a `pulsar://` and a
-`pulsar+ssl://` URL. A client that names no listener gets the first one.
+`pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come several times, with a `pulsar://` and a
+`pulsar+ssl://` URL, and a `magnetar://` URL for Magnetar's SDK (`listener_name`). A client of Pulsar that names no
+listener gets the first one, and the SDK the address of `--advertise`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from ....proto.errors import InvalidConfiguration
 from ....runtime.network import Endpoint
 from ...common.config import BrokerConfig
 
-SCHEMES = ("pulsar", "pulsar+ssl")
+SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
 def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:

@@ -70,8 +70,8 @@ async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> b
     await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
     owner = await broker.lookup(topic)
     listener = asked.advertised_listener_name
-    urls = owner.pulsar.get(listener)
-    if urls is None:
+    urls = [url for url in owner.pulsar.get(listener, ()) if url.startswith("pulsar")]
+    if not urls:
         # This text is a contract: the C++ client ends its look-up at it, and repeats it after any other.
         raise Unavailable(f"the broker do not have {listener or 'a'} listener")
     return frame(lookup_response=pulsar.CommandLookupTopicResponse(
@@ -80,7 +80,7 @@ async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> b
     ))  # fmt: skip
 
 
-def _first(urls: tuple[str, ...], scheme: str) -> str:
+def _first(urls: list[str], scheme: str) -> str:
     return next((url for url in urls if url.startswith(scheme)), "")
 
 

@@ -70,15 +70,16 @@ def _encrypted(source: Source, header: EntryHeader, ciphertext: bytes, now_ms: i
     metadata.CopyFrom(header.metadata)
     metadata.ClearField("deliver_at_time")
     metadata.ClearField("highest_sequence_id")
+    metadata.ClearField("schema_version")
     return client_part(_addressed(source, -1, metadata, now_ms, reason), ciphertext)
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
-    """The metadata that the message keeps."""
+    """The metadata that the message keeps. The version of its schema is a number of its topic, and not of this one."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
-        for name in ("compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id"):
+        for name in ("compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id", "schema_version"):
             metadata.ClearField(name)
         return metadata
     for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "null_value"):

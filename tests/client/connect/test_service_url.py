@@ -24,12 +24,27 @@ from magnetar.runtime.network import Endpoint
     ],
 )
 def test_urls_name_brokers(text: str, endpoints: list[tuple[str, int]]) -> None:
-    assert parse_service_url(text) == (tuple(Endpoint(*each) for each in endpoints), "+ssl" in text)
+    found = parse_service_url(text)
+    assert (found.endpoints, found.encrypted) == (tuple(Endpoint(*each) for each in endpoints), "+ssl" in text)
+    assert bool(found.ask) == text.lower().startswith("pulsar"), "those are asked for the address first"
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("pulsar://a,b:99", [("a", 6650), ("b", 99)]),
+        ("pulsar+ssl://a", [("a", 6651)]),
+        ("http://a,b:80", [("a", 8080), ("b", 80)]),
+        ("https://a/", [("a", 8443)]),
+    ],
+)
+def test_addresses_that_are_asked_have_the_ports_of_their_protocols(text: str, asked: list[tuple[str, int]]) -> None:
+    assert parse_service_url(text).ask == tuple(Endpoint(*each) for each in asked)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "localhost", "localhost:7650", "http://a:1", "https://a:1", "magnetar://", "magnetar://a:b", "magnetar://a:70000",
+    ["", "localhost", "localhost:7650", "ftp://a:1", "http://a:1/admin", "magnetar://", "magnetar://a:b", "magnetar://a:70000",
      "magnetar://a:0", "magnetar://a:1/b", "magnetar://u@a:1", "magnetar://a b:1", "magnetar://,", "topic://a"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_to_write(text: str) -> None:

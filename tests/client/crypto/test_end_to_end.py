@@ -297,7 +297,7 @@ def test_consume_gives_the_ciphertext_of_an_entry_as_one_message() -> None:
             assert context.is_decryption_failed()
             assert (context.batch_size(), context.algorithm(), context.compression_type()) == (5, "", 3)
             assert context.uncompressed_message_size() == header.metadata.uncompressed_size > 0
-            assert context.keys()[0].value() == header.metadata.encryption_keys[0].value
+            assert context.keys()[0].value == header.metadata.encryption_keys[0].value
             assert context.param() == header.metadata.encryption_param
             assert entry.endswith(message.data())
             await consumer.acknowledge(message)

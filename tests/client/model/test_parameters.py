@@ -30,7 +30,7 @@ from tests.client.simulated import simulate
 URL = "magnetar://localhost:7650"
 REFUSED: dict[str, dict[str, Any]] = {
     "Client": {
-        "tls_allow_insecure_connection": True, "log_conf_file_path": "x", "listener_name": "x",
+        "tls_allow_insecure_connection": True, "log_conf_file_path": "x",
     },
     "subscribe": {
         "replicate_subscription_state_enabled": True,

@@ -82,13 +82,13 @@ TRIP_SCHEMA = {
     "fields": [
         {"name": "zulu", "type": "int"},
         {"name": "alpha", "type": ["null", {"type": "enum", "name": "Colour", "symbols": ["RED", "BLUE"]}]},
-        {"name": "other", "type": "air.Colour"},
+        {"name": "other", "type": "Colour"},
         {"name": "start", "type": ["null", {"type": "record", "name": "Place", "fields": [
             {"name": "name", "type": "string"}, {"name": "height", "type": ["null", "double"]}]}]},
         {"name": "ways", "type": ["null", {"type": "array", "items": {"type": "record", "name": "Leg", "fields": [
-            {"name": "zulu", "type": "string"}, {"name": "alpha", "type": ["null", "air.Colour"]},
-            {"name": "place", "type": ["null", "air.Place"]}]}}]},
-        {"name": "by_name", "type": ["null", {"type": "map", "values": "air.Place"}]},
+            {"name": "zulu", "type": "string"}, {"name": "alpha", "type": ["null", "Colour"]},
+            {"name": "place", "type": ["null", "Place"]}]}}]},
+        {"name": "by_name", "type": ["null", {"type": "map", "values": "Place"}]},
     ],
 }  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_a_default_is_in_the_schema_when_it_is_required_there() -> None:
     assert fields["null"] == {"type": ["null", "int"], "default": None}
     assert fields["colour"]["default"] == "BLUE"
     assert fields["raw"]["default"] == "\u00ff"
-    assert fields["either"] == {"type": ["string", "null"], "default": "x"}  # the default is of the first branch
+    assert fields["either"] == {"type": ["null", "string"], "default": "x"}
     AvroSchema(Defaults)
 
 

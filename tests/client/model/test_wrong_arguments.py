@@ -93,7 +93,7 @@ SEND: list[dict[str, Any]] = [
     {"deliver_after": 5}, {"deliver_after": timedelta(-1)}, {"deliver_after": timedelta.max},
 ]  # fmt: skip
 CLIENT: list[dict[str, Any]] = [
-    {"service_url": 5}, {"service_url": ""}, {"service_url": "http://x"}, {"authentication": "token"},
+    {"service_url": 5}, {"service_url": ""}, {"service_url": "ftp://x"}, {"authentication": "token"},
     {"operation_timeout_seconds": 0}, {"operation_timeout_seconds": "30"}, {"operation_timeout_seconds": math.inf},
     {"operation_timeout_seconds": math.nan}, {"io_threads": 0}, {"io_threads": "1"}, {"message_listener_threads": 0},
     {"concurrent_lookup_requests": -1}, {"stats_interval_in_seconds": -1}, {"use_tls": "no"},

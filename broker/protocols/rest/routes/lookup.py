@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import PlainTextResponse
 
 from .....proto import wire_pb2 as wire
-from .....proto.errors import NotFound
+from .....proto.errors import NotFound, Unavailable
 from ....access.core.table import Permission
 from ....cluster.core.bundles import bundle_of
 from ..call import Call
@@ -32,6 +32,15 @@ async def lookup_topic(call: Call) -> object:
         "httpUrl": http if http is None or http.startswith("http://") else None,
         "httpUrlTls": http if http is None or http.startswith("https://") else None,
     }
+
+
+@route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
+       answer="{serviceUrl}", is_open=True)  # fmt: skip
+async def service_url(call: Call) -> object:
+    me = call.broker.me
+    if me is None:
+        raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
+    return {"serviceUrl": f"magnetar{'+ssl' * me.http.startswith('https')}://{me.endpoint}"}
 
 
 @route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from ..common.guard import Broke, ignored, run
+from .guard import Broke, ignored, run
 
 
 class Wakes:

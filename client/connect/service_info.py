@@ -1,0 +1,145 @@
+"""Where a client connects, when that may change: one cluster, a program's own provider, or a list of clusters.
+
+    client = Client(AutoClusterFailover(ServiceInfo("pulsar://a:6650"), [ServiceInfo("pulsar://b:6650")]))
+
+The names are those of Pulsar's client. What moves the client: client/connect/service.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..common.checks import TEXT, TEXT_OR_NONE, Check, WrongValue, check, check_one, instance, shown, whole
+from ..common.errors import InvalidConfiguration
+from .authentication import Authentication
+from .service_url import parse_service_url
+
+_COUNT = whole(1)
+
+
+class ServiceInfo:
+    """A cluster: its service URL, who the client is there, and whom it trusts. InvalidConfiguration, InvalidUrl."""
+
+    def __init__(
+        self, service_url: str, authentication: Authentication | None = None,
+        tls_trust_certs_file_path: str | None = None,
+    ) -> None:  # fmt: skip
+        check_one("service_url", TEXT, service_url)
+        if authentication is not None and not isinstance(authentication, Authentication):
+            kind = type(authentication).__name__  # never its value: it may be the token
+            raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")
+        check_one("tls_trust_certs_file_path", TEXT_OR_NONE, tls_trust_certs_file_path)
+        self.url = parse_service_url(service_url)
+        self.authentication = authentication
+        self._service_url = service_url
+        self._trusted = tls_trust_certs_file_path
+
+    @property
+    def service_url(self) -> str:
+        """As it was given."""
+        return self._service_url
+
+    @property
+    def use_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.url.encrypted
+
+    @property
+    def tls_trust_certs_file_path(self) -> str | None:
+        """The PEM file of authorities; None: the system's."""
+        return self._trusted
+
+    @classmethod
+    def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
+        """The same: of Pulsar's client, which has two kinds."""
+        if not isinstance(service_info, ServiceInfo):
+            raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown(service_info)}")
+        return service_info
+
+    def __repr__(self) -> str:
+        return (
+            f"ServiceInfo(service_url={self.service_url!r}, use_tls={self.use_tls!r},"
+            f" tls_trust_certs_file_path={self.tls_trust_certs_file_path!r})"
+        )
+
+
+class ServiceInfoProvider:
+    """Base of a program's own: it says where the client connects first, and later where else.
+
+    `initialize` is called once, when the client is made; it keeps `on_service_info_update`, which any thread may call
+    with a ServiceInfo, until `close`, which is called when the client is closed.
+    """
+
+    def initial_service_info(self) -> ServiceInfo:
+        """Where the client connects first."""
+        raise NotImplementedError
+
+    def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
+        """Keeps the function that moves the client."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends what the provider has begun."""
+
+
+class AutoClusterFailover:
+    """A preferred cluster and those that replace it while it does not answer, in their order.
+
+    Each is tried every `check_interval_ms`. After `failover_threshold` failures in a row the client goes to the first
+    that answers; when the primary has answered `switch_back_threshold` times in a row, it goes back.
+    """
+
+    def __init__(
+        self, primary: ServiceInfo, secondary: list[ServiceInfo], check_interval_ms: int = 5000,
+        failover_threshold: int = 1, switch_back_threshold: int = 1,
+    ) -> None:  # fmt: skip
+        check_one("primary", instance(ServiceInfo, optional=False), primary)
+        infos = Check("a list of at least one ServiceInfo", (list,), lambda found: bool(found) and all(map(_is, found)))
+        check_one("secondary", infos, secondary)
+        numbers: dict[str, Any] = {
+            "check_interval_ms": check_interval_ms, "failover_threshold": failover_threshold,
+            "switch_back_threshold": switch_back_threshold,
+        }  # fmt: skip
+        check(dict.fromkeys(numbers, _COUNT), numbers)
+        self.primary = primary
+        self.secondary = list(secondary)
+        self.check_interval_ms = check_interval_ms
+        self.failover_threshold = failover_threshold
+        self.switch_back_threshold = switch_back_threshold
+
+    def __repr__(self) -> str:
+        return (
+            f"AutoClusterFailover(primary={self.primary!r}, secondary={self.secondary!r},"
+            f" check_interval_ms={self.check_interval_ms!r}, failover_threshold={self.failover_threshold!r},"
+            f" switch_back_threshold={self.switch_back_threshold!r})"
+        )
+
+
+def _is(found: object) -> bool:
+    return isinstance(found, ServiceInfo)
+
+
+def first_service_info(
+    service: object, authentication: object, options: dict[str, Any]
+) -> ServiceInfo:
+    """Of what a client was given as `service_url`. `options`: its parameters. InvalidConfiguration, InvalidUrl."""
+    if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
+        for name, value in (
+            ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
+        ):  # fmt: skip
+            if value is not None:
+                raise WrongValue(f"{name} is of each ServiceInfo: a {type(service).__name__} has its own")
+    if isinstance(service, AutoClusterFailover):
+        return service.primary
+    if isinstance(service, ServiceInfoProvider):
+        return checked(service.initial_service_info())
+    parse_service_url(service)  # type: ignore[arg-type]  # InvalidUrl says what it is
+    return ServiceInfo(str(service), authentication, options["tls_trust_certs_file_path"])  # type: ignore[arg-type]
+
+
+def checked(info: object) -> ServiceInfo:
+    """InvalidConfiguration: a provider gave something else."""
+    if not isinstance(info, ServiceInfo):
+        raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown(info)}")
+    return info
