@@ -43,6 +43,7 @@ from magnetar.security.jwks import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
 from magnetar.spark_connector.offsets import from_json
+from tests.fuzz import pulsar_targets
 
 TYPED = (
     MagnetarError, Damaged, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
@@ -341,6 +342,10 @@ TARGETS: dict[str, Target] = {
     "entry-log": Target(_records, _log),
     "index": Target(_groups, _group),
     "journal": Target(_blocks, _block),
+    "pulsar-frames": Target(pulsar_targets.frames, pulsar_targets.run_frames),
+    "schemas": Target(pulsar_targets.schemas, pulsar_targets.run_schemas),
+    "avro-payload": Target(pulsar_targets.payloads, pulsar_targets.run_payload),
+    "rest-body": Target(pulsar_targets.bodies, pulsar_targets.run_body),
     "notes": Target(lambda: [bytes(64), bytes(52), b"MAGNOTE1" + bytes(30)], _small),
 }  # fmt: skip
 

@@ -77,7 +77,7 @@ class ConsumerHandler:
     async def _open(self) -> None:
         asked, connection = self._asked, self._connection
         try:
-            options = _options(asked)
+            options = options_of(asked)
             if self._before is not None:
                 options = await self._before.followed(options)
             session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
@@ -272,7 +272,7 @@ class ConsumerHandler:
             await asyncio.wait((opening,))
 
 
-def _options(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+def options_of(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
     """InvalidRequest, and what a name may raise."""
     start = None
     if not asked.durable:

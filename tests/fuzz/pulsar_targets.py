@@ -1,0 +1,162 @@
+"""Parsers of what Pulsar's clients and tools send: frames and commands, schemas, payloads by a schema, REST bodies."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from magnetar.broker.protocols.pulsar import consumer, topic_lists, translate
+from magnetar.broker.protocols.pulsar.frames import Frames, entry_of, frame, parse
+from magnetar.broker.protocols.rest.errors import BadRequest
+from magnetar.broker.protocols.rest.policies import POLICIES, converted, fields_of_namespace
+from magnetar.broker.schema.core.definition import Definition, refusal, unreadable_by
+from magnetar.client.model.avro_bounds import Parsed
+from magnetar.client.model.schema import parsed_avro, read_avro
+from magnetar.proto import pulsar_pb2 as pulsar
+from magnetar.proto.entry import client_part
+from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
+
+FRAME_BYTES_MAX = 1 << 20
+
+
+# ---------------------------------------------------------------------------------- frames
+def frames() -> list[bytes]:
+    schema = pulsar.Schema(name="s", schema_data=b'{"type":"int"}', type=SchemaType.AVRO)
+    start = MessageIdData(ledgerId=1, entryId=2, batch_index=3, ack_set=[5, 1 << 62])
+    shared = pulsar.KeySharedMeta(keySharedMode=pulsar.STICKY, hashRanges=[pulsar.IntRange(start=0, end=9)])
+    subscribe = pulsar.CommandSubscribe(
+        topic="t", subscription="s", subType=pulsar.CommandSubscribe.Key_Shared, consumer_id=1, request_id=2,
+        durable=False, start_message_id=start, keySharedMeta=shared, schema=schema,
+        metadata=[KeyValue(key="k", value="v")],
+    )  # fmt: skip
+    send = frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7, num_messages=2))
+    entry = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"payload")
+    return [
+        frame(connect=pulsar.CommandConnect(client_version="x", protocol_version=21, auth_data=b"t")),
+        frame(subscribe=subscribe), frame(ping=pulsar.CommandPing()) * 3,
+        frame(producer=pulsar.CommandProducer(topic="t", producer_id=1, request_id=2, schema=schema)),
+        struct.pack(">I", len(send) - 4 + len(entry)) + send[4:] + entry,
+        frame(ack=pulsar.CommandAck(consumer_id=1, ack_type=0, message_id=[start] * 3)),
+        frame(watch_topic_list=pulsar.CommandWatchTopicList(
+            request_id=1, watcher_id=1, namespace="public/default", topics_pattern="public/default/(a|b)*c{2,3}.*"
+        )),
+        frame(get_schema=pulsar.CommandGetSchema(request_id=1, topic="t", schema_version=bytes(8))),
+    ]  # fmt: skip
+
+
+def run_frames(data: bytes) -> None:
+    """In two pieces, as TCP brings them."""
+    cutter = Frames(FRAME_BYTES_MAX)
+    for part in (data[: len(data) // 3], data[len(data) // 3 :]):
+        while part:
+            room = cutter.room()
+            size = min(len(room), len(part))
+            room[:size] = part[:size]
+            part = part[size:]
+            for each in cutter.took(size):
+                _take(each)
+            assert cutter.held <= 2 * FRAME_BYTES_MAX, "more is held than a frame may have"
+
+
+def _take(each: memoryview) -> None:
+    command, rest = parse(each)
+    for work in _WORK.get(command.type, ()):
+        work(command, rest)
+
+
+def _ids(command: pulsar.BaseCommand, rest: memoryview) -> None:
+    for each in command.ack.message_id:
+        translate.message_id(each)
+
+
+_WORK: dict[int, tuple[Callable[[pulsar.BaseCommand, memoryview], object], ...]] = {
+    pulsar.BaseCommand.SEND: (lambda command, rest: entry_of(rest),),
+    pulsar.BaseCommand.ACK: (_ids,),
+    pulsar.BaseCommand.SUBSCRIBE: (lambda command, rest: consumer.options_of(command.subscribe).check(),),
+    pulsar.BaseCommand.PRODUCER: (lambda command, rest: translate.schema_of(command.producer.schema),),
+    pulsar.BaseCommand.WATCH_TOPIC_LIST: (
+        lambda command, rest: topic_lists.pattern_of(command.watch_topic_list.topics_pattern)("public/default/abc"),
+    ),
+}
+
+
+# ---------------------------------------------------------------------------------- schemas
+_RECORD: dict[str, Any] = {
+    "type": "record", "name": "Order", "namespace": "shop", "fields": [
+        {"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "lines", "type": {"type": "array", "items": {
+            "type": "record", "name": "Line", "fields": [{"name": "n", "type": "int", "aliases": ["m"]}]}}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"], "default": "A"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "next", "type": ["null", "Order"], "default": None},
+        {"name": "by", "type": {"type": "map", "values": {"type": "fixed", "name": "F", "size": 4}}},
+    ],
+}  # fmt: skip
+_TEXT = json.dumps(_RECORD).encode()
+_DEFINED = (
+    SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE, SchemaType.STRING
+)  # fmt: skip
+_OLD = Definition.of(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
+
+
+def schemas() -> list[bytes]:
+    pair = struct.pack(">I", 5) + b'"int"' + struct.pack(">I", len(_TEXT)) + _TEXT
+    return [_TEXT, b'"int"', b"[" * 3000, b'["null", "int"]', b"{}", pair, b'{"type": "fixed", "name": "x", "size": 1}']
+
+
+def run_schemas(data: bytes) -> None:
+    """As a definition of each type that has one, and against one that is there."""
+    for type_ in _DEFINED:
+        properties = {"key.schema.type": "AVRO", "value.schema.type": "JSON", "kv.encoding.type": "INLINE"}
+        try:
+            new = Definition.of(SchemaInfo(type=type_, data=data, properties=properties))
+        except MagnetarError:
+            continue
+        for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):
+            refusal(mode, new, [(0, _OLD)])
+            unreadable_by(mode, new, [(0, _OLD)])
+
+
+_WRITER = Parsed(parsed_avro(SchemaInfo(type=SchemaType.AVRO, data=_TEXT)))
+
+
+def payloads() -> list[bytes]:
+    one = b"\x02\x02\x04hi\x02\x06\x00\x00\x02\x00\x00"
+    return [one, bytes(20), b"\x02\x00" + b"\x80" * 12, b"\x02\x00" + b"\x02" * 4000]
+
+
+def run_payload(data: bytes) -> None:
+    read_avro(data, _WRITER)
+
+
+# ---------------------------------------------------------------------------------- REST
+def bodies() -> list[bytes]:
+    policies = {
+        "max_consumers_per_topic": 3, "retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 5},
+        "backlog_quota_map": {"destination_storage": {"limitSize": 1 << 20}}, "schema_validation_enforced": True,
+        "topicDispatchRate": {"standalone": {"dispatchThrottlingRateInMsg": 100, "ratePeriodInSecond": 7}},
+    }  # fmt: skip
+    return [json.dumps(policies).encode(), b"{}", b"3", b'"10"', b'{"limit": "10"}', b"[" * 2000, b"null"]
+
+
+def run_body(data: bytes) -> None:
+    """As the policies of a namespace, and as the value of each policy."""
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(given, dict):
+        _refused(lambda: fields_of_namespace(given))
+    for row in POLICIES:
+        _refused(lambda row=row: row.take(converted(given, row.kind, row.namespace)))  # type: ignore[misc]
+
+
+def _refused(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except (BadRequest, MagnetarError):
+        return
