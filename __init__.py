@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         admin,  # imported by these names they have .pyi files, which say the same as _MODULES
         functions,
     )
-    from .client import aio as asyncio
+    from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import table_view as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView
     from .client.common import errors as exceptions
@@ -124,7 +124,7 @@ if TYPE_CHECKING:
     )
     from .spark_connector.session import spark_session
 
-__all__ = [
+__all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python's
     "AlreadyClosed",
     "Authentication",
     "AuthenticationAthenz",
@@ -225,7 +225,6 @@ __all__ = [
     "UnknownError",
     "UnsupportedVersionError",
     "admin",
-    "asyncio",
     "exceptions",
     "functions",
     "schema",
@@ -300,21 +299,22 @@ def __dir__() -> list[str]:
 
 
 class _SecondNames:
-    """Finds `magnetar.asyncio` and the other second names, which have no files of their own, as their modules."""
+    """Finds `magnetar.asyncio` and the other second names, which have no files of their own, as their modules. After
+    `sys.modules["pulsar"] = magnetar` it finds `pulsar.asyncio` too: programs for Pulsar run without a change."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         package, _, name = fullname.partition(".")
-        if package != __name__ or name not in _MODULES:
+        if name not in _MODULES or sys.modules.get(package) is not sys.modules[__name__]:
             return None
         has_modules = any(each.startswith(f"{name}.") for each in _MODULES)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=has_modules)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> ModuleType:
         """Its modules come with it: else the import would load a second copy of them, by its `__path__`."""
-        name = spec.name.partition(".")[2]
+        package, _, name = spec.name.partition(".")
         for each, place in _MODULES.items():
             if each.startswith(f"{name}."):
-                sys.modules[f"{__name__}.{each}"] = importlib.import_module(f".{place}", __name__)
+                sys.modules[f"{package}.{each}"] = importlib.import_module(f".{place}", __name__)
         return importlib.import_module(f".{_MODULES[name]}", __name__)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -99,8 +99,8 @@ class Client(ClosedAfterAsyncWith):
         memory_limit_bytes: int = 64 << 20,
         world: World | None = None,
     ) -> None:
-        self._service = Service(service_url, authentication, given(locals()))
         self.settings = client_settings(given(locals()))
+        self._service = Service(service_url, authentication, given(locals()))
         self._world = world
         self._connections: Connections | None = None
         self._reports: Reports | None = None

@@ -155,13 +155,15 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
     bundles: int = 4
     auto_topic_creation: bool = True
     default_partitions: int = 0
+    is_creation_set: bool = False  # the two before were set, as they are or otherwise
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """What a namespace or a topic does not inherit (proto/policies.py)."""
+    """What a namespace or a topic does not inherit (proto/policies.py), and what its users noted of it."""
 
     kind = 60
     policies: Policies = Policies()
+    properties: dict[str, str] = {}  # free text; nothing reads it here
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 NAMES: tuple[str, ...] = Policies.__struct_fields__
 OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
 """Policies that a topic cannot have."""
+PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
+"""Of a namespace or a topic: keys, and bytes of all keys and values together."""
 _SIGNED = {"retention_minutes", "retention_mib"}
 _INT_MAX = 1 << 62
 
@@ -133,6 +135,17 @@ def completed(policies: Policies) -> Policies:
 def without(policies: Policies, *names: str) -> Policies:
     """The same policies, with these fields inherited again."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
+
+
+def check_properties(properties: dict[str, str]) -> dict[str, str]:
+    """The properties themselves. InvalidRequest: one has no key, or they are more than a place may have."""
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
+    if "" in properties:
+        raise InvalidRequest("a property has a key: KEY=VALUE")
+    if len(properties) > PROPERTIES_MAX or size > PROPERTIES_BYTES_MAX:
+        text = f"{len(properties)} properties of {size} bytes are too many: at most {PROPERTIES_MAX} are kept"
+        raise InvalidRequest(f"{text}, of {PROPERTIES_BYTES_MAX} bytes together")
+    return properties
 
 
 def check(policies: Policies) -> Policies:

@@ -635,16 +635,18 @@ class TenantSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., admin_roles: _Optional[_Iterable[str]] = ..., allowed_clusters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NamespaceSpec(_message.Message):
-    __slots__ = ("name", "bundles", "auto_topic_creation_off", "default_partitions")
+    __slots__ = ("name", "bundles", "auto_topic_creation_off", "default_partitions", "is_creation_set")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     AUTO_TOPIC_CREATION_OFF_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_CREATION_SET_FIELD_NUMBER: _ClassVar[int]
     name: str
     bundles: int
     auto_topic_creation_off: bool
     default_partitions: int
-    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., auto_topic_creation_off: bool = ..., default_partitions: _Optional[int] = ...) -> None: ...
+    is_creation_set: bool
+    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., auto_topic_creation_off: bool = ..., default_partitions: _Optional[int] = ..., is_creation_set: bool = ...) -> None: ...
 
 class PoliciesRequest(_message.Message):
     __slots__ = ("namespace", "topic", "applied")
@@ -673,6 +675,48 @@ class ChangePoliciesRequest(_message.Message):
     set: str
     remove: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., set: _Optional[str] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("namespace", "topic")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class PropertiesReply(_message.Message):
+    __slots__ = ("properties",)
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ChangePropertiesRequest(_message.Message):
+    __slots__ = ("namespace", "topic", "set", "remove", "clear")
+    class SetEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    set: _containers.ScalarMap[str, str]
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    clear: bool
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., set: _Optional[_Mapping[str, str]] = ..., remove: _Optional[_Iterable[str]] = ..., clear: bool = ...) -> None: ...
 
 class PermissionsRequest(_message.Message):
     __slots__ = ("namespace", "topic")
@@ -873,7 +917,7 @@ class ProducerStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
-    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated")
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -896,6 +940,8 @@ class TopicStatsReply(_message.Message):
     EVICTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
     TERMINATED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     messages_in: int
@@ -918,7 +964,9 @@ class TopicStatsReply(_message.Message):
     evicted_entries: int
     publish_throttled: int
     terminated: bool
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ...) -> None: ...
+    created_ms: int
+    published_ms: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
@@ -114,8 +116,9 @@ class PolicyCache:
         """
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
-            before = NONE if record is None else record.policies
-            return PoliciesRecord(policies=check(completed(merged(without(before, *remove), given))))
+            record = record or PoliciesRecord()
+            policies = check(completed(merged(without(record.policies, *remove), given)))
+            return msgspec.structs.replace(record, policies=policies)
 
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
         assert found is not None
@@ -123,6 +126,21 @@ class PolicyCache:
             if name in self._known:
                 await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
+
+    async def properties(self, name: NamespaceName, topic: TopicName | None) -> dict[str, str]:
+        found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
+        return {} if found is None else found[0].properties
+
+    async def change_properties(
+        self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
+    ) -> None:  # fmt: skip
+        """`change` gets those that are there and gives those that shall be; it may be called again."""
+
+        def changed(record: PoliciesRecord | None) -> PoliciesRecord:
+            record = record or PoliciesRecord()
+            return msgspec.structs.replace(record, properties=dict(change(dict(record.properties))))
+
+        await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
         """The topic or namespace was deleted."""

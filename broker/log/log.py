@@ -101,6 +101,10 @@ class Log(ReadableLog, Protocol):
     @property
     def pending_entries(self) -> int: ...
     @property
+    def published_ms(self) -> int:
+        """When the last message came, since the log was opened; 0: none did."""
+
+    @property
     def age_s(self) -> float:
         """Seconds since the ledger that is written, or was last, was made."""
 

@@ -373,6 +373,10 @@ class TopicLog:
         return len(self._appender.queue)
 
     @property
+    def published_ms(self) -> int:
+        return self._appender.timestamp_ms
+
+    @property
     def age_s(self) -> float:
         """Of the ledger that is written, or was last."""
         ledgers = self.record.ledgers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from ...metadata.records import BrokerRecord, GrantsRecord
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import NAMES, OF_NAMESPACES, Policies
+from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ..common.applied import as_policies, resolve
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
@@ -123,6 +123,22 @@ class Administration:
         if name is not None and of_namespaces:
             raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
         await self._broker.policies.change(place, name, given, tuple(removed))
+
+    async def properties(self, namespace: str, topic: str) -> dict[str, str]:
+        return await self._broker.policies.properties(*await self._place(namespace, topic))
+
+    async def change_properties(
+        self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
+    ) -> None:  # fmt: skip
+        """Of a namespace or a topic: what is removed goes first. InvalidRequest: they are too many, or too long."""
+        place, name = await self._place(namespace, topic)
+
+        def changed(before: dict[str, str]) -> dict[str, str]:
+            left = {} if clear else {key: value for key, value in before.items() if key not in gone}
+            return check_properties({**left, **given})
+
+        gone = set(removed)
+        await self._broker.policies.change_properties(place, name, changed)
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:

@@ -104,6 +104,8 @@ class TopicStats(msgspec.Struct, frozen=True):
     evicted_entries: int
     publish_throttled: int  # times
     terminated: bool
+    created_ms: int  # 0: not known
+    published_ms: int  # the last publish since the topic was loaded; 0: none
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -161,7 +163,8 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
         subscriptions=[await of_subscription(topic, each, precise) for each in list(topic.subscriptions.values())],
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
-        terminated=topic.log.state is TopicLogState.TERMINATED,
+        terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
+        published_ms=topic.log.published_ms,
     )  # fmt: skip
 
 

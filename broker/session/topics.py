@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from ...metadata.records import BrokerRecord
-from ...proto.errors import InvalidRequest, MagnetarError, NotFound
+from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TopicNotFound
 from ...proto.model import AckedEntry
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from ...runtime.access import Principal
@@ -22,6 +22,7 @@ from ..cluster.topic_watch import Added, Removed, Told
 from ..cluster.topic_watch import Topics as TopicsNow
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
+from ..topic.topic import Topic
 
 TIMES_MAX = 1000
 """Looked up in one request for offsets: each costs some reads."""
@@ -87,7 +88,7 @@ class Topics:
         """A durable `subscription` is made at the earliest message when it is missing."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
-        topic = await self._broker.topic(name, create=False)
+        topic = await self._one(name)
         shape, reader = topic.log.shape, topic.log.reader
         index = -1
         if subscription:
@@ -101,9 +102,20 @@ class Topics:
         topic.check_end()
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index)
 
+    async def _one(self, name: TopicName) -> Topic:
+        """A partition, or a topic without partitions. NotAllowed: it has partitions. TopicNotFound."""
+        try:
+            return await self._broker.topic(name, create=False)
+        except TopicNotFound:
+            count = await self._broker.catalog.partitions(name) if not name.is_partition else 0
+            if not count:
+                raise
+            first = name.with_partition(0)
+            raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
+
     async def advance(self, name: TopicName, subscription_name: str, index: int) -> None:
         """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
-        topic = await self._broker.topic(name, create=False)
+        topic = await self._one(name)
         subscription, shape = topic.subscription(subscription_name), topic.log.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:

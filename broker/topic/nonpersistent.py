@@ -161,6 +161,10 @@ class NonPersistentLog:
     def pending_entries(self) -> int:
         return len(self._taken)
 
+    @property
+    def published_ms(self) -> int:
+        return self._timestamp_ms
+
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         if create is not None:
             await create()

@@ -11,6 +11,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
 from .permissions import OF_NAMESPACES
 from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
+from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 namespaces = LazyGroup(
     "namespaces",
@@ -34,6 +35,7 @@ namespaces = LazyGroup(
         "get-auto-topic-creation": Lazy(".admin.namespaces", "get_creation", "Show that."),
         "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
         **OF_NAMESPACES,
+        **PROPERTIES_OF_NAMESPACES,
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),
@@ -261,11 +263,15 @@ def remove_creation(session: Session, namespace: str) -> None:
 
     Example: magnetar namespaces remove-auto-topic-creation public/default
     """
-    _change_creation(session, namespace, True, 0)
+    _change_creation(session, namespace, True, 0, is_set=False)
 
 
-def _change_creation(session: Session, namespace: str, enabled: bool, partitions: int) -> None:
-    session.admin.update_namespace(namespace, auto_topic_creation=enabled, default_partitions=partitions)
+def _change_creation(
+    session: Session, namespace: str, enabled: bool, partitions: int, *, is_set: bool = True
+) -> None:  # fmt: skip
+    session.admin.update_namespace(
+        namespace, auto_topic_creation=enabled, default_partitions=partitions, is_creation_set=is_set
+    )
     how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
     text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
     session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)

@@ -11,6 +11,7 @@ from ..common import units
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
 from ..common.units import message_id
+from .properties import PROPERTIES
 from .topics import full
 
 subscriptions = LazyGroup(
@@ -33,7 +34,6 @@ subscriptions = LazyGroup(
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
 )
 
-PROPERTIES = click.option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
 SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 

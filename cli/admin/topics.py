@@ -8,6 +8,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
 from .permissions import OF_TOPICS
 from .policies import ALIASES, TOPICS, verbs
+from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
     "topics",
@@ -50,6 +51,7 @@ topics = LazyGroup(
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,
+        **PROPERTIES_OF_TOPICS,
     },
     {
         "list-partitioned-topics": "list",

@@ -30,7 +30,19 @@ def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> An
     return given
 
 
-@click.command()
+class _WithHint(click.Command):
+    """A message is an option here: one that is given as an argument is answered with how."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}: a message is given by -m MESSAGE", ctx) from error
+
+
+@click.command(cls=_WithHint)
 @click.argument("topic")
 @click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
 @click.option(

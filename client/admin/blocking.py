@@ -75,6 +75,12 @@ class Admin(ClosedAfterWith):
     topic_policies = _blocking(AdminClient.topic_policies)
     set_topic_policies = _blocking(AdminClient.set_topic_policies)
     remove_topic_policies = _blocking(AdminClient.remove_topic_policies)
+    namespace_properties = _blocking(AdminClient.namespace_properties)
+    set_namespace_properties = _blocking(AdminClient.set_namespace_properties)
+    remove_namespace_properties = _blocking(AdminClient.remove_namespace_properties)
+    topic_properties = _blocking(AdminClient.topic_properties)
+    set_topic_properties = _blocking(AdminClient.set_topic_properties)
+    remove_topic_properties = _blocking(AdminClient.remove_topic_properties)
 
     topics = _blocking(AdminClient.topics)
     create_topic = _blocking(AdminClient.create_topic)

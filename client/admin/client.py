@@ -107,14 +107,17 @@ class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
 
     async def update_namespace(
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
-        default_partitions: int | None = None,
+        default_partitions: int | None = None, is_creation_set: bool | None = None,
     ) -> None:  # fmt: skip
         """None keeps a setting. The number of bundles is fixed at creation: InvalidRequest for another one."""
         old = await self.namespace(name)
+        if is_creation_set is None:
+            is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
         await self._call(
             op.UPDATE_NAMESPACE, namespace=old.name, bundles=old.bundles if bundles is None else bundles,
             auto_topic_creation=old.auto_topic_creation if auto_topic_creation is None else auto_topic_creation,
             default_partitions=old.default_partitions if default_partitions is None else default_partitions,
+            is_creation_set=is_creation_set,
         )  # fmt: skip
 
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
@@ -187,6 +190,30 @@ class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
         """As remove_namespace_policies."""
         await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
+
+    async def namespace_properties(self, name: str) -> dict[str, str]:
+        """What its users noted of it; nothing is inherited."""
+        return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
+
+    async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Others that are there stay. InvalidRequest: they are too many, or too long (proto/policies.py)."""
+        await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
+
+    async def remove_namespace_properties(self, name: str, *keys: str) -> None:
+        """No key: all of them. A missing key does nothing."""
+        await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
+
+    async def topic_properties(self, topic: str) -> dict[str, str]:
+        """As namespace_properties; partitions have those of their topic."""
+        return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
+
+    async def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
+        """As set_namespace_properties."""
+        await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
+
+    async def remove_topic_properties(self, topic: str, *keys: str) -> None:
+        """As remove_namespace_properties."""
+        await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:

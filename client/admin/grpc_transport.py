@@ -186,7 +186,8 @@ def _value(kind: Any, found: Any) -> Any:
     if kind is Position:
         return Position(found.ledger_id, found.entry_id)
     if kind is NamespaceInfo:
-        return NamespaceInfo(found.name, found.bundles, not found.auto_topic_creation_off, found.default_partitions)
+        creation = not found.auto_topic_creation_off, found.default_partitions, found.is_creation_set
+        return NamespaceInfo(found.name, found.bundles, *creation)
     if kind is SchemaInfo:
         return SchemaInfo(
             type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)

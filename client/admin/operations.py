@@ -72,6 +72,8 @@ GET_PERMISSIONS = Operation("GetPermissions", values.Permissions)
 CHANGE_PERMISSIONS = Operation("ChangePermissions", NONE)
 GET_POLICIES = Operation("GetPolicies", str)
 CHANGE_POLICIES = Operation("ChangePolicies", NONE)
+GET_PROPERTIES = Operation("GetProperties", dict[str, str])
+CHANGE_PROPERTIES = Operation("ChangeProperties", NONE)
 
 LIST_TOPICS = Operation("ListTopics", tuple[str, ...])
 CREATE_TOPIC = Operation("CreateTopic", NONE)

@@ -151,6 +151,7 @@ class NamespaceInfo:
     bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
     auto_topic_creation: bool = True  # topics are made at first use
     default_partitions: int = 0  # of topics that are made so; 0: not partitioned
+    is_creation_set: bool = False  # the two before were set, perhaps to their defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,8 @@ class TopicStats:
     evicted_entries: int  # by the backlog quota
     publish_throttled: int  # times
     terminated: bool
+    created_ms: int  # 0: not known
+    published_ms: int  # the last publish since the topic was loaded; 0: none
 
 
 @dataclass(frozen=True, slots=True)

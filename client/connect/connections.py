@@ -175,6 +175,8 @@ class Connections:
             try:
                 return await self._owner_by(asked, topic)
             except MagnetarError as error:
+                if how_unreached(error) is not None:
+                    self._discovery.forget()  # the broker may have come back at another port
                 if not error.retryable or not left or self._closed:
                     raise
         raise AssertionError("a service URL names at least one broker")

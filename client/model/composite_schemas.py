@@ -134,7 +134,7 @@ def _descriptors(descriptor: Any) -> dict[str, str]:
     }
 
 
-_SINGLE = {
+SINGLE = {
     SchemaType[each()._schema_name]: each()
     for each in (
         primitive.BooleanSchema, primitive.Int8Schema, primitive.Int16Schema, primitive.Int32Schema,
@@ -143,6 +143,7 @@ _SINGLE = {
         primitive.LocalTimeSchema, primitive.LocalDateTimeSchema, StringSchema,
     )
 }  # fmt: skip
+"""The schemas of single values, by their types."""
 
 
 class AutoConsumeSchema(Schema):
@@ -176,7 +177,7 @@ class AutoConsumeSchema(Schema):
                 raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if writer.type is SchemaType.KEY_VALUE:
             return self._pair(payload, writer)
-        single = _SINGLE.get(writer.type)
+        single = SINGLE.get(writer.type)
         return payload if single is None else single.decode(payload)
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:

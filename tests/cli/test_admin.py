@@ -196,6 +196,25 @@ def test_a_subscription_has_properties_and_a_policy_of_its_own_among_them(cli: C
     assert cli_json(*read) == []
 
 
+def test_users_note_properties_of_a_topic_and_of_a_namespace(cli: Cli, cli_json: Json) -> None:
+    cli("topics", "create", "noted")
+    cli("namespaces", "create", "public/noted")
+    for group, place, note, remove in (
+        ("topics", "noted", "update-properties", "remove-properties"),
+        ("namespaces", "public/noted", "set-properties", "remove-property"),
+    ):
+        cli(group, note, place, "-p", "owner=ada", "-p", "tier=1=2")
+        read = (group, "get-properties", place)
+        assert cli_json(*read) == [{"property": "owner", "value": "ada"}, {"property": "tier", "value": "1=2"}]
+        cli(group, remove, place, "-k", "owner", "-k", "never")
+        assert [row["property"] for row in cli_json(*read)] == ["tier"]
+        cli(group, note, place, code=2)
+        cli(group, note, place, "-p", "=empty", code=2)
+        cli(group, note, "nowhere" if group == "topics" else "public/nowhere", "-p", "a=b", code=4)
+    cli("namespaces", "clear-properties", "public/noted")
+    assert cli_json("namespaces", "get-properties", "public/noted") == []
+
+
 def test_a_topic_tells_of_its_partitions_places_and_bytes(cli: Cli, cli_json: Json) -> None:
     cli("produce", "told", "-m", "x")
     metadata = cli_json("topics", "get-partitioned-topic-metadata", "told")

@@ -49,14 +49,14 @@ OPTIONS = {
     "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
     "subscription": ("-s", "s"), "partitions": ("-p", "2"), "ledger": ("-l", "1"), "entry": ("-e", "1"),
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
-    "actions": ("-a", "consume"), "mode": ("-m", "Prefix"),
+    "actions": ("-a", "consume"), "mode": ("-m", "Prefix"), "keys": ("-k", "owner"),
 }  # fmt: skip
 
 
 NEEDED = {
     "skip": ("-n", "1"), "update-subscription-properties": ("--clear",), "gc": ("--plan",),
     "expire-messages": ("-t", "1h"), "expire-messages-all-subscriptions": ("-t", "1h"), "reset-cursor": ("-t", "1h"),
-    "reset": ("-t", "1h"),
+    "reset": ("-t", "1h"), "set-properties": ("-p", "a=b"), "update-properties": ("-p", "a=b"),
 }  # fmt: skip
 """Of options of which one has to be given."""
 

@@ -54,9 +54,10 @@ TOPICS = """list list-partitioned-topics create create-partitioned-topic update-
     get-subscription-properties update-subscription-properties peek-messages examine-messages get-message-by-id
     get-message-id skip clear-backlog expire-messages expire-messages-all-subscriptions reset-cursor last-message-id
     truncate terminate partitioned-terminate unload compact compaction-status get-backlog-size trim-topic
-    analyze-backlog"""
+    analyze-backlog get-properties update-properties remove-properties"""
 NAMESPACES = """list create delete policies topics bundles unload clear-backlog unsubscribe
-    set-auto-topic-creation get-auto-topic-creation remove-auto-topic-creation"""
+    set-auto-topic-creation get-auto-topic-creation remove-auto-topic-creation get-properties
+    set-properties remove-property clear-properties"""
 OF_BOTH = """retention message-ttl backlog-quota persistence publish-rate dispatch-rate subscription-dispatch-rate
     subscribe-rate deduplication delayed-delivery inactive-topic-policies compaction-threshold
     max-unacked-messages-per-consumer max-unacked-messages-per-subscription max-consumers-per-subscription

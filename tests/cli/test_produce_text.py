@@ -15,3 +15,9 @@ def test_bytes_of_the_command_line_that_are_not_utf8_are_a_wrong_use_and_reach_n
     result = CliRunner().invoke(root, ["--url", "pulsar://127.0.0.1:1", "produce", "t", *messages, option, given])
     assert result.exit_code == 2, result.output
     assert "is not UTF-8" in result.output
+
+
+def test_a_message_that_is_an_argument_is_answered_with_the_option() -> None:
+    result = CliRunner().invoke(root, ["produce", "orders", "hi"])
+    assert result.exit_code == 2, result.output
+    assert "(hi): a message is given by -m MESSAGE" in result.output

@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -142,6 +144,18 @@ def test_modules_of_pulsar_are_modules_here_too() -> None:
     assert serde.PickleSerDe().deserialize(serde.PickleSerDe().serialize([1])) == [1]
     with pytest.raises(TypeError):
         serde.IdentitySerDe().serialize([1])
+
+
+def test_programs_for_pulsar_run_without_a_change() -> None:
+    program = (
+        "import sys, magnetar; sys.modules['pulsar'] = magnetar\n"
+        "import pulsar, pulsar.schema.schema_avro\n"
+        "from pulsar.schema import *\nfrom pulsar.asyncio import Client\nfrom pulsar.functions.serde import SerDe\n"
+        "from pulsar.exceptions import Timeout\nfrom pulsar.tableview import TableView\n"
+        "print(Record is magnetar.schema.Record, Client is magnetar.asyncio.Client, SerDe is pulsar.SerDe)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 3, done.stderr
 
 
 # ------------------------------------------------------------------ what those names do

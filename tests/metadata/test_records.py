@@ -57,12 +57,14 @@ EXAMPLES: list[Record] = [
     BrokerRecord(name="n", endpoint="h:1"),
     OwnerRecord(broker="n", endpoint="h:1"),
     TenantRecord(admin_roles=("root",)),
-    NamespaceRecord(bundles=8, auto_topic_creation=False),
+    NamespaceRecord(bundles=8, auto_topic_creation=False, is_creation_set=True),
     GrantsRecord(
         roles={"etl": ("produce",)}, topics={"persistent://a/b/c": {"web": ("consume",)}},
         subscriptions={"s": ("web",)}, prefix_mode=True,
     ),
-    PoliciesRecord(policies=Policies(retention_minutes=-1, dead_letter_backoff_s=(1.0, 2.5))),
+    PoliciesRecord(
+        policies=Policies(retention_minutes=-1, dead_letter_backoff_s=(1.0, 2.5)), properties={"owner": "ada"}
+    ),
     SchemaListRecord(
         next=3, schemas=(SchemaEntry(version=2, fingerprint=bytes(32), created_ms=1, user="é", deleted=True),)
     ),

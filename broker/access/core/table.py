@@ -102,6 +102,8 @@ RULES: Mapping[str, Rule] = {
     "Admin.CompactionStatus": _MANAGE,
     "Admin.GetPolicies": _PLACE,
     "Admin.ChangePolicies": _PLACE,
+    "Admin.GetProperties": _PLACE,
+    "Admin.ChangeProperties": _PLACE,
     "Admin.GetPermissions": _PLACE,
     "Admin.ChangePermissions": _PLACE,
     "Admin.ListSchemas": _LOOKUP,

@@ -112,6 +112,7 @@ class AdminService(ExamineService, SchemaService):
         return wire.NamespaceSpec(
             name=request.name, bundles=record.bundles,
             auto_topic_creation_off=not record.auto_topic_creation, default_partitions=record.default_partitions,
+            is_creation_set=record.is_creation_set,
         )  # fmt: skip
 
     async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> wire.Empty:
@@ -139,6 +140,16 @@ class AdminService(ExamineService, SchemaService):
         given = decode(request.set)
         await self._check_letters(given.dead_letter_topic or "", context)
         await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
+        return wire.Empty()
+
+    async def get_properties(self, request: wire.PlaceRequest, context: CallContext) -> wire.PropertiesReply:
+        found = await self._administration.properties(request.namespace, request.topic)
+        return wire.PropertiesReply(properties=found)
+
+    async def change_properties(self, request: wire.ChangePropertiesRequest, context: CallContext) -> wire.Empty:
+        await self._administration.change_properties(
+            request.namespace, request.topic, request.set, request.remove, clear=request.clear
+        )
         return wire.Empty()
 
     # ------------------------------------------------------------------ permissions
@@ -304,4 +315,5 @@ def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
     return NamespaceRecord(
         bundles=request.bundles or bundles,
         auto_topic_creation=not request.auto_topic_creation_off, default_partitions=request.default_partitions,
+        is_creation_set=request.is_creation_set or request.auto_topic_creation_off or request.default_partitions > 0,
     )  # fmt: skip

@@ -38,6 +38,12 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], int], ...] = (
     (errors.SessionExpired, 503),
 )
 
+_REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
+    (errors.TenantNotFound, "Tenant does not exist"),
+    (errors.NamespaceNotFound, "Namespace does not exist"),
+)
+"""What programs compare with: the path says which."""
+
 NEGOTIATE = "Bearer, Basic"
 
 
@@ -78,6 +84,7 @@ def reply_to(error: Exception, busy: int = 409) -> Response:
     if isinstance(error, HTTPException):
         return reply(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):
-        return reply(status_of(error, busy), error.message)
+        reason = next((text for kind, text in _REASONS if isinstance(error, kind)), error.message)
+        return reply(status_of(error, busy), reason)
     _LOG.error("a request of a client failed", exc_info=error)
     return reply(500, f"the request failed: {type(error).__name__}")

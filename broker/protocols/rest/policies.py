@@ -62,7 +62,7 @@ class AutoSubscription(msgspec.Struct):
 
 class AutoTopic(msgspec.Struct):
     allowAutoTopicCreation: bool
-    topicType: Literal["partitioned", "non-partitioned"] | None = None
+    topicType: Literal["partitioned", "non-partitioned", ""] | None = None
     defaultNumPartitions: int | None = None
 
 
@@ -101,6 +101,10 @@ def _refuse(text: str) -> BadRequest:
     return BadRequest(text, 412)
 
 
+_REASONS = {"subscription_expiration_s": "Invalid value for subscription expiration time"}
+"""What programs compare with; others have one text."""
+
+
 # ------------------------------------------------------------------ numbers and booleans
 def _plain(
     namespace: str, topic: str, key: str, field: str, kind: Any = int, *, unit: int = 1, verb: str = "POST"
@@ -109,7 +113,7 @@ def _plain(
 
     def take(value: Any) -> Fields:
         if kind is int and not 0 <= value < 1 << 62:
-            raise _refuse(f"{namespace or topic} is 0 or more, not {value}")
+            raise _refuse(_REASONS.get(field, f"{namespace or topic} must be 0 or more"))
         return {field: value * unit if kind is int else value}
 
     def show(policies: Policies) -> object:

@@ -16,7 +16,6 @@ from typing import Any
 from ....proto.model import AccessMode
 from ....proto.subscription_types import title
 from ....runtime.clock import Clock
-from ...log.topic_log import TopicLog
 from ...subscription.consumer import Consumer
 from ...topic.producer import Producer
 from ...topic.topic import Topic
@@ -78,8 +77,8 @@ def topic_stats(
         "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0, "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
-        "waitingPublishers": 0, "topicCreationTimeStamp": _created(topic),
-        "lastPublishTimeStamp": 0, "lastPublishTimestamp": 0,
+        "waitingPublishers": 0, "topicCreationTimeStamp": found.created_ms,
+        "lastPublishTimeStamp": found.published_ms, "lastPublishTimestamp": found.published_ms,
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
         "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
@@ -91,11 +90,6 @@ def topic_stats(
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
-
-
-def _created(topic: Topic | None) -> int:
-    log = topic.log if topic is not None else None
-    return log.record.created_ms if isinstance(log, TopicLog) else 0
 
 
 def _compaction(topic: Topic | None) -> dict[str, Any]:

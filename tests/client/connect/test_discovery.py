@@ -13,10 +13,11 @@ import pytest
 import magnetar
 from magnetar.broker.session.topics import reached_by
 from magnetar.client.client import Client
+from magnetar.client.connect import connections
 from magnetar.client.connect.discovery import credentials_of
 from magnetar.metadata.records import BrokerRecord
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.errors import NotFound
+from magnetar.proto.errors import MagnetarError, NotFound, Unavailable
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.sim.world import Simulation
 from tests.broker.protocols.pulsar.raw import ANY
@@ -167,6 +168,36 @@ def test_a_server_that_says_nothing_is_told_after_the_time_of_a_connection() -> 
     for url in ("http://broker", "pulsar://broker"):
         (found,) = _found(url, nothing)
         assert "ConnectError" in found or "Timeout" in found
+
+
+def test_a_broker_that_comes_back_at_another_port_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(error: MagnetarError) -> str | None:
+        """As gRPC says it, and the simulation does not."""
+        return "refused" if isinstance(error, Unavailable) else None
+
+    monkeypatch.setattr(connections, "how_unreached", refused)
+    simulation = Simulation(seed=1)
+
+    async def start(grpc: int) -> None:
+        broker = simulation.world("broker")
+        told = pulsar.CommandConnected(server_version="Magnetar 1", magnetar_address=f"broker:{grpc}")
+        await simulation.spawn("broker", broker.network.serve(Endpoint("broker", grpc), [("Broker", FakeBroker())]))
+        serve = answers(framed(connected=told))
+        await simulation.spawn("broker", broker.network.serve_bytes(Endpoint("broker", 6650), serve))
+
+    async def client_side() -> None:
+        async with Client("pulsar://broker", world=simulation.world("client")) as client:
+            producer = await client.create_producer("t")
+            await producer.send(b"1")
+            simulation.crash("broker")
+            await start(7999)
+            await producer.send(b"2")
+
+    async def main() -> None:
+        await start(7650)
+        await simulation.spawn("client", client_side())
+
+    simulation.run(main())
 
 
 @pytest.mark.parametrize(

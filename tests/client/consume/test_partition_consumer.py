@@ -27,7 +27,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import errors as wire_errors
 from tests.chaos.workload import history
-from tests.chaos.workload.clients import Reconnects
+from tests.chaos.workload.libraries import Reconnects
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -214,7 +214,8 @@ def test_a_consumer_says_that_it_reconnects_and_the_chaos_run_takes_it_as_a_dist
         await consumer.receive(60_000)
         assert noted.records == [history.Disturbed()]
 
-    log, handler = logging.getLogger("magnetar"), Reconnects(noted)
+    log = logging.getLogger("magnetar")
+    handler = Reconnects("the consumer reconnects", lambda: noted(history.Disturbed()))
     log.addHandler(handler)
     before = log.level
     log.setLevel(logging.INFO)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from .....metadata import paths
 from .....proto import wire_pb2 as wire
 from .....proto.errors import NotFound, Unavailable
 from .....proto.versions import PRODUCT
@@ -123,11 +124,49 @@ async def runtime_configuration(call: Call) -> object:
     return {field.name: str(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
+@route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
+       answer="InternalConfigurationData")  # fmt: skip
+async def internal_configuration(call: Call) -> object:
+    await call.authorize("Admin.ListBrokers", wire.Empty())
+    return {
+        "zookeeperServers": "", "metadataStoreUrl": "", "configurationStoreServers": "",
+        "configurationMetadataStoreUrl": "", "ledgersRootPath": paths.LEDGERS,
+        "bookkeeperMetadataServiceUri": None, "stateStorageServiceUrl": None,
+    }  # fmt: skip
+
+
 @route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
 async def list_brokers_of_cluster(call: Call) -> object:
     found = await _http(call)
     _check_cluster(call)
     return found
+
+
+# ------------------------------------------------------------------ bookies
+@route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
+async def bookies(call: Call) -> object:
+    found = (await call.admin("ListBookies", wire.Empty())).bookies
+    return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
+
+
+@route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
+       answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
+async def racks(call: Call) -> object:
+    found = (await call.admin("ListBookies", wire.Empty())).bookies
+    return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
+
+
+@route("GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}")
+async def rack(call: Call) -> object:
+    asked = call.names["bookie"]
+    for each in (await call.admin("ListBookies", wire.Empty())).bookies:
+        if asked in (each.endpoint, each.id) and each.rack:
+            return _rack(each)
+    raise NotFound(f"no bookie {asked[:100]!r} has a rack; `magnetar bookies set-rack` gives it one")
+
+
+def _rack(bookie: wire.BookieStatus) -> dict[str, str]:
+    return {"rack": bookie.rack, "hostname": bookie.id}
 
 
 def _check_cluster(call: Call) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 from google.protobuf.message import Message
+from starlette.responses import PlainTextResponse, Response
 
 from .....metadata.records import GrantsRecord
 from .....proto import wire_pb2 as wire
 from .....proto.errors import NotFound
 from .....proto.names import NamespaceName, TopicName, check_role
-from .....proto.policies import Policies, check, decode
+from .....proto.policies import Policies, check, check_properties, decode
 from ....access.permissions import grant
 from ....cluster.core.bundles import BUNDLES_MAX, HASHES
 from ..call import Call
@@ -22,6 +23,8 @@ from ..policies import POLICIES, AutoTopic, converted, fields_of_namespace, show
 from ..table import NAMESPACE, route
 from .permissions import Grant
 from .policies import change, check_clusters, of_namespace, read
+
+AUTO_PARTITIONS_MAX = 10_000
 
 
 @route("GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]")
@@ -35,10 +38,10 @@ async def get_namespace(call: Call) -> object:
     name, place = str(call.namespace), of_namespace(call)
     spec = await call.admin("GetNamespace", wire.Name(name=name))
     granted = await call.admin("GetPermissions", wire.PermissionsRequest(namespace=name))
-    return _shown(call, spec, granted, await read(call, place))
+    return _shown(call, spec, granted, await read(call, place), await _properties(call))
 
 
-def _shown(call: Call, spec: Any, granted: Any, policies: Policies) -> dict[str, object]:
+def _shown(call: Call, spec: Any, granted: Any, policies: Policies, noted: dict[str, str]) -> dict[str, object]:
     cluster = call.broker.config.cluster
     found: dict[str, object] = {}
     for row in POLICIES:
@@ -56,7 +59,7 @@ def _shown(call: Call, spec: Any, granted: Any, policies: Policies) -> dict[str,
         "encryption_required": False, "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
         "offload_threshold": -1, "offload_threshold_in_seconds": -1, "offload_deletion_lag_ms": None,
         "offload_policies": None, "schema_auto_update_compatibility_strategy": None,
-        "deduplicationSnapshotIntervalSeconds": None, "properties": {},
+        "deduplicationSnapshotIntervalSeconds": None, "properties": noted,
         "resource_group_name": None, "migrated": False, "dispatcherPauseOnAckStatePersistentEnabled": None,
         "entryFilters": None, "allowed_clusters": [],
     }  # fmt: skip
@@ -68,7 +71,7 @@ def _bundles(count: int) -> dict[str, object]:
 
 
 def _auto_topics(spec: Any) -> dict[str, object] | None:
-    if not spec.auto_topic_creation_off and not spec.default_partitions:
+    if not spec.is_creation_set and not spec.auto_topic_creation_off and not spec.default_partitions:
         return None
     return {
         "allowAutoTopicCreation": not spec.auto_topic_creation_off,
@@ -88,9 +91,12 @@ async def create_namespace(call: Call) -> None:
         _take_auto_topics(spec, converted(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
     fields, grants = fields_of_namespace(given), _grants(given)
     check(decode(msgspec.json.encode(fields).decode()))
+    noted = check_properties(converted(given.get("properties") or {}, dict[str, str], "properties"))
     await call.admin("CreateNamespace", spec)
     if fields:
         await change(call, {"namespace": str(name)}, fields)
+    if noted:
+        await _note(call, noted)
     for role, actions in grants.items():
         granting = Grant(role=role, actions=actions)
         await call.admin("ChangePermissions", wire.ChangePermissionsRequest(namespace=str(name), grant=granting))
@@ -143,13 +149,26 @@ async def remove_auto_topics(call: Call) -> None:
 
 
 def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
-    """412: partitions of a type that has none, or fewer than one of the other."""
+    """412: partitions of a type that has none, or fewer than one of the other; in Pulsar's words."""
     partitions = given.defaultNumPartitions or 0
-    partitioned = given.topicType == "partitioned"
-    if given.allowAutoTopicCreation and not (1 if partitioned else 0) <= partitions <= (10_000 if partitioned else 0):
-        raise BadRequest("defaultNumPartitions is 1 to 10000 of partitioned topics, and not given of others", 412)
+    if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
+        text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
+        raise BadRequest(f"{text} {wrong}", 412)
+    spec.is_creation_set = True
     spec.auto_topic_creation_off = not given.allowAutoTopicCreation
     spec.default_partitions = partitions if given.allowAutoTopicCreation else 0
+
+
+def _wrong_partitions(given: AutoTopic) -> str:
+    """Empty: they are right."""
+    partitions = given.defaultNumPartitions
+    if given.topicType != "partitioned":
+        return "is not allowed to be set when the type is non-partition." if partitions else ""
+    if partitions is None:
+        return "cannot be null when the type is partitioned."
+    if partitions < 1:
+        return "cannot be less than 1 for partition type."
+    return f"cannot be larger than {AUTO_PARTITIONS_MAX}." if partitions > AUTO_PARTITIONS_MAX else ""
 
 
 # ------------------------------------------------------------------ topics and bundles
@@ -171,12 +190,57 @@ async def bundles(call: Call) -> object:
     return _bundles((await call.admin("GetNamespace", wire.Name(name=str(call.namespace)))).bundles)
 
 
-@route("GET", NAMESPACE + "/properties", "None are kept.", answer="{}")
-async def properties(call: Call) -> dict[str, str]:
-    await call.admin("GetNamespace", wire.Name(name=str(call.namespace)))
-    return {}
+# ------------------------------------------------------------------ properties
+@route("GET", NAMESPACE + "/properties", "What users noted of the namespace.", answer="{key: value}")
+async def properties(call: Call) -> object:
+    return await _properties(call)
 
 
+async def _properties(call: Call) -> dict[str, str]:
+    found = await call.admin("GetProperties", wire.PlaceRequest(namespace=str(call.namespace)))
+    return dict(found.properties)
+
+
+async def _note(call: Call, properties: dict[str, str]) -> None:
+    asked = wire.ChangePropertiesRequest(namespace=str(call.namespace), set=properties)
+    await call.admin("ChangeProperties", asked)
+
+
+@route("PUT", NAMESPACE + "/properties", "These are noted; others stay.", body="{key: value}")
+async def set_properties(call: Call) -> None:
+    await _note(call, call.json(dict[str, str]))
+
+
+@route("DELETE", NAMESPACE + "/properties", "None is left.")
+async def clear_properties(call: Call) -> None:
+    await call.admin("ChangeProperties", wire.ChangePropertiesRequest(namespace=str(call.namespace), clear=True))
+
+
+@route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
+async def get_property(call: Call) -> Response:
+    return PlainTextResponse(_one(call, await _properties(call)))
+
+
+@route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
+async def set_property(call: Call) -> None:
+    await _note(call, {call.names["key"]: call.names["value"]})
+
+
+@route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
+async def remove_property(call: Call) -> Response:
+    found = _one(call, await _properties(call))
+    asked = wire.ChangePropertiesRequest(namespace=str(call.namespace), remove=[call.names["key"]])
+    await call.admin("ChangeProperties", asked)
+    return PlainTextResponse(found)
+
+
+def _one(call: Call, properties: dict[str, str]) -> str:
+    if (key := call.names["key"]) not in properties:
+        raise NotFound(f"namespace {call.namespace} has no property {key[:100]!r}")
+    return properties[key]
+
+
+# ------------------------------------------------------------------ unloading
 @route("PUT", NAMESPACE + "/unload", "Brokers give its topics back; the next look-up loads them.")
 async def unload_namespace(call: Call) -> None:
     await _unload(call, call.namespace, "")

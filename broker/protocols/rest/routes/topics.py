@@ -6,6 +6,7 @@ import msgspec
 
 from .....proto import wire_pb2 as wire
 from .....proto.errors import InvalidRequest, NotFound
+from .....proto.policies import check_properties
 from ..call import Call
 from ..errors import BadRequest
 from ..table import TOPIC, route
@@ -15,8 +16,6 @@ LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
 class Partitioned(msgspec.Struct):
-    """`properties` are taken and not kept."""
-
     partitions: int
     properties: dict[str, str] | None = None
 
@@ -52,7 +51,12 @@ def _partitions(call: Call) -> int:
 
 @route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
 async def create_partitioned(call: Call) -> None:
-    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full, partitions=_partitions(call)))
+    count = _partitions(call)
+    given = (call.json(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
+    check_properties(given)
+    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full, partitions=count))
+    if given:
+        await _note(call, given)
 
 
 @route("GET", TOPIC + "/partitions",
@@ -61,7 +65,11 @@ async def create_partitioned(call: Call) -> None:
 async def get_partitions(call: Call) -> object:
     asked = wire.PartitionsRequest(topic=call.topic.full, create=call.flag("checkAllowAutoCreation"))
     found = await call.ask("Broker", "Partitions", asked)
-    return {"partitions": found.partitions, "deleted": False, "properties": {}}
+    properties: dict[str, str] = {}
+    if found.partitions:
+        topic = call.topic.base
+        properties = await call.broker.policies.properties(topic.namespace_name, topic)
+    return {"partitions": found.partitions, "deleted": False, "properties": properties}
 
 
 @route("POST", TOPIC + "/partitions", "More partitions.", body="int")
@@ -88,11 +96,16 @@ async def create_missing(call: Call) -> None:
 
 
 # ------------------------------------------------------------------ the topic
-@route("PUT", TOPIC, "Makes a topic without partitions.", body="{properties} | empty")
+@route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
 async def create_topic(call: Call) -> None:
-    if not call.is_empty:
-        call.json(dict[str, object])
+    given = {} if call.is_empty else check_properties(call.json(dict[str, str]))
     await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full))
+    if given:
+        await _note(call, given)
+
+
+async def _note(call: Call, properties: dict[str, str]) -> None:
+    await call.admin("ChangeProperties", wire.ChangePropertiesRequest(topic=call.topic.base.full, set=properties))
 
 
 @route("DELETE", TOPIC, "Deletes a topic without partitions.", busy=412)
@@ -139,10 +152,25 @@ async def terminate_partitions(call: Call) -> object:
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
 
-@route("GET", TOPIC + "/properties", "None are kept.", answer="{}")
-async def properties(call: Call) -> dict[str, str]:
-    await call.ask("Broker", "Partitions", wire.PartitionsRequest(topic=call.topic.full))
-    return {}
+@route("GET", TOPIC + "/properties", "What users noted of the topic.", answer="{key: value}")
+async def properties(call: Call) -> object:
+    found = await call.admin("GetProperties", wire.PlaceRequest(topic=call.topic.base.full))
+    return dict(found.properties)
+
+
+@route("PUT", TOPIC + "/properties", "These are noted; others stay.", body="{key: value}")
+async def update_properties(call: Call) -> None:
+    await _note(call, call.json(dict[str, str]))
+
+
+@route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
+async def remove_property(call: Call) -> None:
+    key = call.query.get("key", "")
+    asked = wire.ChangePropertiesRequest(topic=call.topic.base.full, remove=[key])
+    await call.authorize("Admin.ChangeProperties", asked)
+    if not key:
+        raise BadRequest("the parameter key says which property", 412)
+    await call.admin("ChangeProperties", asked)
 
 
 # ------------------------------------------------------------------ compaction

@@ -452,6 +452,19 @@ async def test_offsets_and_advancing_a_subscription(deployment: Deployment) -> N
             topic=TOPIC, subscription="other", index=1))  # fmt: skip
 
 
+async def test_offsets_of_a_topic_with_partitions_say_what_to_ask_for(deployment: Deployment) -> None:
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="three", partitions=3))
+    for method, request in (
+        ("Offsets", wire.OffsetsRequest(topic="three")),
+        ("AdvanceSubscription", wire.AdvanceSubscriptionRequest(topic="three", subscription="s", index=1)),
+    ):
+        with pytest.raises(NotAllowed, match=r"3 partitions.*three-partition-0"):
+            await deployment.call(method, request)
+    assert (await deployment.call("Offsets", wire.OffsetsRequest(topic="three-partition-0"))).end_index == 0
+    with pytest.raises(TopicNotFound):
+        await deployment.call("Offsets", wire.OffsetsRequest(topic="no-such-topic"))
+
+
 # ------------------------------------------------------------------------------------------------ lookup
 async def test_lookup_and_partitions(deployment: Deployment) -> None:
     answer = await deployment.call("Lookup", wire.LookupRequest(topic=TOPIC))

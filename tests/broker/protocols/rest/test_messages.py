@@ -78,6 +78,7 @@ async def test_statistics_have_every_key_and_the_clients_versions(tmp_path: Path
         assert len(came) == 6
         found = await http.get(f"{T}/stats")
         _has(TOPIC, found)
+        assert 0 < found["topicCreationTimeStamp"] <= found["lastPublishTimeStamp"] == found["lastPublishTimestamp"]
         [publisher] = found["publishers"]
         _has(PUBLISHER, publisher)
         assert (publisher["clientVersion"], found["msgInCounter"]) == ("Test-1.2", 3)

@@ -64,6 +64,45 @@ async def test_what_set_up_scripts_of_client_suites_send_is_taken(tmp_path: Path
         await http.done("PUT", f"{T}/partitions", 4, 409)
 
 
+async def test_a_namespace_keeps_what_was_noted_of_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        namespace = f"{V2}/namespaces/public/noted"
+        await http.done("PUT", namespace, {"properties": {"owner": "ada"}})
+        await http.done("PUT", f"{namespace}/properties", {"tier": "1", "é": ""})
+        await http.done("PUT", f"{namespace}/property/owner/eve%2Fbob")
+        assert await http.get(f"{namespace}/properties") == {"owner": "eve/bob", "tier": "1", "é": ""}
+        assert (await http.get(namespace))["properties"] == {"owner": "eve/bob", "tier": "1", "é": ""}
+        assert (await http.ask("GET", f"{namespace}/property/owner")).body == b"eve/bob"
+        await http.done("POST", f"{namespace}/messageTTL", 9)  # and policies leave properties alone, and they them
+        assert (await http.ask("DELETE", f"{namespace}/property/tier")).body == b"1"
+        await http.get(f"{namespace}/property/tier", 404)
+        assert await http.get(f"{namespace}/messageTTL") == 9
+        await http.done("DELETE", f"{namespace}/properties")
+        assert await http.get(f"{namespace}/properties") == {}
+        for wrong, status in (({"": "x"}, 412), ({"a": 1}, 400), ([], 400), ({"a": "x" * 70_000}, 412)):
+            await http.done("PUT", f"{namespace}/properties", wrong, status)
+        assert await http.get(f"{namespace}/properties") == {}
+        await http.get(f"{V2}/namespaces/public/nowhere/properties", 404)
+
+
+async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", f"{T}/partitions", {"partitions": 2, "properties": {"a": "b"}})
+        await http.done("PUT", f"{T}-partition-1/properties", {"c": "d"})  # of the topic
+        assert await http.get(f"{T}/properties") == {"a": "b", "c": "d"}
+        assert (await http.get(f"{T}/partitions"))["properties"] == {"a": "b", "c": "d"}
+        await http.done("DELETE", f"{T}/properties?key=a")
+        await http.done("DELETE", f"{T}/properties?key=never")
+        await http.done("DELETE", f"{T}/properties", status=412)
+        assert await http.get(f"{T}/properties") == {"c": "d"}
+        await http.done("DELETE", f"{T}/partitions")
+        await http.get(f"{T}/properties", 404)
+        await http.done("PUT", T, {"e": "f"})
+        assert await http.get(f"{T}/properties") == {"e": "f"}
+        await http.done("PUT", f"{T}-other", {"e": 5}, 400)
+        await http.get(f"{T}-other/properties", 404)
+
+
 # ------------------------------------------------------------------ topics
 async def test_topics_and_partitions_are_made_listed_grown_and_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path) as (http, _, _):
@@ -157,6 +196,11 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
         address = broker.http_url.partition("://")[2]
         assert await http.get(f"{V2}/brokers") == [address] == await http.get(f"{V2}/brokers/magnetar")
         assert (await http.get(f"{V2}/brokers/leaderBroker"))["brokerId"] == address
+        assert (await http.get(f"{V2}/brokers/internal-configuration"))["ledgersRootPath"] == "/ledgers"
+        found = (await http.get(f"{V2}/bookies/all"))["bookies"]
+        assert [*found[0]] == ["bookieId"]
+        assert set((await http.get(f"{V2}/bookies/racks-info"))["default"]) <= {each["bookieId"] for each in found}
+        await http.get(f"{V2}/bookies/racks-info/none:3181", 404)
         assert (await http.get(f"{V2}/brokers/configuration/runtime"))["cluster"] == "magnetar"
         broker.owned.suspend()
         assert (await http.ask("GET", "/readyz")).status == 503
