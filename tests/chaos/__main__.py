@@ -37,6 +37,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,7 @@ from tests.chaos.processes.cluster import ChaosCluster
 from tests.chaos.workload.clients import Clients
 from tests.chaos.workload.history import Disturbed
 from tests.chaos.workload.judge import Verdict, Wrong, judge
+from tests.chaos.workload.libraries import others
 from tests.support.processes import run_cli
 from tests.support.zookeeper import why_no_zookeeper
 
@@ -65,19 +67,29 @@ BETWEEN = 10
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--secured", is_flag=True, help="Everything asks who calls: TLS, tokens of a minute, grants and keys.")
+@click.option(
+    "--clients", default="sdk,python,java", show_default=True, metavar="NAMES",
+    help="Whose producers and consumers: the SDK has half of them, or all; Pulsar's own libraries have the others."
+)
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
 @click.option(
     "--logs", type=click.Path(file_okay=False), default=None, help="Keep logs there, and a history that is wrong."
 )
 def main(
     minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
-    logs: str | None,
+    logs: str | None, clients: str,
 ) -> None:  # fmt: skip
     if metadata == "zookeeper" and (why := why_no_zookeeper()):
         raise click.UsageError(why)
     wanted = [each.split("+") for each in ("power_cut" if control else kinds).split(",") if each]
     if unknown := [kind for each in wanted for kind in each if kind not in WEIGHTS]:
         raise click.UsageError(f"no kind of faults: {', '.join(unknown)}; there are {', '.join(WEIGHTS)}")
+    libraries = clients.split(",")
+    if unknown := sorted(set(libraries) - {"sdk", "python", "java"}):
+        raise click.UsageError(f"no client is called {', '.join(unknown)}; there are sdk, python, java")
+    if secured and libraries != ["sdk"]:
+        print("a secured cluster is used by the SDK alone: it renews tokens of a minute", flush=True)
+        libraries = ["sdk"]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     for number in (signal.SIGTERM, signal.SIGINT):  # also Ctrl-C: a shell's background jobs ignore it by default
         signal.signal(number, _stop)
@@ -86,16 +98,16 @@ def main(
         _log_clients(Path(folder))
         try:
             how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured}
-            run = Run(Path(folder), random.Random(seed), wanted, every, how)
+            run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries)
             result = run.run(minutes * 60)
         finally:
             if logs is not None:
                 _keep(Path(folder), Path(logs))
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
-    result |= {"secured": secured}
+    result |= {"secured": secured, "clients": libraries}
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
-        only += " --secured" if secured else ""
+        only += " --secured" if secured else f" --clients {','.join(libraries)}"
         print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed} --metadata {metadata}{only}")
     print(json.dumps(result))
     sys.exit(1 - result["failed"] if control else result["failed"])
@@ -128,9 +140,11 @@ class Run:
     """One cluster from its start to the verdict."""
 
     def __init__(
-        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, bool]
-    ) -> None:
+        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, bool],
+        libraries: Sequence[str] = ("sdk",),
+    ) -> None:  # fmt: skip
         """`how`: of ChaosCluster."""
+        self.libraries = libraries
         self.folder, self.rng, self.kinds, self.every, self.how = folder, rng, kinds, every, how
         self.rounds = 0
         self.slowest_s = 0.0
@@ -138,7 +152,10 @@ class Run:
 
     def run(self, seconds: float) -> dict[str, Any]:
         with ChaosCluster(self.folder, **self.how) as cluster:
-            clients, faults = Clients(cluster.url, TOPICS, self.rng, cluster.security), Faults(cluster, self.rng)
+            made = others(self.libraries, cluster.pulsar_url, self.folder / "java")
+            clients = Clients(cluster.url, TOPICS, self.rng, cluster.security, made)
+            cluster.client_pids |= clients.pids
+            faults = Faults(cluster, self.rng)
             clients.start()
             stuck = self._disturb(clients, faults, time.monotonic() + seconds)
             stuck += self._settle(clients, faults) if not stuck else []

@@ -67,6 +67,8 @@ class ChaosCluster(Processes):
         self.proxy = Proxy(self._source_of)
         self.proxy.__enter__()
         self.data: dict[str, Path] = {}
+        self.pulsar_ports: dict[str, int] = {}  # by broker, of Pulsar's protocol
+        self.client_pids = {os.getpid()}
         self._disks = contextlib.ExitStack()
         self._next_address, self._replaced = 3, 0
         self._zookeeper: ZookeeperNode | None = None
@@ -123,6 +125,10 @@ class ChaosCluster(Processes):
         scheme = "magnetar://" if self.security is None else "magnetar+ssl://"
         return scheme + ",".join(f"{ADVERTISED}:{broker.port}" for broker in self.brokers)
 
+    @property
+    def pulsar_url(self) -> str:
+        return "pulsar://" + ",".join(f"{ADVERTISED}:{self.pulsar_ports[broker.name]}" for broker in self.brokers)
+
     def _where(self) -> tuple[str, ...]:
         return "--session-timeout", str(SESSION_S), "--config", str(self.config)
 
@@ -142,6 +148,8 @@ class ChaosCluster(Processes):
             self.proxy.listen(own, Endpoint(HERE, self.metadata.port), self.metadata.name, name)
             where += ["--metadata", self.metadata.at(own.host)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
+        if role == "broker":
+            where += ["--pulsar-listen", f"{HERE}:{self._pulsar_port(name)}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"PYTHONPATH": path, **self.environment}
         if role == "bookie":
@@ -153,8 +161,13 @@ class ChaosCluster(Processes):
         self.started.append(node)
         return node
 
+    def _pulsar_port(self, broker: str) -> int:
+        port = self.pulsar_ports[broker] = _free_port()
+        self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), broker)
+        return port
+
     def _source_of(self, client: Endpoint, server: Endpoint) -> str:
-        names = {node.pid: node.name for node in self.nodes if node.running} | {os.getpid(): "client"}
+        names = {node.pid: node.name for node in self.nodes if node.running} | dict.fromkeys(self.client_pids, "client")
         return names.get(owner_of(client, server, names) or 0, "unknown")
 
     # ---------------------------------------------------------------------------------------- what may befall it

@@ -2,10 +2,12 @@
 
 For each topic: two producers with keys; an exclusive subscription and a shared one of two consumers that refuses some
 messages; consumers are closed and opened again now and then. In a secured cluster one more producer and subscription
-have a role of their own, which loses its rights and gets them again. `wait_served` waits until each producer and each
-subscription has gone on. At the end `settle` waits until everything has an outcome, reads each topic from its
-beginning, lets every subscription catch up, and looks whether what was acknowledged and is durable by then is given to
-new consumers.
+have a role of their own, which loses its rights and gets them again. Half of the producers and consumers are those of
+Pulsar's own clients (libraries.py), by turns; what is read at the end the SDK reads. On the shared subscription they
+acknowledge single messages of a batch, as the SDK does: else they never acknowledge the rest of a batch after another
+consumer acknowledged a part (docs/pulsar.md). `wait_served` waits until each producer and each subscription
+has gone on. At the end `settle` waits until everything has an outcome, reads each topic from its beginning, lets every
+subscription catch up, and looks whether what was acknowledged and is durable by then is given to new consumers.
 
 The load is small, about a hundred messages a second: each is nine records of history, all of which stay in memory until
 they are judged. Half an hour is 1.5 million records in less than a gigabyte; equal texts are kept once.
@@ -18,13 +20,14 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import magnetar
 from tests.chaos.processes.security import LOAD, VISITOR, Security
 from tests.chaos.waiting import STUCK_S, wait_until
 from tests.chaos.workload import history
+from tests.chaos.workload.libraries import ENDED, ERRORS, OK, QUEUE_IS_FULL, TIMEOUTS, JavaClient, Reconnects, types_of
 
 BURST = 6
 PAUSE_S = 0.2
@@ -37,20 +40,9 @@ DURABLE_S = 4.0
 SUBSCRIPTIONS = (("exclusive", history.Order.ALL, 1), ("shared", history.Order.NONE, 2))
 
 
-class Reconnects(logging.Handler):
-    """A consumer says that it lost its connection: on a busy machine a session of two seconds ends without a fault."""
-
-    def __init__(self, note: history.Recorder) -> None:
-        super().__init__(logging.INFO)
-        self._note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "the consumer reconnects" in record.msg:
-            self._note(history.Disturbed())
-
-
 def id_of(message_id: Any) -> history.Id:
-    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+    """Pulsar's clients say -1 of a message that is alone in its entry."""
+    return message_id.ledger_id(), message_id.entry_id(), max(0, message_id.batch_index())
 
 
 def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, set[history.Id]]:
@@ -67,15 +59,17 @@ def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, s
 
 class Clients:
     def __init__(
-        self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None
-    ) -> None:
+        self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None,
+        others: Sequence[Callable[[Callable[[], None]], Any]] = (),
+    ) -> None:  # fmt: skip
+        """`others` make clients of other libraries; each gets what to call when it has lost a connection."""
         self.url, self.topics, self.rng = url, topics, rng
         self.note = history.Recorder()
         self.failures: list[str] = []
         self.acked: dict[tuple[str, str], set[history.Id]] = {}
         self.served: dict[str, int] = {}
         """By producer, what was acknowledged; by topic and subscription, what was taken."""
-        self._reconnects = Reconnects(self.note)
+        self._reconnects = Reconnects("the consumer reconnects", self._disturbed)
         logging.getLogger("magnetar.client").setLevel(logging.INFO)
         logging.getLogger("magnetar.client").addHandler(self._reconnects)
         self._security = security
@@ -88,9 +82,17 @@ class Clients:
             self._visitor = self._new_client(VISITOR)
             self._subscriptions += ((VISITOR, history.Order.NONE, 1),)
             self._producer_names += (VISITOR,)
+        self._others = [make(self._disturbed) for make in others]
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
         self._consumers: list[threading.Thread] = []
+
+    def _disturbed(self) -> None:
+        self.note(history.Disturbed())
+
+    def _library(self, topic: str, *, other: bool) -> Any:
+        """The client of a producer or consumer."""
+        return self._others[self.topics.index(topic) % len(self._others)] if other and self._others else self._client
 
     def _new_client(self, role: str) -> Any:
         return magnetar.Client(self.url) if self._security is None else self._security.client(self.url, role)
@@ -117,9 +119,16 @@ class Clients:
             if thread.is_alive():
                 thread.join(STUCK_S)
         self._client.close()
+        for each in self._others:
+            each.close()
         if self._visitor is not self._client:
             self._visitor.close()
         logging.getLogger("magnetar.client").removeHandler(self._reconnects)
+
+    @property
+    def pids(self) -> set[int]:
+        """Of processes beside this one that clients are in."""
+        return {each.process.pid for each in self._others if isinstance(each, JavaClient)}
 
     @property
     def acknowledged(self) -> int:
@@ -185,7 +194,7 @@ class Clients:
         while True:
             try:
                 return make()
-            except magnetar.PulsarException as error:
+            except ERRORS as error:
                 self.failures.append(repr(error))
                 if stop.wait(0.2):
                     return None
@@ -200,19 +209,19 @@ class Clients:
                 seq += 1
             try:
                 producer.flush()
-            except magnetar.PulsarException as error:
+            except ERRORS as error:
                 self.failures.append(repr(error))
             if finished:
                 producer = self._retried(lambda: self._producer(topic, name), self._sending)
 
     def _producer(self, topic: str, name: str) -> Any:
-        client = self._visitor if name.endswith(VISITOR) else self._client
+        client = self._visitor if name.endswith(VISITOR) else self._library(topic, other=name.endswith("-1"))
         return client.create_producer(topic, producer_name=name, batching_enabled=True, batching_max_messages=4)
 
     def _send(self, producer: Any, topic: str, name: str, seq: int) -> bool:
         """False: the producer is finished, because its rights were taken."""
         def outcome(result: magnetar.Result, message_id: Any) -> None:
-            if result == magnetar.Result.Ok:
+            if result in OK:
                 self.note(history.SendOk(topic, name, seq, id_of(message_id)))
                 self.served[name] += 1
             else:
@@ -222,33 +231,37 @@ class Clients:
         self.note(history.Send(topic, name, seq, key, value))
         try:
             producer.send_async(value.encode(), outcome, partition_key=key)
-        except magnetar.ProducerQueueIsFull:
+        except QUEUE_IS_FULL:
             self.note(history.SendFailed(topic, name, seq))
-        except (magnetar.AuthorizationError, magnetar.AlreadyClosed) as error:
+        except ENDED as error:
             self.failures.append(repr(error))
             self.note(history.SendFailed(topic, name, seq))
             return False
         return True
 
-    def _subscribe(self, topic: str, name: str, order: history.Order) -> Any:
-        kind = magnetar.ConsumerType.Exclusive if order is history.Order.ALL else magnetar.ConsumerType.Shared
-        client = self._visitor if name == VISITOR else self._client
+    def _subscribe(self, topic: str, name: str, order: history.Order, *, other: bool = False) -> Any:
+        client = self._visitor if name == VISITOR else self._library(topic, other=other)
+        types = types_of(client)
         return client.subscribe(
-            topic, name, consumer_type=kind, initial_position=magnetar.InitialPosition.Earliest,
-            receiver_queue_size=100, negative_ack_redelivery_delay_ms=300,
+            topic, name,
+            consumer_type=types.ConsumerType.Exclusive if order is history.Order.ALL else types.ConsumerType.Shared,
+            initial_position=types.InitialPosition.Earliest, receiver_queue_size=100,
+            negative_ack_redelivery_delay_ms=300, batch_index_ack_enabled=order is history.Order.NONE,
         )  # fmt: skip
 
     def _consume(self, topic: str, name: str, order: history.Order, consumer_name: str) -> None:
         rng = random.Random(f"{topic} {consumer_name}")
+        alone = order is history.Order.ALL  # of one of the two topics, and one of two shared ones
+        other = self.topics.index(topic) % 2 == 1 if alone else consumer_name.endswith("-1")
         while not self._receiving.is_set():
             self.note(history.Connected(topic, name, consumer_name))
-            consumer = self._retried(lambda: self._subscribe(topic, name, order), self._receiving)
+            consumer = self._retried(lambda: self._subscribe(topic, name, order, other=other), self._receiving)
             if consumer is None:
                 return
             try:
                 self._take_some(topic, name, consumer_name, consumer, rng if order is history.Order.NONE else None)
                 consumer.close()
-            except magnetar.PulsarException as error:
+            except ERRORS as error:
                 self.failures.append(f"{consumer_name}: {error!r}")
 
     def _take_some(
@@ -258,7 +271,7 @@ class Clients:
         while taken < REOPENED_AFTER and not self._receiving.is_set():
             try:
                 message = consumer.receive(timeout_millis=300)
-            except magnetar.Timeout:
+            except TIMEOUTS:
                 continue
             taken += 1
             id_ = self._taken(topic, name, consumer_name, message)
