@@ -7,6 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TransactionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPEN: _ClassVar[TransactionState]
+    PREPARED: _ClassVar[TransactionState]
+    COMMITTED: _ClassVar[TransactionState]
+    ABORTED: _ClassVar[TransactionState]
+OPEN: TransactionState
+PREPARED: TransactionState
+COMMITTED: TransactionState
+ABORTED: TransactionState
+
 class Error(_message.Message):
     __slots__ = ("code", "message", "fields")
     class FieldsEntry(_message.Message):
@@ -226,7 +237,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "isolation")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -243,6 +254,12 @@ class Subscribe(_message.Message):
         EARLIEST: _ClassVar[Subscribe.InitialPosition]
     LATEST: Subscribe.InitialPosition
     EARLIEST: Subscribe.InitialPosition
+    class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        READ_COMMITTED: _ClassVar[Subscribe.Isolation]
+        READ_UNCOMMITTED: _ClassVar[Subscribe.Isolation]
+    READ_COMMITTED: Subscribe.Isolation
+    READ_UNCOMMITTED: Subscribe.Isolation
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +291,7 @@ class Subscribe(_message.Message):
     KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
     MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -291,7 +309,8 @@ class Subscribe(_message.Message):
     key_shared: KeySharedPolicy
     many_topics: bool
     schema: SchemaInfo
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+    isolation: Subscribe.Isolation
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")
@@ -337,7 +356,7 @@ class SlotRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("kind", "entries", "request_id", "ledgers")
+    __slots__ = ("kind", "entries", "request_id", "ledgers", "txn")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         INDIVIDUAL: _ClassVar[Ack.Kind]
@@ -348,11 +367,13 @@ class Ack(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
     kind: Ack.Kind
     entries: _containers.RepeatedCompositeFieldContainer[AckedEntry]
     request_id: int
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
-    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ...) -> None: ...
+    txn: TransactionId
+    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ...) -> None: ...
 
 class EntrySet(_message.Message):
     __slots__ = ("ledger_id", "entries")
@@ -557,6 +578,218 @@ class AdvanceSubscriptionRequest(_message.Message):
     subscription: str
     index: int
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class TransactionId(_message.Message):
+    __slots__ = ("most", "least")
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    most: int
+    least: int
+    def __init__(self, most: _Optional[int] = ..., least: _Optional[int] = ...) -> None: ...
+
+class FindCoordinator(_message.Message):
+    __slots__ = ("coordinator", "listener")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    listener: str
+    def __init__(self, coordinator: _Optional[int] = ..., listener: _Optional[str] = ...) -> None: ...
+
+class CoordinatorReply(_message.Message):
+    __slots__ = ("owner", "here", "coordinators")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    here: bool
+    coordinators: int
+    def __init__(self, owner: _Optional[str] = ..., here: bool = ..., coordinators: _Optional[int] = ...) -> None: ...
+
+class BeginRequest(_message.Message):
+    __slots__ = ("coordinator", "count", "timeout_ms", "name", "sink")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    count: int
+    timeout_ms: int
+    name: str
+    sink: SinkTag
+    def __init__(self, coordinator: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ...) -> None: ...
+
+class SinkTag(_message.Message):
+    __slots__ = ("sink_id", "query_id", "batch", "run", "adopt")
+    SINK_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str
+    adopt: bool
+    def __init__(self, sink_id: _Optional[str] = ..., query_id: _Optional[str] = ..., batch: _Optional[int] = ..., run: _Optional[str] = ..., adopt: bool = ...) -> None: ...
+
+class BeginReply(_message.Message):
+    __slots__ = ("first", "count", "lease_ms", "already", "holder")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    first: TransactionId
+    count: int
+    lease_ms: int
+    already: bool
+    holder: int
+    def __init__(self, first: _Optional[_Union[TransactionId, _Mapping]] = ..., count: _Optional[int] = ..., lease_ms: _Optional[int] = ..., already: bool = ..., holder: _Optional[int] = ...) -> None: ...
+
+class Participant(_message.Message):
+    __slots__ = ("topic", "entries", "last")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    entries: int
+    last: Position
+    def __init__(self, topic: _Optional[str] = ..., entries: _Optional[int] = ..., last: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class EndItem(_message.Message):
+    __slots__ = ("txn", "verb", "participants", "prepared_ms", "visible")
+    class Verb(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMIT: _ClassVar[EndItem.Verb]
+        ABORT: _ClassVar[EndItem.Verb]
+        PREPARE: _ClassVar[EndItem.Verb]
+    COMMIT: EndItem.Verb
+    ABORT: EndItem.Verb
+    PREPARE: EndItem.Verb
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_MS_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    verb: EndItem.Verb
+    participants: _containers.RepeatedCompositeFieldContainer[Participant]
+    prepared_ms: int
+    visible: bool
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., verb: _Optional[_Union[EndItem.Verb, str]] = ..., participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., prepared_ms: _Optional[int] = ..., visible: bool = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[EndItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
+
+class TransactionReply(_message.Message):
+    __slots__ = ("txn", "state", "error")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    state: TransactionState
+    error: Error
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class EndReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("txns",)
+    TXNS_FIELD_NUMBER: _ClassVar[int]
+    txns: _containers.RepeatedCompositeFieldContainer[TransactionId]
+    def __init__(self, txns: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class CommitBatchRequest(_message.Message):
+    __slots__ = ("sink", "items")
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    sink: SinkTag
+    items: _containers.RepeatedCompositeFieldContainer[EndItem]
+    def __init__(self, sink: _Optional[_Union[SinkTag, _Mapping]] = ..., items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
+
+class CommitBatchReply(_message.Message):
+    __slots__ = ("already",)
+    ALREADY_FIELD_NUMBER: _ClassVar[int]
+    already: bool
+    def __init__(self, already: bool = ...) -> None: ...
+
+class SinkRequest(_message.Message):
+    __slots__ = ("coordinator", "sink_id")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    SINK_ID_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    sink_id: str
+    def __init__(self, coordinator: _Optional[int] = ..., sink_id: _Optional[str] = ...) -> None: ...
+
+class SinkReply(_message.Message):
+    __slots__ = ("known", "query_id", "batch")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    query_id: str
+    batch: int
+    def __init__(self, known: bool = ..., query_id: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class JoinItem(_message.Message):
+    __slots__ = ("txn", "topic")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[JoinItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[JoinItem, _Mapping]]] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class Settlement(_message.Message):
+    __slots__ = ("txn", "topic", "committed", "entries", "last")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    committed: bool
+    entries: int
+    last: Position
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ..., committed: bool = ..., entries: _Optional[int] = ..., last: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Settlement]
+    def __init__(self, items: _Optional[_Iterable[_Union[Settlement, _Mapping]]] = ...) -> None: ...
+
+class SettleReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Done]
+    def __init__(self, items: _Optional[_Iterable[_Union[Done, _Mapping]]] = ...) -> None: ...
 
 class GetSchemaRequest(_message.Message):
     __slots__ = ("topic", "version")
@@ -917,7 +1150,7 @@ class ProducerStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
-    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms")
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "transactions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -942,6 +1175,7 @@ class TopicStatsReply(_message.Message):
     TERMINATED_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     messages_in: int
@@ -966,7 +1200,26 @@ class TopicStatsReply(_message.Message):
     terminated: bool
     created_ms: int
     published_ms: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ...) -> None: ...
+    transactions: TopicTransactions
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., transactions: _Optional[_Union[TopicTransactions, _Mapping]] = ...) -> None: ...
+
+class TopicTransactions(_message.Message):
+    __slots__ = ("last_stable", "stable_index", "open", "oldest", "oldest_ms", "aborted_entries", "aborted_bytes")
+    LAST_STABLE_FIELD_NUMBER: _ClassVar[int]
+    STABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    last_stable: Position
+    stable_index: int
+    open: int
+    oldest: TransactionId
+    oldest_ms: int
+    aborted_entries: int
+    aborted_bytes: int
+    def __init__(self, last_stable: _Optional[_Union[Position, _Mapping]] = ..., stable_index: _Optional[int] = ..., open: _Optional[int] = ..., oldest: _Optional[_Union[TransactionId, _Mapping]] = ..., oldest_ms: _Optional[int] = ..., aborted_entries: _Optional[int] = ..., aborted_bytes: _Optional[int] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
@@ -1114,6 +1367,64 @@ class GetMessageRequest(_message.Message):
     ledger_id: int
     entry_id: int
     def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class ListTransactionsRequest(_message.Message):
+    __slots__ = ("coordinator", "txn", "limit")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    txn: TransactionId
+    limit: int
+    def __init__(self, coordinator: _Optional[int] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class TransactionInfo(_message.Message):
+    __slots__ = ("txn", "state", "owner", "name", "sink", "age_ms", "remaining_ms", "topics", "reason")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    state: TransactionState
+    owner: str
+    name: str
+    sink: SinkTag
+    age_ms: int
+    remaining_ms: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., age_ms: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListTransactionsReply(_message.Message):
+    __slots__ = ("items", "open", "prepared", "unsettled", "epoch", "committed", "aborted")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionInfo]
+    open: int
+    prepared: int
+    unsettled: int
+    epoch: int
+    committed: int
+    aborted: int
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ..., prepared: _Optional[int] = ..., unsettled: _Optional[int] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
+
+class DetachTransactionRequest(_message.Message):
+    __slots__ = ("txn", "topic")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class MessageIdByTimeRequest(_message.Message):
     __slots__ = ("topic", "publish_time_ms")
