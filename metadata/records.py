@@ -369,6 +369,23 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     restored: bool = False  # it began with a backup (`magnetar metadata restore`)
 
 
+class TransactionsRecord(Record, frozen=True, kw_only=True):
+    """Fixed by the first transaction of the cluster: ids have the number of their coordinator."""
+
+    kind = 27
+    coordinators: int
+
+
+class CoordinatorRecord(Record, frozen=True, kw_only=True):
+    """A coordinator of transactions (broker/transaction/log.py)."""
+
+    kind = 28
+    epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
+    ledger_id: int = -1  # begins with the whole state; -1: nothing was written so far
+    claim: str = ""  # random, of the owner: another value means that the coordinator was taken over
+    idle: bool = False  # it was closed in order, with nothing open or unsettled: it is loaded when somebody asks
+
+
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
     """The incarnations of the tree's own file, the youngest last. The store makes the record; no client writes it."""
 
@@ -383,7 +400,7 @@ _KINDS: dict[int, type[Record]] = {
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
-        SchemaListRecord, SchemaRecord,
+        SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
         IncarnationsRecord,
     )
 }  # fmt: skip

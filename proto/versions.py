@@ -40,10 +40,11 @@ CURSOR = Format("cursor", 1)  # broker/format/cursor.py
 DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/format/dedup.py
 DELAYS = Format("bucket of delayed messages", 1)  # broker/format/delays.py
 COMPACTED = Format("compacted ledger", 1)  # broker/format/compacted.py
+COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/format/entries.py
 METADATA_RECORD = Format("metadata record", 1)  # metadata/records.py
 METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
-STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, METADATA_RECORD, METADATA_FILE)
+STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, COORDINATOR, METADATA_RECORD, METADATA_FILE)
 
 
 def sentence(form: Format, found: int, where: str) -> str:
