@@ -76,6 +76,8 @@ class PolicyOptions:
 
 
 NO_OPTIONS = PolicyOptions()
+UNSHOWN_MAX = 1000
+"""Batches that were shown in part, from which on those up to the mark are forgotten."""
 DEFAULT_CONFIG = BrokerConfig()
 
 
@@ -103,6 +105,7 @@ class Member:
     blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
+    unshown: dict[Position, int] = field(default_factory=dict)  # messages of batches that were pending at delivery
     reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0
@@ -112,6 +115,12 @@ class Member:
     def able(self) -> bool:
         """Whether it can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
+
+    def note_unshown(self, position: Position, bits: int, mark: Position) -> None:
+        """It is shown the batch without those messages: its acknowledgement of the whole entry does not mean them."""
+        if len(self.unshown) >= UNSHOWN_MAX:
+            self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
+        self.unshown[position] = bits
 
     def held_up_to(self, mark: Position) -> list[Position]:
         held: list[Position] = []
