@@ -30,7 +30,7 @@ from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX
 from .core.dispatch import Dispatcher
 from .core.pending_acks import Conflict
-from .core.policies.policy import Member
+from .core.policies.policy import NONE_UNSHOWN, Member
 
 MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
@@ -51,7 +51,7 @@ class Acks:
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
         """Each entry, or some messages of it. TransactionConflict: one of them is pending; the others count."""
-        refused, transactions = list[Position](), self._cursor.pending is not None
+        refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
                 continue
@@ -80,13 +80,14 @@ class Acks:
 
     def _shown(self, member: Member | None, position: Position) -> int:
         """The messages that the consumer means by the whole entry; 0: all of them."""
-        cursor = self._cursor
-        hidden, size = cursor.hidden(position), cursor.size_of(position, 0)
-        if member is None or not size:
+        if member is None:
             return 0
-        unshown, held = member.unshown.get(position, 0), member.outstanding.get(position, 0)
-        everything = (1 << size) - 1
-        left = everything & ~(hidden | unshown)
+        cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
+        size = size or cursor.size_of(position, 0)
+        if not size:
+            return 0
+        everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
+        left = everything & ~(cursor.hidden(position) | unshown)
         if held and held == left.bit_count():
             return left  # the rest of them was acknowledged by this consumer, or was not shown to it
         return everything & ~unshown if unshown else 0
@@ -111,29 +112,37 @@ class Acks:
         if wanted and wanted.max() > last:
             beyond = Position(ledger_id, wanted.max())
             wanted.remove_range(last + 1, beyond.entry_id + 1)
+        batches = self._in_part(member, ledger_id, wanted)
+        if batches:
+            wanted -= BitMap([each[1] for each in batches])
         new = self._cursor.ack_set(ledger_id, wanted)
         if new:
             self._dispatcher.acked_set(member, ledger_id, new)
-        refused = self._ack_rest(member, ledger_id, wanted) if self._cursor.pending is not None else None
+        refused = self._first_pending(ledger_id, wanted)
+        try:
+            self.ack(member, [AckedEntry(each) for each in batches])
+        except TransactionConflict:
+            refused = refused or batches[0]
         if beyond is not None:
             self._exists(beyond)
         if refused is not None:
             self._refuse(refused)
 
-    def _ack_rest(self, member: Member | None, ledger_id: int, wanted: BitMap) -> Position | None:
-        """Of a set: batches of which something is pending. Returns an entry that is refused."""
+    def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
+        """Those of a set that may not mean all of their messages."""
+        pending, unshown = self._cursor.pending, member.unshown if member is not None else None
+        found = pending.parts_in(ledger_id, wanted) if pending is not None else []
+        if unshown:
+            found += [each for each in unshown if each[0] == ledger_id and each[1] in wanted and each not in found]
+        return found
+
+    def _first_pending(self, ledger_id: int, wanted: BitMap) -> Position | None:
         pending = self._cursor.pending
         if pending is None:
             return None
-        batches = pending.parts_in(ledger_id, wanted)
-        left = wanted - self._cursor.acked[ledger_id] if ledger_id in self._cursor.acked else wanted
-        held = left - pending.without(ledger_id, left) - BitMap([each[1] for each in batches])
-        refused = next((each for each in held if Position(ledger_id, each) > self._cursor.mark), None)
-        try:
-            self.ack(member, [AckedEntry(each) for each in batches])
-        except TransactionConflict:
-            refused = batches[0][1] if refused is None else refused
-        return Position(ledger_id, refused) if refused is not None else None
+        held = wanted - pending.without(ledger_id, wanted)
+        found = (Position(ledger_id, each) for each in held)
+        return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
         """Everything up to and with it, or up to a message of it."""

@@ -31,8 +31,8 @@ from ..common.refusals import AckRefusal
 from .acks import Acks, entries_of
 from .core import pending_acks
 from .core.cursor_state import NOWHERE, Partial, TxnAcks
-from .core.pending_acks import ENTRIES_MAX, Clash, Conflict
-from .core.policies.policy import Member
+from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, Settled
+from .core.policies.policy import NONE_UNSHOWN, Member
 
 STEP_ENTRIES = 100
 """Gathered in one step: some tenths of a millisecond."""
@@ -102,11 +102,14 @@ class AcksInTxn(Acks):
     def _exact(self, member: Member, wanted: TxnAcks) -> TxnAcks:
         """Message by message where not all of an entry is meant, and as an entry where all of it is."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
-        for position in cursor.touched_in(exact.entries):
+        touched = dict.fromkeys(cursor.touched_in(exact.entries))
+        touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
+        for position in touched:
             bits = self._shown(member, position)
             if bits:
                 exact.entries[position[0]].discard(position[1])
-                exact.parts[position] = Partial(bits, cursor.size_of(position, 0))
+                size = cursor.size_of(position, 0) or member.unshown.get(position, NONE_UNSHOWN).size
+                exact.parts[position] = Partial(bits, size)
         for position, part in wanted.parts.items():
             if not wanted.holds(position):
                 self._add_part(member, position, part.bits, exact)
@@ -135,14 +138,19 @@ class AcksInTxn(Acks):
                 exact.parts[position] = Partial((1 << length) - 1, size)
 
     # ------------------------------------------------------------------ the end of a transaction
-    def settle(self, txn: TxnId, *, committed: bool) -> TxnAcks | None:
+    def settle(self, txn: TxnId, *, committed: bool) -> Settled | None:
         """What was pending in it is acknowledged, or free: the caller gives that back. None: nothing was."""
-        acks = pending_acks.settle(self._cursor, txn, committed=committed)
-        if acks is not None and committed:
-            for position in acks.parts:
-                if self._cursor.is_acked(position):
+        cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
+        if settled is None:
+            return None
+        if committed:
+            for position in settled.acks.parts:
+                if cursor.is_acked(position):
                     self._dispatcher.acked(None, position)
-        return acks
+        else:
+            for position in settled.shown:
+                cursor.given_back(position)
+        return settled
 
 
 def _conflict(clash: Clash) -> MagnetarError:

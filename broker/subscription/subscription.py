@@ -41,7 +41,7 @@ from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.deliveries import DispatchLimits
 from .core.dispatch import Dispatcher
-from .core.pending_acks import first_of, freed
+from .core.pending_acks import Settled, first_of, freed
 from .core.policies import EXCLUSIVE, SubscriptionType
 from .core.policies.policy import Blocked, Member, SubscriptionOptions
 from .cursors import DurableCursor
@@ -277,24 +277,24 @@ class Subscription(Pump):
     def settle(self, txn: TxnId, committed: bool) -> None:
         """The transaction ended: what it acknowledged here counts, or comes again. Idempotent; durable after `stored`.
         """
-        acks = self._acks.settle(txn, committed=committed)
-        if acks is None:
+        settled = self._acks.settle(txn, committed=committed)
+        if settled is None:
             return
         if not committed:
-            self._come_again(acks)
+            self._come_again(settled)
         if self.store is not None:
             self.store.touched()
         self.wake()
 
-    def _come_again(self, acks: TxnAcks) -> None:
+    def _come_again(self, settled: Settled) -> None:
         if self.compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
-        first = first_of(cursor, acks)
+        first = first_of(cursor, settled.acks)
         if ordered and first is not None:
             self.dispatcher.step_back(first)
             self._at_hand.forget()
-        self._returns.freed(freed(cursor, acks, tail=ordered))
+        self._returns.freed(freed(cursor, settled, tail=ordered))
 
     async def stored(self) -> None:
         """Returns when everything up to now is durable."""

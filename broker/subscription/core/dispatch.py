@@ -226,7 +226,9 @@ class Dispatcher:
         acked = cursor.acked_indexes(position) if cursor.partial else []
         if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
             acked = list(ones(cursor.hidden(position)))
-            member.note_unshown(position, pending, cursor.mark)
+            member.note_unshown(position, pending, entry.count, cursor.mark)
+        elif member.unshown:
+            member.unshown.pop(position, None)
         count = cursor.redeliveries(position) if cursor.counts else 0
         shown = entry.count - len(acked)
         if again:
@@ -389,6 +391,7 @@ class Dispatcher:
     def _start_over(self) -> None:
         for member in self.members.values():
             member.outstanding.clear()
+            member.unshown.clear()
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self.full = 0, False
         self.policy.forget()

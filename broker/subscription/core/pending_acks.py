@@ -62,6 +62,15 @@ class Clash(NamedTuple):
     position: Position
 
 
+class Settled(NamedTuple):
+    """What a transaction had pending. `shown`: those of its batches that were not done before it ended: they are
+    outstanding, wait, or will be read, with whatever of them is free by then.
+    """
+
+    acks: TxnAcks
+    shown: frozenset[Position]
+
+
 class PendingAcks:
     """What is pending in a cursor: by transaction, and of all of them together."""
 
@@ -247,6 +256,9 @@ def _judge_cumulative(
 
 def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> Clash | None:
     fresh = entries - own.entries[ledger_id] if ledger_id in own.entries else entries.copy()
+    acked = fresh & cursor.acked[ledger_id] if ledger_id in cursor.acked else BitMap()
+    if fresh and (acked or Position(ledger_id, fresh.min()) <= cursor.mark):
+        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, (acked or fresh).min()))
     if ledger_id <= own.up_to[0]:
         fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
     for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
@@ -254,11 +266,6 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
     if not fresh:
         return None
     first = Position(ledger_id, fresh.min())
-    if first <= cursor.mark:
-        return Clash(Conflict.ACKNOWLEDGED, first)
-    acked = fresh & cursor.acked[ledger_id] if ledger_id in cursor.acked else BitMap()
-    if acked:
-        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, acked.min()))
     if cursor.partial:
         span = cursor.partial.irange(first, Position(ledger_id, fresh.max()))
         found = next((each for each in span if each[1] in fresh), None)
@@ -279,8 +286,6 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
 def _judge_part(
     cursor: Cursor, own: TxnAcks, position: Position, part: Partial, new: TxnAcks, *, cumulative: bool
 ) -> Clash | None:
-    if own.holds(position):
-        return None
     if cursor.is_acked(position):
         return Clash(Conflict.ACKNOWLEDGED, position)
     pending, mine = cursor.pending, own.bits_at(position)
@@ -290,6 +295,8 @@ def _judge_part(
         if not cumulative or not bits & ~acked:
             return Clash(Conflict.ACKNOWLEDGED, position)
         bits &= ~acked
+    if own.holds(position):
+        return None
     if pending is not None and (pending.holds(position) or pending.bits_at(position) & bits):
         return Clash(Conflict.PENDING, position)
     if bits:
@@ -318,12 +325,14 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
     cursor.changed.update(keys_of_pending(new))
 
 
-def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> TxnAcks | None:
+def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
     """The transaction ended: what was pending in it is acknowledged, or free. None: nothing was."""
     pending = cursor.pending
-    acks = pending.take(txn) if pending is not None else None
-    if pending is None or acks is None:
+    if pending is None or txn not in pending.of:
         return None
+    shown = frozenset(each for each in pending.of[txn].parts if not cursor.is_done(each))
+    acks = pending.take(txn)
+    assert acks is not None, "it is there"
     if not pending.of:
         cursor.pending = None
     cursor.version += 1
@@ -335,7 +344,7 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> TxnAcks | None:
             cursor.ack_set(ledger_id, entries)
         for position, part in acks.parts.items():
             cursor.ack_bits(position, part.bits, part.size)
-    return acks
+    return Settled(acks, shown)
 
 
 # ------------------------------------------------------------------------------------------ what an abort frees
@@ -348,14 +357,15 @@ def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
     return min(firsts, default=None)
 
 
-def freed(cursor: Cursor, acks: TxnAcks, *, tail: bool) -> Iterator[Position]:
-    """The entries that an aborted transaction had pending, and that are still free. `tail`: of a cumulative
-    acknowledgement the last COUNTED_MAX alone.
+def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]:
+    """The entries that were done until their transaction was aborted. `tail`: of a cumulative acknowledgement the last
+    COUNTED_MAX alone.
     """
+    acks = settled.acks
     for ledger_id, entries in sorted(acks.entries.items()):
         each = (Position(ledger_id, entry_id) for entry_id in entries)
         yield from (position for position in each if position > acks.up_to)
-    yield from sorted(acks.parts)
+    yield from sorted(acks.parts.keys() - settled.shown)
     if acks.up_to != NOWHERE:
         if tail:
             yield from islice(cursor.free_before(acks.up_to), COUNTED_MAX)
