@@ -50,18 +50,14 @@ async def peek(log: Log, subscription: Subscription, messages: int) -> list[Stor
 
 
 async def skip(log: Log, subscription: Subscription, messages: int) -> None:
-    """The next so many messages (-1: all) count as acknowledged, durably."""
+    """The next so many messages (-1: all) count as acknowledged, durably, but those that are pending in a transaction.
+    """
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
         index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
         place = await log.reader.locate(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    cursor = subscription.cursor
-    if mark.entry_id >= 0:
-        cursor.ack_cumulative(mark)
-    if acked and shape.readable(shape.after(mark)):
-        cursor.ack_first(shape.after(mark), acked)
-    subscription.dispatcher.acked_up_to(cursor.mark)
+    subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
     await subscription.durable_now()
     subscription.wake()

@@ -140,7 +140,10 @@ class TopicMaintenance:
                 - (before[1] if span.ledger_id == before[0] else -1))
             for span in self._topic.log.shape.spans if before[0] <= span.ledger_id <= mark[0]
         )  # fmt: skip
+        holes = subscription.cursor.hole_entries if subscription.cursor.pending is not None else None
         subscription.give_up(mark)
+        if holes is not None and subscription.cursor.mark < mark:  # what is pending in a transaction stays
+            return max(0, subscription.cursor.hole_entries - holes)
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:

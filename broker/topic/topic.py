@@ -21,6 +21,7 @@ from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
+from ..common.transactions import NoTransactions, TransactionJoins
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
 from ..log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
@@ -73,6 +74,7 @@ class Topic:
             world, ledgers, config, name, self.log, replication=self.replication, changed=self._compacted,
             turn=rates.compacting,
         )  # fmt: skip
+        self.transactions: TransactionJoins = NoTransactions()
         self.parts: tuple[TopicPart, ...] = (self.dedup, self.compaction)
 
     @property

@@ -16,6 +16,7 @@ import pytest
 from magnetar.bookie.format import note
 from magnetar.bookie.format.framing import FileHeader, decode_file_header, encode_file_header
 from magnetar.broker.log.format import compacted
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
 from magnetar.broker.subscription.format import cursor, delays
 from magnetar.broker.topic.core.dedup import Snapshot
 from magnetar.broker.topic.format import dedup
@@ -83,7 +84,8 @@ def _note() -> object:
 
 
 def _cursor() -> object:
-    (entry,) = cursor.encode_marker(Position(7, 3), {}, 1)
+    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.Row(1, 0, 1, 50)}
+    (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 
 
