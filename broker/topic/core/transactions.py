@@ -294,14 +294,14 @@ class Transactions:
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
         if settlement.committed:
-            last = settlement.last
-            late, indexes = found.after(last) if last[0] >= 0 else ({}, BitMap64())
+            last, said = settlement.last, settlement.entries >= 0
+            late, indexes = found.after(last) if said else ({}, BitMap64())
             late_count = sum(map(len, late.values()))
             self._abort(late, found.size * late_count // max(1, found.count))
             self.aborted_indexes |= indexes
             numbers = {
                 name: own.progress for name, own in found.numbers.items()
-                if own.progress != NOTHING and (last[0] < 0 or own.last <= last)
+                if own.progress != NOTHING and (own.last <= last or not said)
             }  # fmt: skip
             missing = max(0, settlement.entries - (found.count - late_count))
         else:
