@@ -231,6 +231,14 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int = -1
 
 
+class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic's outcomes of transactions: the last snapshot in `ledger_id`; without one, the log after the mark."""
+
+    mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
+    mark_entry: int
+    ledger_id: int = -1
+
+
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted form of a topic, up to and with its horizon (broker/log/compaction.py)."""
 
@@ -252,6 +260,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     terminated: bool = False
     created_ms: int = 0
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
+    transactions: OutcomesPlace | None = None  # None: no entry and no acknowledgement was ever in a transaction
     epoch: int = 0  # grows with each producer that takes exclusive access
     compacted: Compacted | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read

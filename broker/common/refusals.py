@@ -59,6 +59,7 @@ class PublishRefusal(_Refusal):
         "the entry names another producer, and publishes to this topic are deduplicated by that name",
         InvalidRequest,
     )
+    NO_TRANSACTION = "the entry is in a transaction whose id no coordinator gives", InvalidRequest
     OVERLAP = (
         "a part of the batch is stored and a part is not: send the messages after the last stored one again",
         InvalidRequest,

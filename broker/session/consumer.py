@@ -378,7 +378,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
-    log = topic.compaction.view if compacted else topic.log
+    log = topic.readable(compacted=compacted)
     mark, acked = await place_of(log, start, options.start_inclusive, last_again=options.start_inclusive)
     if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
         return found

@@ -169,7 +169,8 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
 
 
 async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> SubscriptionStats:
-    backlog = (await analyze(topic.log, subscription)).messages if precise else await size(topic.log, subscription)
+    log = topic.readable(uncommitted=subscription.uncommitted)
+    backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
     oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     type_, blocked = subscription.type, subscription.blocked

@@ -89,7 +89,7 @@ class Topics:
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
-        shape, reader = topic.log.shape, topic.log.reader
+        shape, reader = topic.shown.shape, topic.shown.reader
         index = -1
         if subscription:
             check_subscription_name(subscription)
@@ -116,12 +116,12 @@ class Topics:
     async def advance(self, name: TopicName, subscription_name: str, index: int) -> None:
         """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
         topic = await self._one(name)
-        subscription, shape = topic.subscription(subscription_name), topic.log.shape
+        subscription, shape = topic.subscription(subscription_name), topic.shown.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(shape.last))
         elif index > shape.first_index:
-            place = await topic.log.reader.locate(index)
+            place = await topic.shown.reader.locate(index)
             done = max(0, index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:

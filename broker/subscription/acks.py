@@ -227,9 +227,9 @@ class Acks:
         """Whether the entry may be acknowledged. False: trimmed, or a ledger that is not the topic's. Raises beyond the
         end.
         """
-        if self._shape.readable(position):
+        if self._shape.has(position):
             return True
-        if position > self._shape.last:
+        if position > self._shape.confirmed:
             raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 

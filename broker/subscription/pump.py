@@ -210,7 +210,7 @@ class Pump(ABC):
         if self.cursor.pending is not None:
             return  # an abort gives back
         shape = self._log.shape
-        if not self.dispatcher.replay_entries and not shape.readable(shape.at_or_after(self.dispatcher.read_position)):
+        if not self.dispatcher.replay_entries and not shape.has(shape.at_or_after(self.dispatcher.read_position)):
             self._end_told = True
             for consumer in self.consumers.values():
                 consumer.outlet.ended()

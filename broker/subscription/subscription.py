@@ -23,7 +23,7 @@ when it joins and whenever that changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from ...proto.errors import MagnetarError, Unavailable
@@ -94,6 +94,11 @@ class Subscription(Pump):
         """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self._log.is_compacted
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether it is shown all that is stored, also of open and aborted transactions."""
+        return self.isolation is Isolation.READ_UNCOMMITTED
+
     def read_from(self, log: ReadableLog) -> None:
         """Reads `log` from the mark on; only while no consumer is connected."""
         self._log = log
@@ -102,6 +107,37 @@ class Subscription(Pump):
         self._acks.over(log.shape)
         self._leave_out()
         self.dispatcher.over(log.shape)
+
+    def show(self, log: ReadableLog) -> None:
+        """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
+        self._log = log
+        self._at_hand.show(log)
+        self.cursor.over(log.shape)
+        self._acks.over(log.shape)
+        self.dispatcher.goes_on_in(log.shape)
+        if self.delayed is not None:
+            self.delayed.core.shape = log.shape
+        self.decided()
+
+    def decided(self) -> None:
+        """More is shown, or something will never be."""
+        if self.cursor.advance() and self.store is not None:
+            self.store.touched()
+        if self.consumers:
+            self.wake()
+
+    # ------------------------------------------------------------------ acknowledgements in transactions
+    @property
+    def pending_transactions(self) -> Collection[TxnId]:
+        """Those with acknowledgements that wait for their end."""
+        return ()
+
+    def settle(self, txn: TxnId, committed: bool) -> None:
+        """The acknowledgements in it count, or are given back. Idempotent."""
+
+    async def stored(self) -> None:
+        """Returns when everything up to now is durable."""
+        await self.durable_now()
 
     def _leave_out(self) -> None:
         self._log.leave_out(self.cursor)

@@ -25,7 +25,7 @@ from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Safe
-from ..log.log import Log
+from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
@@ -49,6 +49,9 @@ class Living(Protocol):
 
     @property
     def users(self) -> int: ...
+    @property
+    def shown(self) -> ReadableLog: ...
+    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog: ...
     def holders(self) -> list[Safe]: ...
     def released(self) -> None: ...
     async def trim(self) -> list[int]: ...
@@ -93,7 +96,7 @@ class TopicMaintenance:
         durable = self._durable()
         return inactive(
             topic.applied, users=topic.users, subscriptions=len(durable), unused_s=now - self._unused_since,
-            backlog=any(each.cursor.mark < topic.log.shape.last for each in durable),
+            backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ a look
@@ -126,7 +129,7 @@ class TopicMaintenance:
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
             return 0
-        log = self._topic.log
+        log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
         return self.give_up(subscription, log.shape.before(place.position))
 
@@ -148,7 +151,7 @@ class TopicMaintenance:
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
         """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
-        log = self._topic.log
+        log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.after(subscription.cursor.mark)
         if not log.shape.readable(position):
             return None
@@ -172,7 +175,7 @@ class TopicMaintenance:
         if quota is Quota.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
-                    mark = mark_within(shape, applied.backlog_quota_bytes)
+                    mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
                     self.evicted += self.give_up(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)

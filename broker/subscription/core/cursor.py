@@ -277,6 +277,14 @@ class Cursor:
         """Continues over that shape, which has the same entries, and maybe older ones."""
         self._shape = shape
 
+    def advance(self) -> bool:
+        """What follows the mark may never be shown now: the mark moves over holes after it. Whether it did."""
+        before = self.mark
+        if self.acked:
+            self._advance()
+        self.version += self.mark != before
+        return self.mark != before
+
     def stored(self, version: int, mark: Position) -> None:
         """The fact: the state of that version (with that mark) is durable."""
         assert version <= self.version, "a version was stored that never was"
@@ -300,12 +308,14 @@ class Cursor:
         """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
-            span = self._shape.span(ledger_id)
-            if span is not None and len(holes) == span.last_entry + 1:
+            span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
+            done = len(holes) if hidden is None else holes.union_cardinality(hidden)
+            if span is not None and done == span.last_entry + 1:
                 last, version = self._full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         self._full = full
-        return Safe(self.safe_mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
+        mark = self._shape.passed(self.safe_mark)
+        return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
     def dirty(self) -> bool:

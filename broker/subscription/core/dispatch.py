@@ -95,6 +95,10 @@ class Dispatcher:
         self._shape = shape
         self.seek()
 
+    def goes_on_in(self, shape: LogShape) -> None:
+        """Continues in that shape, which has the same entries up to the read position."""
+        self._shape = shape
+
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy) -> None:
         """Sets another policy, or the same anew, for a subscription without consumers."""
