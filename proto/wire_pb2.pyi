@@ -606,18 +606,20 @@ class CoordinatorReply(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., here: bool = ..., coordinators: _Optional[int] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("coordinator", "count", "timeout_ms", "name", "sink")
+    __slots__ = ("coordinator", "count", "timeout_ms", "name", "sink", "holder")
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     coordinator: int
     count: int
     timeout_ms: int
     name: str
     sink: SinkTag
-    def __init__(self, coordinator: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ...) -> None: ...
+    holder: int
+    def __init__(self, coordinator: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., holder: _Optional[int] = ...) -> None: ...
 
 class SinkTag(_message.Message):
     __slots__ = ("sink_id", "query_id", "batch", "run", "adopt")
