@@ -4,8 +4,8 @@
     TransactionJoins    of one topic: who publishes or acknowledges in a transaction asks it first (broker/topic/)
 
 Rules
-- A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or ack whose join is
-  refused leaves no trace.
+- A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or ack whose join
+  is refused leaves no trace.
 - After a join only the coordinator ends the transaction there, by a settlement. Nothing is settled by silence.
 - A settlement is answered when its effect is durable at the topic. A topic that has nothing of the transaction answers
   after it made sure that no other broker owns it by now: an earlier owner must not answer for a later one.
