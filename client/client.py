@@ -18,8 +18,20 @@ from weakref import finalize
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
+from ..proto.transactions import TxnId
 from ..runtime.world import World
-from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
+from .common.checks import (
+    INT64_MAX,
+    TRANSACTION,
+    WrongTopic,
+    WrongTopicType,
+    WrongValue,
+    check,
+    check_one,
+    instance,
+    shown,
+    whole,
+)
 from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
 from .common.loggers import attach
@@ -35,6 +47,7 @@ from .consume.ranges import RangeReader, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
 from .core.redelivery import RedeliveryBackoff
+from .core.transaction import TransactionState
 from .crypto.key_reader import KeyReader
 from .model.events import ConsumerEventListener
 from .model.message_id import MessageId
@@ -53,6 +66,8 @@ from .model.settings import (
     RegexSubscriptionMode,
 )
 from .produce.producer import Producer
+from .transactions.transaction import Transaction
+from .transactions.transactions import Transactions
 
 T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
@@ -124,6 +139,39 @@ class Client(ClosedAfterAsyncWith):
     def get_service_info(self) -> ServiceInfo:
         """Where the client connects now."""
         return self._service.info
+
+    @property
+    def transactions(self) -> Transactions:
+        """Created when first used, in the event loop that uses it."""
+        return Transactions.of(self.connections)
+
+    def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
+        """A transaction: what is sent and acknowledged in it counts together, or not at all (docs/transactions.md).
+
+            async with client.transaction() as txn:
+                await producer.send(b"…", txn=txn)
+                await consumer.acknowledge(message, txn=txn)
+
+        By hand: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. It is aborted `timeout`
+        seconds after its first operation. With a `name` (or `id`, the same) a later client that begins a transaction of
+        that name fences this one: its commits raise TransactionFenced.
+        """
+        check(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
+        if name is not None and id is not None:
+            raise WrongValue("name and id are the same: give one of them")
+        return Transaction(self.transactions, timeout, name if name is not None else id)
+
+    async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
+        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
+        TransactionForgotten: it ended too long ago."""
+        try:
+            txn = TxnId.checked(*txn_id) if isinstance(txn_id, TxnId) else TxnId.parse(txn_id)
+        except (MagnetarError, TypeError) as error:
+            raise WrongValue(f"txn_id is the id of a transaction, not {shown(txn_id)}") from error
+        state, refused = await translated(self.transactions.coordinators.status(txn))
+        if refused is not None:
+            raise translate(refused) from refused
+        return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
@@ -197,11 +245,13 @@ class Client(ClosedAfterAsyncWith):
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
         pattern_auto_discovery_period: int = 60,
+        isolation: str = "read_committed",
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
+        they aborted. `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
         `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
         """
         options = given(locals(), "topic")
@@ -248,8 +298,10 @@ class Client(ClosedAfterAsyncWith):
         crypto_key_reader: KeyReader | None = None,
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id` (at it, when inclusive)."""
+        """Opens a reader that starts after `start_message_id` (at it, when inclusive). `isolation`: of `subscribe`."""
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -341,6 +393,8 @@ class Client(ClosedAfterAsyncWith):
     def shutdown(self) -> None:
         """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
+        if self._connections is not None and self._connections.transactions is not None:
+            Transactions.of(self._connections).shutdown()
         for each in self._open:
             each.abort()
         self._open.clear()
@@ -352,10 +406,18 @@ class Client(ClosedAfterAsyncWith):
             reports.stop()
 
     async def close(self) -> None:
-        """Closes all producers (flushing them), consumers and readers, then the connections."""
+        """Aborts open transactions, closes producers (flushing them), consumers and readers, then the connections."""
         if self._closed and self._connections is None:
             return
         self._stop_reports()
+        connections = self._connections
+        try:
+            if connections is not None and connections.transactions is not None:
+                await Transactions.of(connections).close()
+        finally:
+            await self._close_rest()
+
+    async def _close_rest(self) -> None:
         open_, self._open = list(self._open), {}
         try:
             await close_all(open_)

@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 from .errors import InvalidRequest
+from .routing import partition_of
 
 COUNTER_BITS, EPOCH_BITS = 40, 23
 COORDINATORS_MAX = 1 << 10
@@ -76,3 +77,8 @@ class TxnId(NamedTuple):
 
     def __str__(self) -> str:
         return f"({self.most},{self.least})"
+
+
+def coordinator_of(name: str, coordinators: int) -> int:
+    """Which coordinator has the transactions of a name: of a holder, or of a sink."""
+    return partition_of(name, coordinators)

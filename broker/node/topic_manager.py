@@ -314,7 +314,7 @@ class TopicManager:
         topic = Topic(
             self.world, session.ledgers, self.config, name, await session.policies.applied(name),
             self._storage(session, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
-            settled=lambda: session.settled, on_lost=self._lost,
+            settled=lambda: session.settled, on_lost=self._lost, coordinators=session.transactions,
         )  # fmt: skip
         try:
             await topic.open(partial(session.catalog.ensure_stored, name) if create else None)

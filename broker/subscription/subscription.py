@@ -23,7 +23,7 @@ when it joins and whenever that changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from ...proto.errors import MagnetarError, Unavailable
@@ -125,19 +125,6 @@ class Subscription(Pump):
             self.store.touched()
         if self.consumers:
             self.wake()
-
-    # ------------------------------------------------------------------ acknowledgements in transactions
-    @property
-    def pending_transactions(self) -> Collection[TxnId]:
-        """Those with acknowledgements that wait for their end."""
-        return ()
-
-    def settle(self, txn: TxnId, committed: bool) -> None:
-        """The acknowledgements in it count, or are given back. Idempotent."""
-
-    async def stored(self) -> None:
-        """Returns when everything up to now is durable."""
-        await self.durable_now()
 
     def _leave_out(self) -> None:
         self._log.leave_out(self.cursor)

@@ -1,0 +1,288 @@
+"""The broker in memory, with coordinators: what a transaction wrote is hidden until it commits, what it acknowledged is
+pending; presumed abort. It misbehaves on request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyroaring import BitMap
+
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import parse_header
+from magnetar.proto.errors import (
+    MagnetarError,
+    NotOwner,
+    TransactionAborted,
+    TransactionConflict,
+    TransactionEnded,
+    TransactionFenced,
+    TransactionForgotten,
+    Unavailable,
+    to_wire,
+)
+from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.runtime.network import Endpoint
+from tests.client.fake_broker import LEDGER, FakeBroker, FakeConsumer, FakeProducer, Subscription, Topic
+
+OPEN, COMMITTED, ABORTED = wire.OPEN, wire.COMMITTED, wire.ABORTED
+
+
+@dataclass
+class Known:
+    """A transaction, at its coordinator."""
+
+    name: str = ""
+    holder: int = 0
+    state: int = OPEN
+    reason: str = ""
+    joined: set[str] = field(default_factory=set)
+    entries: dict[str, list[int]] = field(default_factory=dict)
+    ends: list[wire.EndItem] = field(default_factory=list)
+    sent: dict[tuple[str, str], dict[tuple[int, int], int]] = field(default_factory=dict)
+
+
+class TransactionalBroker(FakeBroker):
+    """`lose_ends`: so many requests for an end are done and not answered; `drop_ends`: not done either. `refuse_ends`:
+    errors for the next ends, of one item each. `unavailable`: every coordinator is away."""
+
+    def __init__(self, partitions: dict[str, int] | None = None, *, coordinators: int = 4) -> None:
+        super().__init__(partitions)
+        self.coordinators = coordinators
+        self.lease_ms = 60_000
+        self.known: dict[TxnId, Known] = {}
+        self.begins: list[wire.BeginRequest] = []
+        self.end_requests: list[int] = []  # items of each
+        self.finds = 0
+        self.lose_ends = 0
+        self.drop_ends = 0
+        self.moved = 0  # so many requests are answered by NotOwner
+        self.unavailable = False
+        self.refuse_ends: list[MagnetarError] = []
+        self.forgets = False
+        self.pending: dict[tuple[str, int], dict[int, tuple[TxnId, int]]] = {}  # topic, id(sub) → entry → txn, bits
+        self.in_txn: dict[str, dict[int, TxnId]] = {}  # topic → entry → txn
+        self.ack_requests: list[wire.Ack] = []
+        self._holders: dict[str, int] = {}
+        self._last = 0
+
+    @property
+    def services(self) -> list[tuple[str, object]]:
+        return [("Broker", self), ("Transactions", self)]
+
+    # ------------------------------------------------------------------------------ coordinators
+    async def find(self, request: Any, context: Any) -> wire.CoordinatorReply:
+        self.finds += 1
+        if self.unavailable:
+            raise Unavailable("no coordinator")
+        return wire.CoordinatorReply(here=True, coordinators=self.coordinators)
+
+    def _check(self) -> None:
+        if self.unavailable:
+            raise Unavailable("no coordinator")
+        if self.moved:
+            self.moved -= 1
+            raise NotOwner("the coordinator moved")
+
+    async def begin(self, request: Any, context: Any) -> wire.BeginReply:
+        self._check()
+        self.begins.append(request)
+        holder = 0
+        if request.name:
+            latest = self._holders.get(request.name, 0)
+            if request.holder and request.holder != latest:
+                raise TransactionFenced("a later holder")
+            holder = request.holder or latest + 1
+            self._holders[request.name] = holder
+            for known in self.known.values():
+                if known.name == request.name and known.holder < holder and known.state == OPEN:
+                    known.state, known.reason = ABORTED, "fenced"
+        first = TxnId.of(request.coordinator, 1, self._last)
+        count = request.count or 1
+        for number in range(count):
+            self.known[TxnId.of(request.coordinator, 1, self._last + number)] = Known(request.name, holder)
+        self._last += count
+        return wire.BeginReply(
+            first=wire.TransactionId(most=first.most, least=first.least), count=count, lease_ms=self.lease_ms,
+            holder=holder,
+        )  # fmt: skip
+
+    async def end(self, request: Any, context: Any) -> wire.EndReply:
+        if self.drop_ends:
+            self.drop_ends -= 1
+            raise Unavailable("dropped on purpose")
+        self._check()
+        self.end_requests.append(len(request.items))
+        reply = wire.EndReply(items=[self._end_one(each) for each in request.items])
+        if self.lose_ends:
+            self.lose_ends -= 1
+            raise Unavailable("the answer is lost on purpose")
+        return reply
+
+    def _end_one(self, item: wire.EndItem) -> wire.TransactionReply:
+        txn = TxnId(item.txn.most, item.txn.least)
+        known = self.known.get(txn)
+        reply = wire.TransactionReply(txn=item.txn)
+        if self.refuse_ends:
+            reply.error.CopyFrom(to_wire(self.refuse_ends.pop(0)))
+            return reply
+        if known is None:
+            reply.state = ABORTED
+            return reply
+        known.ends.append(item)
+        if known.state == OPEN:
+            if known.name and known.holder != self._holders[known.name]:
+                reply.error.CopyFrom(to_wire(TransactionFenced("a later holder")))
+                return reply
+            self.settle(txn, committed=item.verb == wire.EndItem.COMMIT)
+        elif known.state == ABORTED and item.verb == wire.EndItem.COMMIT:
+            if known.reason == "fenced":
+                reply.error.CopyFrom(to_wire(TransactionFenced("a later holder")))
+                return reply
+            reply.error.CopyFrom(to_wire(TransactionAborted("it is aborted", reason=known.reason)))
+            return reply
+        reply.state = known.state  # type: ignore[assignment]
+        return reply
+
+    def expire(self, txn: TxnId) -> None:
+        """Its time is over."""
+        self.known[txn].reason = "timeout"
+        self.settle(txn, committed=False)
+
+    def settle(self, txn: TxnId, *, committed: bool) -> None:
+        known = self.known[txn]
+        known.state = COMMITTED if committed else ABORTED
+        for topic in self.topics.values():
+            for subscription in topic.subscriptions.values():
+                pending = self.pending.get((topic.name, id(subscription)), {})
+                for entry_id in [each for each, (whose, _) in pending.items() if whose == txn]:
+                    bits = pending.pop(entry_id)[1]
+                    if not committed:
+                        subscription.redeliver = sorted({*subscription.redeliver, entry_id})
+                        for consumer in subscription.consumers:
+                            consumer.unacked.pop(entry_id, None)
+                    elif bits < 0:
+                        subscription.done.add(entry_id)
+                    else:
+                        acked = subscription.acked.setdefault(entry_id, set())
+                        acked.update(i for i in range(bits.bit_length()) if bits >> i & 1)
+                        if len(acked) == topic.headers[entry_id].num_messages:
+                            subscription.done.add(entry_id)
+                self.dispatch(topic, subscription)
+
+    async def status(self, request: Any, context: Any) -> wire.StatusReply:
+        self._check()
+        items = []
+        for each in request.txns:
+            known = self.known.get(TxnId(each.most, each.least))
+            if self.forgets:
+                items.append(wire.TransactionReply(txn=each, error=to_wire(TransactionForgotten("long ago"))))
+            else:
+                items.append(wire.TransactionReply(txn=each, state=ABORTED if known is None else known.state))  # type: ignore[arg-type]
+        return wire.StatusReply(items=items)
+
+    # ------------------------------------------------------------------------------ topics
+    def _of_producer(self, producer: FakeProducer, kind: str, frame: Any) -> bool:
+        if kind == "publish":
+            metadata = parse_header(frame.publish).metadata
+            if metadata.HasField("txnid_most_bits"):
+                txn = TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
+                known = self.known.get(txn)
+                if known is None or known.state != OPEN:
+                    self.publish_errors.insert(0, TransactionEnded(f"{txn} has ended"))
+                else:
+                    known.joined.add(producer.topic.name)
+                    if not self.publish_errors:
+                        entry_id = len(producer.topic.entries)
+                        sent = known.sent.setdefault((producer.topic.name, metadata.producer_name), {})
+                        number = (metadata.sequence_id, metadata.chunk_id)
+                        if number in sent:  # it was stored, and its receipt was lost
+                            self.received.append((metadata.sequence_id, 0))
+                            producer.say(receipt=wire.Receipt(
+                                sequence_id=metadata.sequence_id, ledger_id=LEDGER, entry_id=sent[number], index=0,
+                            ))  # fmt: skip
+                            return False
+                        sent[number] = entry_id
+                        known.entries.setdefault(producer.topic.name, []).append(entry_id)
+                        self.in_txn.setdefault(producer.topic.name, {})[entry_id] = txn
+        return super()._of_producer(producer, kind, frame)
+
+    def end_of(self, topic: Topic) -> int:
+        of = self.in_txn.get(topic.name, {})
+        return min((e for e, txn in of.items() if self.known[txn].state == OPEN), default=len(topic.entries))
+
+    def is_hidden(self, topic: Topic, subscription: Subscription, entry_id: int) -> bool:
+        txn = self.in_txn.get(topic.name, {}).get(entry_id)
+        pending = self.pending.get((topic.name, id(subscription)), {}).get(entry_id)
+        whole = (1 << topic.headers[entry_id].num_messages) - 1
+        return (txn is not None and self.known[txn].state == ABORTED) or (
+            pending is not None and pending[1] in (-1, whole)
+        )
+
+    def pending_of(self, topic: Topic, subscription: Subscription, entry_id: int) -> set[int]:
+        held = self.pending.get((topic.name, id(subscription)), {}).get(entry_id)
+        return set() if held is None or held[1] < 0 else {i for i in range(held[1].bit_length()) if held[1] >> i & 1}
+
+    def _of_consumer(self, me: FakeConsumer, kind: str, frame: Any) -> bool:
+        if kind != "ack" or not frame.ack.HasField("txn"):
+            return super()._of_consumer(me, kind, frame)
+        ack = frame.ack
+        self.ack_requests.append(ack)
+        assert ack.request_id, "an acknowledgement in a transaction is answered"
+        txn = TxnId(ack.txn.most, ack.txn.least)
+        error: MagnetarError | None = None
+        known = self.known.get(txn)
+        if known is None or known.state != OPEN:
+            error = TransactionEnded(f"{txn} has ended")
+        else:
+            known.joined.add(me.topic.name)
+            error = self._pend(me, txn, ack)
+        me.say(done=wire.Done(request_id=ack.request_id, error=None if error is None else to_wire(error)))
+        return False
+
+    def _pend(self, me: FakeConsumer, txn: TxnId, ack: wire.Ack) -> MagnetarError | None:
+        wanted: dict[int, int] = {}
+        for ledger in ack.ledgers:
+            wanted.update(dict.fromkeys(BitMap.deserialize(ledger.entries), -1))
+        for entry in ack.entries:
+            if ack.kind == wire.Ack.CUMULATIVE:
+                wanted.update(dict.fromkeys(range(entry.entry_id + 1), -1))
+            else:
+                wanted[entry.entry_id] = int.from_bytes(entry.batch_bits, "little")
+        pending = self.pending.setdefault((me.topic.name, id(me.subscription)), {})
+        for entry_id, bits in wanted.items():
+            cumulative = ack.kind == wire.Ack.CUMULATIVE
+            if entry_id in me.subscription.done and not cumulative:
+                return TransactionConflict(f"entry {entry_id} is acknowledged")
+            acked = sum(1 << each for each in me.subscription.acked.get(entry_id, ()))
+            if bits & acked and not cumulative:
+                return TransactionConflict(f"a message of entry {entry_id} is acknowledged")
+            held = pending.get(entry_id)
+            if held is not None and held[0] != txn and (bits < 0 or held[1] < 0 or bits & held[1]):
+                return TransactionConflict(f"entry {entry_id} is pending")
+        for entry_id, bits in wanted.items():
+            if entry_id not in me.subscription.done:
+                held = pending.get(entry_id, (txn, 0))
+                pending[entry_id] = (txn, -1 if bits < 0 or held[1] < 0 else held[1] | bits)
+                held_bits = pending[entry_id][1]
+                whole = (1 << me.topic.headers[entry_id].num_messages) - 1
+                acked = sum(1 << each for each in me.subscription.acked.get(entry_id, ()))
+                if held_bits < 0 or held_bits | acked == whole:
+                    me.unacked.pop(entry_id, None)
+        return None
+
+    # ------------------------------------------------------------------------------ what a test looks at
+    def visible(self, topic: str) -> list[bytes]:
+        """Payload bytes of the entries that a read-committed reader gets, in order."""
+        found = self.topic(topic)
+        of = self.in_txn.get(topic, {})
+        return [
+            found.entries[e] for e in range(self.end_of(found))
+            if e not in of or self.known[of[e]].state == COMMITTED
+        ]  # fmt: skip
+
+    def state_of(self, txn: TxnId) -> TxnState:
+        return TxnState(self.known[txn].state)
+
+
+__all__ = ["Endpoint", "TransactionalBroker"]
