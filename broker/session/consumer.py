@@ -170,8 +170,10 @@ class ConsumerSession:
 
     def messages_of(self, position: Position) -> int:
         """How many messages an entry has that this consumer holds; 0: it is not known."""
-        cursor = self.subscription.cursor
-        held = self.member.outstanding.get(position, 0)
+        cursor, member = self.subscription.cursor, self.member
+        if position in member.unshown:
+            return member.unshown[position].size
+        held = member.outstanding.get(position, 0)
         return cursor.size_of(position, 0) or held + cursor.hidden(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet

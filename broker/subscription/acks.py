@@ -71,12 +71,19 @@ class Acks:
 
     def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         cursor = self._cursor
-        held = member.outstanding.get(position, 0) if member is not None else 0
         before = cursor.acked_count(position)
-        if cursor.ack_bits(position, bits, cursor.size_of(position, held)) or cursor.is_done(position):
+        if cursor.ack_bits(position, bits, self._size(member, position)) or cursor.is_done(position):
             self._dispatcher.acked(member, position)
         elif member is not None:
             self._dispatcher.acked_messages(member, position, cursor.acked_count(position) - before)
+
+    def _size(self, member: Member | None, position: Position) -> int:
+        """Messages of the batch; 0: not known."""
+        if member is None:
+            return self._cursor.size_of(position, 0)
+        if member.unshown and position in member.unshown:
+            return member.unshown[position].size
+        return self._cursor.size_of(position, member.outstanding.get(position, 0))
 
     def _shown(self, member: Member | None, position: Position) -> int:
         """The messages that the consumer means by the whole entry; 0: all of them."""
@@ -151,8 +158,7 @@ class Acks:
             return
         self.check_cumulative(acked)
         if bits:
-            held = member.outstanding.get(position, 0) if member is not None else 0
-            size = self._cursor.size_of(position, held)
+            size = self._size(member, position)
             self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
             self._dispatcher.acked_up_to(self._cursor.mark)
         else:

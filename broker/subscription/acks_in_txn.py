@@ -32,7 +32,7 @@ from .acks import Acks, entries_of
 from .core import pending_acks
 from .core.cursor_state import NOWHERE, Partial, TxnAcks
 from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, Settled
-from .core.policies.policy import NONE_UNSHOWN, Member
+from .core.policies.policy import Member
 
 STEP_ENTRIES = 100
 """Gathered in one step: some tenths of a millisecond."""
@@ -108,8 +108,7 @@ class AcksInTxn(Acks):
             bits = self._shown(member, position)
             if bits:
                 exact.entries[position[0]].discard(position[1])
-                size = cursor.size_of(position, 0) or member.unshown.get(position, NONE_UNSHOWN).size
-                exact.parts[position] = Partial(bits, size)
+                exact.parts[position] = Partial(bits, self._size(member, position))
         for position, part in wanted.parts.items():
             if not wanted.holds(position):
                 self._add_part(member, position, part.bits, exact)
@@ -117,7 +116,7 @@ class AcksInTxn(Acks):
         return exact
 
     def _add_part(self, member: Member, position: Position, bits: int, exact: TxnAcks) -> None:
-        size = self._cursor.size_of(position, member.outstanding.get(position, 0))
+        size = self._size(member, position)
         everything = (1 << size) - 1
         bits = bits & everything if size else bits
         if bits == everything and size and not self._cursor.hidden(position):
@@ -131,8 +130,7 @@ class AcksInTxn(Acks):
         self._check_there(position)
         exact.up_to = position
         if bits:
-            length, held = self._checked(position, bits).bit_length(), member.outstanding.get(position, 0)
-            size = self._cursor.size_of(position, held)
+            length, size = self._checked(position, bits).bit_length(), self._size(member, position)
             if not size or length < size:
                 exact.up_to = self._shape.before(position)
                 exact.parts[position] = Partial((1 << length) - 1, size)
@@ -150,6 +148,7 @@ class AcksInTxn(Acks):
         else:
             for position in settled.shown:
                 cursor.given_back(position)
+                self._dispatcher.freed_in_part(position, settled.acks.parts[position].size)
         return settled
 
 

@@ -368,6 +368,12 @@ class Dispatcher:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
 
+    def freed_in_part(self, position: Position, size: int) -> None:
+        """The same for some messages of a batch of which others may be outstanding: those are fewer than it has."""
+        for member in self.members.values():
+            if position in member.outstanding and position not in member.unshown:
+                member.note_unshown(position, 0, size, self.cursor.mark)
+
     def step_back(self, first: Position) -> None:
         """On types that deliver in log order: what is not acknowledged from `first` on is read (again)."""
         for member in self.members.values():

@@ -425,7 +425,7 @@ class Walk:
 
     def less(self, account: Account | None, position: Position, messages: int) -> None:
         if account is not None and position in account.held:
-            account.held[position] -= messages
+            account.held[position] -= min(messages, account.held[position])
             if not account.held[position]:
                 del account.held[position]
             self.unblock()
