@@ -326,8 +326,8 @@ class Subscription(Pump):
     def _changed(self) -> None:
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
-            self.wake()  # a consumer may take more, or a key is free
+        if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):
+            self.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
