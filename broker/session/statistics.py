@@ -80,6 +80,8 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     delayed: int
     delayed_buckets: int
     delayed_memory_bytes: int
+    pending_transactions: int
+    pending_entries: int  # acknowledged in them
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -194,6 +196,8 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
         delayed=delays.count if delays is not None else 0,
         delayed_buckets=delays.buckets if delays is not None else 0,
         delayed_memory_bytes=delays.memory_bytes if delays is not None else 0,
+        pending_transactions=len(subscription.pending_transactions),
+        pending_entries=cursor.pending.entries if cursor.pending is not None else 0,
     )  # fmt: skip
 
 

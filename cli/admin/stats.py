@@ -90,6 +90,8 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
             record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
             record["delayedMessageIndexBuckets"] += each.delayed_buckets
             record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
+            record["pendingTransactions"] += each.pending_transactions
+            record["pendingEntries"] += each.pending_entries
             record["msgInReplay"] += each.replay_entries
             record["drainingHashesCount"] += len(each.draining)
             record["drainingHashesClearedTotal"] += each.drained_total
@@ -110,6 +112,8 @@ def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
         "msgDelayed": 0,
         "delayedMessageIndexBuckets": 0,
         "delayedMessageIndexSizeInBytes": 0,
+        "pendingTransactions": 0,
+        "pendingEntries": 0,
         "unackedMessages": 0,
         "nonContiguousDeletedMessagesRanges": 0,
         "consumers": [],

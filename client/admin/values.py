@@ -234,6 +234,8 @@ class SubscriptionStats:
     delayed: int  # messages in the backlog whose time has not come
     delayed_buckets: int  # of the delay index, on disk
     delayed_memory_bytes: int
+    pending_transactions: int  # open ones that have acknowledged something
+    pending_entries: int  # acknowledged in them; a cumulative acknowledgement counts as one
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, ledgers, security
+from tests.mutants import bookies, brokers, clients, ledgers, pending, security
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
+_PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/requests/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
@@ -196,6 +197,16 @@ def _of_security() -> Iterator[Mutant]:
         ("M62", security.keys_end_with_the_session, DIRECTED, "48",
          f"{_SECURED}::test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_is_admitted",
          "a seed sees it as a delay alone"),
+        ("M70", pending.commit_takes_the_batch, DIRECTED, "79", f"{_PENDING}::test_two_transactions_share_a_batch",
+         "the exhaustive walk makes every step of two transactions from every state"),
+        ("M71", pending.settled_and_still_pending, DIRECTED, "79", _PENDING, "as M70"),
+        ("M72", pending.pending_comes_again, DIRECTED, "77",
+         "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),
+        ("M73", pending.refused_in_the_middle, DIRECTED, "81", _PENDING, "as M70"),
+        ("M74", pending.aborted_is_acknowledged, DIRECTED, "79",
+         f"{_PENDING}::test_abort_gives_back_exactly_its_own", "as M70"),
+        ("M75", pending.abort_forgets_the_order, DIRECTED, "79",
+         "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

@@ -157,7 +157,8 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked,
+        "whyBlocked": found.blocked, "pendingTransactions": found.pending_transactions,
+        "pendingEntries": found.pending_entries,
     }  # fmt: skip
 
 
