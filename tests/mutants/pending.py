@@ -6,7 +6,8 @@ from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.pending_acks import Clash, PendingAcks, Settled
+from magnetar.broker.subscription.core.pending_acks import Clash, Settled
+from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
 from tests.mutants.ledgers import Stack, put

@@ -46,7 +46,7 @@ from .cursor_state import (
     key_of,
     keys_of_holes,
 )
-from .pending_acks import PendingAcks
+from .pending_set import PendingAcks
 
 _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""

@@ -48,7 +48,7 @@ from ....proto.transactions import TxnId
 from ....proto.versions import CURSOR, check_format
 from ..core.cursor import Cursor
 from ..core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, ChunkKey, ChunkKind, Count, CursorState, Partial, TxnAcks
-from ..core.pending_acks import PendingAcks
+from ..core.pending_set import PendingAcks
 
 MAGIC = b"MC"
 CHUNK_BYTES = 1 << 20
