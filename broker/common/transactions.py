@@ -59,13 +59,3 @@ class TransactionJoins(Protocol):
 
     async def join(self, txn: TxnId) -> None:
         """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""
-
-
-class NoTransactions:
-    """Of a topic that takes none."""
-
-    def is_open(self, txn: TxnId) -> bool:
-        return False
-
-    async def join(self, txn: TxnId) -> None:
-        raise NotAllowed("the topic takes no transactions")

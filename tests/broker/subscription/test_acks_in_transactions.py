@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.common.transactions import NoTransactions
 from magnetar.broker.subscription.core import pending_acks, redelivery_backoff
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.subscription.subscription import Subscription
@@ -28,6 +27,7 @@ from magnetar.proto.errors import (
     TransactionAborted,
     TransactionConflict,
     TransactionEnded,
+    Unavailable,
 )
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
@@ -39,9 +39,10 @@ X, Y = TxnId(0, 1), TxnId(1, (7 << 40) | 3)
 
 
 class Joins:
-    """Of a topic. `refusal`: what a join raises."""
+    """Of a topic; what is not about joins is the topic's own. `refusal`: what a join raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, honest: Any) -> None:
+        self.honest = honest
         self.joined: set[TxnId] = set()
         self.ended: set[TxnId] = set()
         self.asked: list[TxnId] = []
@@ -49,6 +50,9 @@ class Joins:
         self.asking = asyncio.Event()
         self.may = asyncio.Event()
         self.may.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.honest, name)
 
     def is_open(self, txn: TxnId) -> bool:
         return txn in self.joined and txn not in self.ended
@@ -87,10 +91,11 @@ def topic_of(running: Cluster) -> Topic:
 
 
 def joins_of(running: Cluster) -> Joins:
-    topic = topic_of(running)
+    topic: Any = topic_of(running)
     if not isinstance(topic.transactions, Joins):
-        topic.transactions = Joins()
-    return topic.transactions
+        topic.transactions = Joins(topic.transactions)
+    found: Joins = topic.transactions
+    return found
 
 
 def subscription_of(running: Cluster) -> Subscription:
@@ -137,7 +142,8 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     mine.frame(redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=1)]))
     mine.frame(redeliver=wire.Redeliver())
     assert ids(await received(mine, 3)) == [0, 2, 3]
-    await mine.close()
+    mine.requests += 1
+    await mine.ask(close=mine.requests)
     mine = await consumer(running, type=type_)
     assert ids(await received(mine, 3)) == [0, 2, 3]
     await running.brokers[-1].close()
@@ -291,7 +297,6 @@ async def test_what_keeps_nothing_takes_no_transactions(running: Cluster) -> Non
     assert not joins_of(running).asked, "it was refused after the join"
     passing = "non-persistent://public/default/passing"
     mine = await TestConsumer(running.world, running.brokers[0], passing).ready()
-    running.brokers[0].topics[passing].transactions = Joins()
     with pytest.raises(NotAllowed, match="durable"):
         await ack_in(mine, X, first)
 
@@ -300,7 +305,7 @@ async def test_a_topic_without_coordinators_refuses(running: Cluster) -> None:
     await filled(running, 1)
     mine = await consumer(running)
     (first,) = await received(mine, 1)
-    topic_of(running).transactions = NoTransactions()
+    joins_of(running).refusal = NotAllowed("the topic takes no transactions")
     with pytest.raises(NotAllowed):
         await ack_in(mine, X, first)
 
@@ -362,6 +367,7 @@ async def test_a_consumer_that_disconnects_during_the_join_has_acknowledged_noth
     mine.frame(ack=frame_of(X, 1, first))
     await joins.asking.wait()
     await mine.close()
+    subscription_of(running).disconnect_all(Unavailable("as the broker does when the stream ends"))
     other = await consumer(running)
     assert ids(await received(other, 2)) == [0, 1]
     joins.may.set()
