@@ -209,11 +209,11 @@ class Coordinator:
         return self._take_effects()
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
-        for txn, owned, topics, left_s in handed.opened:
-            live = Live(txn, owned, now, now + max(left_s, owned.timeout_s))
+        for txn, owned, topics in handed.opened:
+            live = Live(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
             self._add(live)
-        for txns, owned, _left_s in handed.leases:
+        for txns, owned in handed.leases:
             self._lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
@@ -403,7 +403,7 @@ class Coordinator:
             if found.owned.owner != intent.owner:
                 raise Unauthorized(f"{self._id(intent.txn)} was begun by another role")
             self._end_live(found, intent, now)
-        elif isinstance(found, Ending) and found.committed is (intent.verb is Verb.COMMIT) and intent.visible:
+        elif isinstance(found, Ending) and _is_to_wait(found, intent):
             found.visible.append(intent.request)
         else:
             self._answer(intent, self._ended(intent, _state(found)))
@@ -779,9 +779,12 @@ class Coordinator:
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
-        requests = [intent.request for intent in waiting]
-        requests += [request for ending in self._ending.values() for request in ending.visible]
-        self._effects += [Answer(request, unknown) for request in dict.fromkeys(requests)]
+        nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
+        answers: dict[object, Result] = {
+            intent.request: nothing if isinstance(intent, Join | Status) else unknown for intent in waiting
+        }
+        answers |= {request: unknown for ending in self._ending.values() for request in ending.visible}
+        self._effects += [Answer(request, result) for request, result in answers.items()]
         for live in self._live.values():
             live.later = []
         for ending in self._ending.values():
@@ -789,18 +792,18 @@ class Coordinator:
         self._sinks_in_doubt.clear()
         return self._take_effects()
 
-    def hand_over(self, now: float) -> list[AnyRecord]:
+    def hand_over(self) -> list[AnyRecord]:
         """What the next epoch goes on with. `is_over` holds and nothing is on its way: nothing is decided after it."""
         assert self.is_over, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [
-            HandedOpen(txn, live.owned, list(live.participants), max(0.0, live.deadline - now))
+            HandedOpen(txn, live.owned, list(live.participants))
             for txn, live in self._live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
         grouped: dict[int, tuple[Lease, list[int]]] = {}
         for txn, lease in self._unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
-        leases = [HandedLease(txns, lease.owned, max(0.0, lease.until - now)) for lease, txns in grouped.values()]
+        leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [each.record for each in self._lazy]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
@@ -891,6 +894,10 @@ class Coordinator:
         for txn, ending in self._ending.items():
             assert ending.committed is self.state.is_committed(txn), "committed is durable"
         assert len(self._live) + len(self._unused) <= self.limits.open_max + BLOCK_MAX, "the bound holds"
+
+
+def _is_to_wait(ending: Ending, intent: End) -> bool:
+    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is Verb.COMMIT)
 
 
 def _state(found: Live | Ending | TxnState) -> TxnState:
