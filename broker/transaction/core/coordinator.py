@@ -285,10 +285,26 @@ class Coordinator:
         self._decide(Named(intent.name, self._holders), intent)
 
     def _named(self, record: Named, intent: Begin, now: float) -> None:
+        for txn in list(self._of_name.get(record.name, ())):
+            self._void(txn, Reason.FENCED, now)  # what an earlier begin was given in the meantime, or was in doubt
         try:
             self._give_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
             self._answer(intent, error)
+
+    def _end_outdated(self, live: Live, now: float) -> None:
+        """Aborts one that was in doubt when its name got a later holder, or its sink the batch."""
+        owned = live.owned
+        if live.phase not in (Phase.OPEN, Phase.PREPARED):
+            return
+        if owned.name and (found := self.state.names.get(owned.name)) and found.holder > owned.holder:
+            self._abort(live, Reason.FENCED, now)
+        elif self._is_superseded(owned.tag):
+            self._abort(live, Reason.SUPERSEDED, now)
+
+    def _is_superseded(self, tag: Tag | None) -> bool:
+        sink = self.state.sinks.get(tag.sink_id) if tag is not None else None
+        return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
     def _check_holder(self, name: str, holder: int) -> None:
         found = self.state.names.get(name) if name else None
@@ -350,12 +366,9 @@ class Coordinator:
 
     def _use(self, txn: int, now: float) -> None:
         owned = self._unused[txn].owned
-        tag = owned.tag
         if self._unused[txn].until <= now:
             self._void(txn, Reason.LEASE, now)
-        elif tag is not None and (sink := self.state.sinks.get(tag.sink_id)) and sink.batch >= tag.batch and (
-            sink.query_id == tag.query_id
-        ):
+        elif self._is_superseded(owned.tag):
             self._void(txn, Reason.SUPERSEDED, now)
         else:
             del self._unused[txn]
@@ -635,6 +648,7 @@ class Coordinator:
                 live = self._live[record.txn]
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
                 heapq.heappush(self._deadlines, (live.deadline, live.txn))
+                self._end_outdated(live, now)
                 self._resolved(live, now)
             case Aborted():
                 live = self._live[record.txn]
