@@ -7,7 +7,8 @@
 
 Questions go to the core in the turn in which they are asked. One task writes: it takes all that was decided while the
 last append was on its way, appends it as one, and answers when it is durable. An append whose outcome is unknown ends
-this epoch: those who wait get OutcomeUnknown, never an outcome. Guards: tests/broker/transaction/test_coordinator.py.
+this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
+tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations

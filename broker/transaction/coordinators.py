@@ -8,9 +8,9 @@
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash
-nobody may ask: each broker looks for coordinators that have no owner, and loads them, so that what is decided is
-settled. Guards: tests/broker/transaction/test_coordinators.py.
+(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash there
+may be no client that asks: each broker looks for coordinators that have no owner, and loads them, so that what is
+decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations

@@ -845,7 +845,7 @@ class Coordinator:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is open, prepared or unsettled: it may be left alone until somebody asks."""
+        """Nothing is open, prepared or unsettled: it may be left alone until a client asks."""
         return not (self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared)
 
     def sink(self, sink_id: str) -> SinkBatch | None:

@@ -1,4 +1,4 @@
-"""Transactions of a whole broker over gRPC: ends, repeats, a crash, a hand-over. The topics only record what they hear."""
+"""Transactions of a whole broker over gRPC: ends, repeats, a crash, a hand-over. The topics record what they hear."""
 
 from __future__ import annotations
 
