@@ -106,6 +106,14 @@ class TransactionCoordinators:
             self._count = found[0].coordinators
         return self._count
 
+    async def has_begun(self, number: int) -> bool:
+        """Whether it was ever loaded; changes nothing. NotFound: there is none of that number."""
+        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+        count = fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
+        if number >= count:
+            raise NotFound(f"there is no coordinator {number}; there are {count} of them")
+        return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
+
     async def find(self, number: int) -> BrokerRecord:
         """The broker that has it; this one, if no broker did. NotFound: there is none of that number. Unavailable."""
         await self._check_number(number)
