@@ -22,6 +22,7 @@ COMMANDS = {
     "subscriptions": Lazy(
         ".admin.subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"
     ),
+    "transactions": Lazy(".admin.transactions", "transactions", "Transactions: list, show, status, abort, detach."),
     "schemas": Lazy(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
     "brokers": Lazy(".admin.cluster", "brokers", "Brokers of the cluster."),
     "bookies": Lazy(".admin.cluster", "bookies", "Bookies of the cluster."),

@@ -392,7 +392,7 @@ class CoordinatorRecord(Record, frozen=True, kw_only=True):
     epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
     ledger_id: int = -1  # begins with the whole state; -1: nothing was written so far
     claim: str = ""  # random, of the owner: another value means that the coordinator was taken over
-    idle: bool = False  # it was closed in order, with nothing open or unsettled: it is loaded when somebody asks
+    idle: bool = False  # it was closed in order, with nothing open or unsettled: it is loaded when a client asks
 
 
 class IncarnationsRecord(Record, frozen=True, kw_only=True):

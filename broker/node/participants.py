@@ -1,7 +1,8 @@
 """The topics of the cluster, for coordinators that tell them how their transactions ended: here, or at their owner.
 
 A topic that does not exist has nothing to settle. That is so only when the metadata says that it has no record: an
-owner that could not be found, or that refuses, is asked again. Guards: tests/broker/node/test_participants.py.
+owner that could not be found, or that refuses, is asked again.
+Guards: tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations

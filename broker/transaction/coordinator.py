@@ -7,7 +7,8 @@
 
 Questions go to the core in the turn in which they are asked. One task writes: it takes all that was decided while the
 last append was on its way, appends it as one, and answers when it is durable. An append whose outcome is unknown ends
-this epoch: those who wait get OutcomeUnknown, never an outcome. Guards: tests/broker/transaction/test_coordinator.py.
+this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
+tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ class RunningCoordinator:
             async with asyncio.timeout(self._close_s):
                 await self._quiet.wait()
                 await self._background.close()
-                records = core.hand_over(self._clock.monotonic())
+                records = core.hand_over()
                 await self._log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)

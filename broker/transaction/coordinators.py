@@ -8,9 +8,9 @@
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash
-nobody may ask: each broker looks for coordinators that have no owner, and loads them, so that what is decided is
-settled. Guards: tests/broker/transaction/test_coordinators.py.
+(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash there
+may be no client that asks: each broker looks for coordinators that have no owner, and loads them, so that what is
+decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -105,6 +105,14 @@ class TransactionCoordinators:
             assert found is not None, "the record is there"
             self._count = found[0].coordinators
         return self._count
+
+    async def has_begun(self, number: int) -> bool:
+        """Whether it was ever loaded; changes nothing. NotFound: there is none of that number."""
+        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+        count = fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
+        if number >= count:
+            raise NotFound(f"there is no coordinator {number}; there are {count} of them")
+        return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find(self, number: int) -> BrokerRecord:
         """The broker that has it; this one, if no broker did. NotFound: there is none of that number. Unavailable."""

@@ -17,7 +17,7 @@ names it. The former owner can confirm nothing after the fence, and name no othe
 
 **Writing.** A ledger that was recovered is never written again: the first write of an owner rolls. A roll is create →
 append the whole state → name it by compare-and-set → delete the old one (`ROLL`). The records of an append that failed
-are appended again in the next ledger, which has a state without them: the ledger before is read by nobody once the
+are appended again in the next ledger, which has a state without them: the ledger before is not read any more once the
 record names another one. A fence is another owner's: it ends this one at once.
 
 One call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).

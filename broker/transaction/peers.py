@@ -2,7 +2,7 @@
 
 What is asked of one broker in one turn travels in one request. There is one channel per broker, open until `close`.
 Each request has a deadline; without an answer nothing is known, and the caller asks again.
-Guards: tests/broker/transaction/test_peers.py.
+Guards: tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from . import values
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
+from .transactions import TransactionAdmin
 
 T = TypeVar("T")
 AT_ONCE = 16
@@ -30,7 +31,7 @@ BROKER_ASK_S = 5.0
 """How long one broker may take to report how many topics it has loaded."""
 
 
-class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
+class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from ...proto import subscription_types
 from ...proto.names import Position
 from ...proto.schema import Compatibility, SchemaInfo
+from ...proto.transactions import TxnId, TxnState
 from ..model.message_id import MessageId
 
 
@@ -408,3 +409,41 @@ class Orphans:
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOfTransaction:
+    """What a transaction of a sink writes; without a sink all is empty."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionStats:
+    """A transaction as its coordinator knows it."""
+
+    txn: TxnId
+    state: TxnState
+    owner: str  # role that began it
+    name: str  # of its holder; empty: none
+    sink: SinkOfTransaction
+    age_ms: int  # since its first use
+    remaining_ms: int  # until it is aborted; 0: it has ended
+    topics: tuple[str, ...]  # that joined; of an ended one those that have not stored the outcome
+    reason: str  # why it is aborted
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorTransactions:
+    """Of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over."""
+
+    items: tuple[TransactionStats, ...]
+    open: int
+    prepared: int
+    unsettled: int
+    epoch: int  # 0: it had no transaction so far
+    committed: int
+    aborted: int

@@ -130,6 +130,8 @@ class TransactionAdminService:
     ) -> wire.ListTransactionsReply:
         txn = txn_of(request.txn) if request.HasField("txn") else None
         number = request.coordinator if txn is None else txn.coordinator
+        if not await self._broker.transactions.has_begun(number):
+            return wire.ListTransactionsReply()  # and it is not loaded for the question
         coordinator = await self._broker.transactions.here(number)
         found = coordinator.statistics()
         rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))

@@ -209,11 +209,11 @@ class Coordinator:
         return self._take_effects()
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
-        for txn, owned, topics, left_s in handed.opened:
-            live = Live(txn, owned, now, now + max(left_s, owned.timeout_s))
+        for txn, owned, topics in handed.opened:
+            live = Live(txn, owned, now, now + owned.timeout_s)
             live.participants = {topic: Participant(topic) for topic in topics}
             self._add(live)
-        for txns, owned, _left_s in handed.leases:
+        for txns, owned in handed.leases:
             self._lease(txns, owned, now)
 
     def receive(self, intent: Intent, now: float) -> list[Effect]:
@@ -285,10 +285,26 @@ class Coordinator:
         self._decide(Named(intent.name, self._holders), intent)
 
     def _named(self, record: Named, intent: Begin, now: float) -> None:
+        for txn in list(self._of_name.get(record.name, ())):
+            self._void(txn, Reason.FENCED, now)  # what an earlier begin was given in the meantime, or was in doubt
         try:
             self._give_ids(intent, self._room(intent), record.holder, now)
         except MagnetarError as error:
             self._answer(intent, error)
+
+    def _end_outdated(self, live: Live, now: float) -> None:
+        """Aborts one that was in doubt when its name got a later holder, or its sink the batch."""
+        owned = live.owned
+        if live.phase not in (Phase.OPEN, Phase.PREPARED):
+            return
+        if owned.name and (found := self.state.names.get(owned.name)) and found.holder > owned.holder:
+            self._abort(live, Reason.FENCED, now)
+        elif self._is_superseded(owned.tag):
+            self._abort(live, Reason.SUPERSEDED, now)
+
+    def _is_superseded(self, tag: Tag | None) -> bool:
+        sink = self.state.sinks.get(tag.sink_id) if tag is not None else None
+        return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
     def _check_holder(self, name: str, holder: int) -> None:
         found = self.state.names.get(name) if name else None
@@ -350,12 +366,9 @@ class Coordinator:
 
     def _use(self, txn: int, now: float) -> None:
         owned = self._unused[txn].owned
-        tag = owned.tag
         if self._unused[txn].until <= now:
             self._void(txn, Reason.LEASE, now)
-        elif tag is not None and (sink := self.state.sinks.get(tag.sink_id)) and sink.batch >= tag.batch and (
-            sink.query_id == tag.query_id
-        ):
+        elif self._is_superseded(owned.tag):
             self._void(txn, Reason.SUPERSEDED, now)
         else:
             del self._unused[txn]
@@ -403,7 +416,7 @@ class Coordinator:
             if found.owned.owner != intent.owner:
                 raise Unauthorized(f"{self._id(intent.txn)} was begun by another role")
             self._end_live(found, intent, now)
-        elif isinstance(found, Ending) and found.committed is (intent.verb is Verb.COMMIT) and intent.visible:
+        elif isinstance(found, Ending) and _is_to_wait(found, intent):
             found.visible.append(intent.request)
         else:
             self._answer(intent, self._ended(intent, _state(found)))
@@ -635,6 +648,7 @@ class Coordinator:
                 live = self._live[record.txn]
                 live.phase, live.deadline = Phase.PREPARED, now + record.left_s
                 heapq.heappush(self._deadlines, (live.deadline, live.txn))
+                self._end_outdated(live, now)
                 self._resolved(live, now)
             case Aborted():
                 live = self._live[record.txn]
@@ -779,9 +793,12 @@ class Coordinator:
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
-        requests = [intent.request for intent in waiting]
-        requests += [request for ending in self._ending.values() for request in ending.visible]
-        self._effects += [Answer(request, unknown) for request in dict.fromkeys(requests)]
+        nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
+        answers: dict[object, Result] = {
+            intent.request: nothing if isinstance(intent, Join | Status) else unknown for intent in waiting
+        }
+        answers |= {request: unknown for ending in self._ending.values() for request in ending.visible}
+        self._effects += [Answer(request, result) for request, result in answers.items()]
         for live in self._live.values():
             live.later = []
         for ending in self._ending.values():
@@ -789,18 +806,18 @@ class Coordinator:
         self._sinks_in_doubt.clear()
         return self._take_effects()
 
-    def hand_over(self, now: float) -> list[AnyRecord]:
+    def hand_over(self) -> list[AnyRecord]:
         """What the next epoch goes on with. `is_over` holds and nothing is on its way: nothing is decided after it."""
         assert self.is_over, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [
-            HandedOpen(txn, live.owned, list(live.participants), max(0.0, live.deadline - now))
+            HandedOpen(txn, live.owned, list(live.participants))
             for txn, live in self._live.items() if live.phase is Phase.OPEN
         ]  # fmt: skip
         grouped: dict[int, tuple[Lease, list[int]]] = {}
         for txn, lease in self._unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
-        leases = [HandedLease(txns, lease.owned, max(0.0, lease.until - now)) for lease, txns in grouped.values()]
+        leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [each.record for each in self._lazy]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
@@ -828,7 +845,7 @@ class Coordinator:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is open, prepared or unsettled: it may be left alone until somebody asks."""
+        """Nothing is open, prepared or unsettled: it may be left alone until a client asks."""
         return not (self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared)
 
     def sink(self, sink_id: str) -> SinkBatch | None:
@@ -891,6 +908,10 @@ class Coordinator:
         for txn, ending in self._ending.items():
             assert ending.committed is self.state.is_committed(txn), "committed is durable"
         assert len(self._live) + len(self._unused) <= self.limits.open_max + BLOCK_MAX, "the bound holds"
+
+
+def _is_to_wait(ending: Ending, intent: End) -> bool:
+    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is Verb.COMMIT)
 
 
 def _state(found: Live | Ending | TxnState) -> TxnState:

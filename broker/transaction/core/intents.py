@@ -148,7 +148,7 @@ class Append(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Limits:
     open_max: int = 100_000
-    open_per_role_max: int = 50_000  # 0: any number; of roles, so not where nobody is asked who calls
+    open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
     participants_max: int = 10_000
     names_max: int = 100_000
     sinks_max: int = 100_000

@@ -12,8 +12,8 @@
     Kept        in a snapshot alone: outcomes of transactions that are done
     Counted     in a snapshot alone: the largest number of a holder
 
-Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. Times are seconds that are left, for a
-deadline begins anew in a new epoch. The bytes are broker/transaction/format/entries.py's.
+Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
+so times are how long something may take. The bytes are broker/transaction/format/entries.py's.
 """
 
 from __future__ import annotations
@@ -119,7 +119,6 @@ class HandedOpen(NamedTuple):
     txn: int
     owned: Owned
     topics: list[str]
-    left_s: float
 
 
 class HandedLease(NamedTuple):
@@ -127,7 +126,6 @@ class HandedLease(NamedTuple):
 
     txns: list[int]
     owned: Owned
-    left_s: float
 
 
 class HandedOver(Record, frozen=True, array_like=True, tag=9):

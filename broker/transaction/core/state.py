@@ -4,7 +4,7 @@
     state.snapshot()         the records that make the same state anew: a ledger begins with them
 
 So an owner and the one after it have the same state, and a restart changes nothing.
-Guards: tests/broker/transaction/core/test_state.py.
+Guards: tests/broker/transaction/core/test_coordinator_walk.py.
 """
 
 from __future__ import annotations

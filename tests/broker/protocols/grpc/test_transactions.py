@@ -1,4 +1,4 @@
-"""Transactions of a whole broker over gRPC: ids, ends, repeats, a crash, a hand-over. The topics are fakes that join."""
+"""Transactions of a whole broker over gRPC: ends, repeats, a crash, a hand-over. The topics record what they hear."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from magnetar.broker.common.transactions import Settlement
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
+from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TransactionAborted, Unavailable, from_wire
 from magnetar.proto.names import TopicName
@@ -219,3 +220,18 @@ async def test_the_operator_sees_and_aborts_what_is_open(client: Client) -> None
     await client.call("AbortTransaction", _wire(txn), "Admin")
     with pytest.raises(MagnetarError, match="admin"):
         await client.end(txn)
+
+
+async def test_the_admin_client_lists_shows_and_aborts_and_loads_nothing_for_a_question(client: Client) -> None:
+    url = f"magnetar://{client.broker.endpoint}"
+    async with AdminClient(url) as admin:
+        assert [each.epoch for each in await admin.all_transactions()] == [0] * 16
+        assert client.broker.owned.transactions.loaded == [], "a question loads no coordinator"
+        txn = await client.begin(3)
+        await client.join(txn)
+        (found,) = (await admin.transactions(3)).items
+        assert (found.txn, found.state, found.topics, found.sink.sink_id) == (txn, TxnState.OPEN, (TOPIC,), "")
+        assert await admin.abort_transaction(str(txn)) is TxnState.ABORTED
+        with pytest.raises(NotFound):
+            await admin.detach_transaction(txn, TOPIC + "2")
+        assert (await admin.transaction(txn)).reason == "admin"
