@@ -327,6 +327,9 @@ class Topic:
             each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def decided(self) -> None:
+        """The last stable position, or what is aborted, has changed."""
+        if self.transactions.core is not None:
+            self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.decided()
 
