@@ -69,7 +69,8 @@ class Filled:
 
     async def fill(self) -> None:
         broker = self.running.brokers[0]
-        first = await TestConsumer(self.running.world, broker, TOPIC, "s", type=wire.Subscribe.SHARED, permits=0).ready()
+        first = TestConsumer(self.running.world, broker, TOPIC, "s", type=wire.Subscribe.SHARED, permits=0)
+        await first.ready()
         await first.close()
         self.consumer = await TestConsumer(self.running.world, broker, TOPIC, "t").ready()
         producer = self.producer = await TxnProducer(self.running.world, broker, TOPIC).opened()
