@@ -9,7 +9,7 @@ it, nothing reads it, and no backlog counts it; and nothing of it is stored for 
 stays: entries before the last stable position change no more.
 `has` and `confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over the
 last stable position may be before what was delivered already, until the outcomes are known again).
-Guarding tests: tests/broker/log/core/test_committed_shape.py.
+Guarding tests: tests/broker/topic/core/test_transactions_core.py, tests/broker/topic/test_shown.py.
 """
 
 from __future__ import annotations
