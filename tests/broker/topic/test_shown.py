@@ -18,7 +18,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import Isolation, TxnId
+from magnetar.proto.transactions import TxnId
 from magnetar.runtime.network import rpc
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, position_of
 from tests.broker.topic.test_transactions import TOPIC, TxnProducer, loaded
@@ -224,10 +224,10 @@ async def test_read_uncommitted_shows_all_that_is_stored(tmp_path: Path, coordin
     async with filled(tmp_path, coordinator) as at:
         subscription = at.topic.subscription("s")
         await backlog.skip(at.topic.shown, at.topic.subscription("t"), -1)
-        subscription.isolation = Isolation.READ_UNCOMMITTED
         consumer = await TestConsumer(
-            at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED
-        ).ready()
+            at.running.world, at.running.brokers[0], TOPIC, "s", type=wire.Subscribe.SHARED,
+            isolation=wire.Subscribe.READ_UNCOMMITTED,
+        ).ready()  # fmt: skip
         every = [b"%d" % number for number in range(9)]
         deliveries = [await consumer.receive() for _ in range(9)]
         assert [payloads_of(each.entry)[0] for each in deliveries] == every

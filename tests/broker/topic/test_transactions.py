@@ -232,7 +232,7 @@ async def test_a_resend_over_a_new_connection_does_not_double_also_after_a_crash
         assert await shown(second) == [b"0", b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("snapshot_entries", [1, 1000])
+@pytest.mark.parametrize("snapshot_entries", [1, 4, 1000])
 @pytest.mark.parametrize("crash", [False, True])
 async def test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again(
     tmp_path: Path, coordinator: FakeCoordinator, crash: bool, snapshot_entries: int
@@ -318,6 +318,25 @@ async def test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once(
         assert topic.log.record.transactions is not None
         assert topic.log.record.transactions.ledger_id >= 0
         await coordinator.end(topic, txn, False)
+
+
+async def test_an_entry_after_the_stored_outcomes_is_found_again(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        gone, txn = coordinator.begin(), coordinator.begin()
+        await producer.send_in(gone, b"0")
+        await coordinator.end(await loaded(first), gone, False)
+        await producer.send_in(txn, b"1")
+        await vanish(running, first)
+        with coordinator.unreachable():
+            second = await running.add_broker()
+            await until_owned_by(running, second)
+            assert await shown(second) == []
+        topic = await loaded(second)
+        assert topic.transactions.still_open == [txn]
 
 
 async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_crash(
