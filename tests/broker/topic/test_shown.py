@@ -99,10 +99,10 @@ class Filled:
                     return found, item.done.next_index
                 found += payloads_of(item.entry.entry)
 
-    async def call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str, request: Any, service: str = "Broker") -> Any:
         channel = self.running.world.network.connect(self.running.brokers[0].endpoint)
         try:
-            return await channel.call(rpc("Broker", method), request, timeout_s=10)
+            return await channel.call(rpc(service, method), request, timeout_s=10)
         finally:
             await channel.close()
 
@@ -165,6 +165,8 @@ async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator
         assert stats.transactions is not None
         assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
         assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (TransactionId(*at.txn), 4)
+        reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
+        assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
         await at.commit()
         assert [each.entry.payload[-1:] for each in await backlogs.peek("s", 10)] == [b"0", b"3", b"4", b"5", b"6"]
         assert (await backlogs.last()).position == at.position(6)
