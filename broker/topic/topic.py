@@ -142,6 +142,8 @@ class Topic:
 
     def _add(self, subscription: Subscription) -> Subscription:
         self.subscriptions[subscription.name] = subscription
+        if self.shown is not self.log and not subscription.compacted:  # made before the first transaction, perhaps
+            subscription.show(self.readable(uncommitted=subscription.uncommitted))
         self._apply_to(subscription)
         return subscription
 

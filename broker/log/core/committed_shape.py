@@ -137,6 +137,14 @@ class CommittedShape(LogShape):
             found = super().before(Position(found[0], run_start(aborted, found[1])))
         return found
 
+    def shows_all(self, first: Position, last: Position) -> bool:
+        """Whether all entries from `first` to `last`, in one ledger, are shown."""
+        decided = self._decided
+        if decided is None:
+            return True
+        aborted = decided.aborted.get(first[0])
+        return last <= decided.stable and (aborted is None or not aborted.range_cardinality(first[1], last[1] + 1))
+
     def messages_from(self, index: int) -> int:
         decided = self._decided
         if decided is None:
