@@ -38,6 +38,7 @@ BENCHMARKS = {
     "store-latency": Benchmark("storage.adds", "ratio", "p99 of adds at half load: checkpoints, compaction, or not"),
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
     "dedup": Benchmark("dedup", "ratio", "produce with deduplication / without, taking turns in one run"),
+    "txn-aborts": Benchmark("txn_aborts", "s", "load of 100,000 aborted transactions in 10,000,000 entries; memory"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),

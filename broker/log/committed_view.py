@@ -27,6 +27,8 @@ class CommittedReader:
         self._log = log
 
     def _shown(self, entries: list[StoredEntry]) -> list[StoredEntry]:
+        if not entries or self._shape.shows_all(entries[0].position, entries[-1].position):
+            return entries
         readable = self._shape.readable
         return [entry for entry in entries if readable(entry.position)]
 

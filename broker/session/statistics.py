@@ -84,6 +84,23 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     pending_entries: int  # acknowledged in them
 
 
+class TransactionId(msgspec.Struct, frozen=True):
+    most: int
+    least: int
+
+
+class TopicTransactions(msgspec.Struct, frozen=True):
+    """Of a topic that has seen transactions."""
+
+    last_stable: Position  # nothing after it is shown: it is undecided, or follows what is
+    stable_index: int  # one past its last message
+    open: int
+    oldest: TransactionId | None  # of the open ones, by its first entry
+    oldest_ms: int  # its age
+    aborted_entries: int  # that the log has
+    aborted_bytes: int
+
+
 class TopicStats(msgspec.Struct, frozen=True):
     name: str
     owner: str  # HOST:PORT of its broker
@@ -108,6 +125,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     terminated: bool
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
+    transactions: TopicTransactions | None = None  # None: it has seen none
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -166,7 +184,18 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
-        published_ms=topic.log.published_ms,
+        published_ms=topic.log.published_ms, transactions=_transactions(topic),
+    )  # fmt: skip
+
+
+def _transactions(topic: Topic) -> TopicTransactions | None:
+    found = topic.transactions.statistics()
+    if found is None:
+        return None
+    oldest = TransactionId(*found.oldest) if found.oldest is not None else None
+    return TopicTransactions(
+        found.last_stable, found.stable_index, found.open, oldest, found.oldest_ms, found.aborted_entries,
+        found.aborted_bytes,
     )  # fmt: skip
 
 

@@ -227,7 +227,7 @@ class Deduplication:
             self._start(self._turn_on if enabled else self._turn_off)
 
     async def _turn_on(self) -> None:
-        position = self.core.position
+        position = self._snapshot_now().position
         self._stored = position
         await self._log.note(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
         self.core.enable()

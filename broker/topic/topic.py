@@ -142,6 +142,8 @@ class Topic:
 
     def _add(self, subscription: Subscription) -> Subscription:
         self.subscriptions[subscription.name] = subscription
+        if self.shown is not self.log and not subscription.compacted:  # made before the first transaction, perhaps
+            subscription.show(self.readable(uncommitted=subscription.uncommitted))
         self._apply_to(subscription)
         return subscription
 
@@ -327,6 +329,9 @@ class Topic:
             each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def decided(self) -> None:
+        """The last stable position, or what is aborted, has changed."""
+        if self.transactions.core is not None:
+            self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.decided()
 

@@ -460,6 +460,9 @@ class TopicTransactions:
         except MagnetarError as error:
             _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
             return
+        except Exception:  # a fault of ours must not keep the others from being asked for
+            _LOG.exception("%s: transaction %s", self._topic.name, txn)
+            return
         if txn not in self.core.known:
             return  # it was settled meanwhile
         match state:

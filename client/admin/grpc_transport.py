@@ -200,8 +200,16 @@ def _value(kind: Any, found: Any) -> Any:
         return version_of(found)
     if is_dataclass(kind):
         hints = hints_of(cast(type, kind))
-        return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints})
+        return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})
     return kind(found) if issubclass(kind, Enum) else found
+
+
+def _field(hint: Any, found: Any, name: str) -> Any:
+    """A field of a message; a message that is not there is None, where the type says so."""
+    optional = get_origin(hint) is UnionType and (is_dataclass(get_args(hint)[0]) or get_args(hint)[0] is TxnId)
+    if optional and not found.HasField(name):
+        return None
+    return _value(hint, getattr(found, name))
 
 
 @cache

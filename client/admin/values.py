@@ -109,6 +109,8 @@ class LedgerStays(_Words):
     OPEN = "it is the last of the list, or it is written"
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
     NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
+    NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
@@ -240,6 +242,19 @@ class SubscriptionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicTransactions:
+    """Of a topic that has seen transactions. `last_stable`: nothing after it is shown to who reads committed."""
+
+    last_stable: Position
+    stable_index: int  # one past its last message
+    open: int
+    oldest: TxnId | None  # of the open ones, by its first entry
+    oldest_ms: int  # its age
+    aborted_entries: int  # that are kept
+    aborted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStats:
     """A topic without partitions, or one partition. Rates are of the last minute: messages and bytes a second."""
 
@@ -267,6 +282,7 @@ class TopicStats:
     terminated: bool
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
+    transactions: TopicTransactions | None  # None: it has seen none
 
 
 @dataclass(frozen=True, slots=True)

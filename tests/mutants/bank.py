@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, ledgers, pending, security
+from tests.mutants import bookies, brokers, clients, ledgers, pending, security, transactions
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
@@ -66,6 +66,7 @@ def _all() -> Iterator[Mutant]:
     yield from _store()
     yield from _processes()
     yield from _of_security()
+    yield from _of_topics()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -167,6 +168,22 @@ _TABLE, _WHO = "tests/broker/access/test_table.py", "tests/security/test_setting
 _SECURED = "tests/simulation/test_secured.py"
 _STRANGERS = f"{_SECURED}::test_a_stranger_with_keys_is_answered_by_no_bookie"
 _STALE = f"{_GRANTS}::test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read"
+
+
+def _of_topics() -> Iterator[Mutant]:
+    on, core = "tests/broker/topic/test_transactions.py::", "tests/broker/topic/core/test_transactions_core.py::"
+    crash = "test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again"
+    for id_, plant, fells, target in (
+        ("M80", transactions.join_is_skipped, "74", f"{on}test_a_refused_send_is_never_in_the_log"),
+        ("M81", transactions.settled_before_it_is_stored, "85",
+         f"{on}test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once"),
+        ("M82", transactions.aborted_by_id, "69", f"{core}test_a_late_send_never_hides_committed_entries"),
+        ("M83", transactions.outcomes_ahead_of_their_position, "68",
+         f"{on}test_an_entry_after_the_stored_outcomes_is_found_again"),
+        ("M84", transactions.numbers_at_append, "84", f"{on}{crash}"),
+        ("M85", transactions.snapshot_after_an_open_transaction, "83", f"{on}{crash}"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, fells, target, "the seeds of a cluster have no transactions yet")
 
 
 def _of_security() -> Iterator[Mutant]:

@@ -9,7 +9,7 @@ it, nothing reads it, and no backlog counts it; and nothing of it is stored for 
 stays: entries before the last stable position change no more.
 `has` and `confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over the
 last stable position may be before what was delivered already, until the outcomes are known again).
-Guarding tests: tests/broker/log/core/test_committed_shape.py.
+Guarding tests: tests/broker/topic/core/test_transactions_core.py, tests/broker/topic/test_shown.py.
 """
 
 from __future__ import annotations
@@ -136,6 +136,14 @@ class CommittedShape(LogShape):
                 break
             found = super().before(Position(found[0], run_start(aborted, found[1])))
         return found
+
+    def shows_all(self, first: Position, last: Position) -> bool:
+        """Whether all entries from `first` to `last`, in one ledger, are shown."""
+        decided = self._decided
+        if decided is None:
+            return True
+        aborted = decided.aborted.get(first[0])
+        return last <= decided.stable and (aborted is None or not aborted.range_cardinality(first[1], last[1] + 1))
 
     def messages_from(self, index: int) -> int:
         decided = self._decided

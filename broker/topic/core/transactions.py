@@ -161,13 +161,13 @@ class Transactions:
     """
 
     __slots__ = (
-        "_flying", "_hidden", "_shape", "aborted", "aborted_indexes", "changed", "known", "position", "sizes",
-        "version",
+        "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "changed", "known", "position",
+        "sizes", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
         self._shape = shape
-        self.position = snapshot.position  # entries up to it are known; in use all confirmed ones are
+        self.position = snapshot.position  # entries up to it are known
         self.known: dict[TxnId, TopicTxn] = {}
         self.aborted: dict[int, BitMap] = {}
         self.aborted_indexes = BitMap64()
@@ -175,6 +175,7 @@ class Transactions:
         self.changed: set[int] = set()  # ledgers of which something was aborted since it was stored
         self.version = 0
         self._hidden: dict[TxnId, TopicTxn] = {}  # with entries and not ended, the earliest first entry first
+        self._stable: Position | None = None  # kept while something is hidden; None: to be found
         self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
         for ledger_id, part in snapshot.aborted.items():
             if shape.span(ledger_id) is not None:
@@ -277,6 +278,8 @@ class Transactions:
         count: int, size: int,
     ) -> None:  # fmt: skip
         found.add(position, first_index, count, size)
+        if not self._hidden:
+            self._stable = None
         self._hidden.setdefault(txn, found)
         own = found.numbers.get(name)
         if own is None:
@@ -308,6 +311,7 @@ class Transactions:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes
         shown = self._hidden.pop(settlement.txn, None) is not None
+        self._stable = None
         found.phase = TxnPhase.ENDED
         if not found.flying:
             del self.known[settlement.txn]
@@ -326,6 +330,7 @@ class Transactions:
 
     def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         """The ledger was deleted."""
+        self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
             self.changed.discard(ledger_id)
@@ -336,7 +341,11 @@ class Transactions:
     def stable(self) -> Position:
         """The last stable position; before the first entry when there is none."""
         first = self.first_hidden
-        return self._shape.confirmed if first is None else self._shape.before(first)
+        if first is None:
+            return self._shape.confirmed
+        if self._stable is None:
+            self._stable = self._shape.before(first)
+        return self._stable
 
     @property
     def stable_index(self) -> int:

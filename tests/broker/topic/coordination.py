@@ -56,11 +56,13 @@ class FakeCoordinator:
             self.down = None
 
 
-def in_txn(producer: str, sequence_id: int, txn: TxnId, *payloads: bytes, deliver_at_ms: int = 0) -> bytes:
+def in_txn(
+    producer: str, sequence_id: int, txn: TxnId, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None
+) -> bytes:
     """A client-part that is in the transaction."""
     metadata = MessageMetadata(
         producer_name=producer, sequence_id=sequence_id, publish_time=1000, txnid_most_bits=txn.most,
-        txnid_least_bits=txn.least,
+        txnid_least_bits=txn.least, partition_key=key,
     )  # fmt: skip
     if deliver_at_ms:
         metadata.deliver_at_time = deliver_at_ms

@@ -156,12 +156,12 @@ class Walk:
     def save(self) -> None:
         """Through its stored form."""
         snapshot = self.core.snapshot()
-        rows = {each: stored.PartRow(1, 0, 1) for each in snapshot.aborted}
-        (marker,) = map(stored.decode_piece, stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows), 1))
-        found = stored.decode_marker([marker])
+        rows = {each: stored.PartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
+        marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows), 1)
+        found = stored.decode_marker([stored.decode_piece(each) for each in marker])
         parts = {
-            each: stored.decode_part(each, row, [stored.decode_piece(*stored.encode_part(each, snapshot.aborted[each], 1))])
-            for each, row in found.parts.items()
+            each: stored.decode_part(each, row, [stored.decode_piece(*stored.encode_part(each, part, 1))])
+            for each, row, part in ((id_, row, snapshot.aborted[id_]) for id_, row in found.parts.items())
         }
         self.saved = TxnSnapshot(found.position, found.open, parts)
 
