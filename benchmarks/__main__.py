@@ -72,6 +72,10 @@ BENCHMARKS = {
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
+    "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
+    "txn-large": Benchmark("transactions", "ratio", "messages in transactions of 1,000 / without, taking turns"),
+    "txn-none": Benchmark("transactions", "ratio", "produce without transactions here / in the tree of --baseline"),
+    "process": Benchmark("transactions", "msg/s", "consume, transform, produce, exactly once, of --messages"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -88,6 +92,9 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("small-sends", {"size": 1024}),
+    ("txn-small", {"size": 100}),
+    ("txn-large", {"size": 1024}),
+    ("process", {"size": 100}),
     ("secure-produce", {"size": 1024}),
     ("secure-cluster", {"size": 1024}),
     ("secure-cluster", {"size": 1024, "bookies": 3}),
@@ -178,7 +185,7 @@ def _help() -> str:
 @click.command(help=_help(), context_settings={"max_content_width": 120})
 @click.argument("name", type=click.Choice([*BENCHMARKS, "all"]), metavar="NAME")
 @click.option(
-    "--size", type=click.IntRange(1, 5 << 20), help="Bytes of a message (default 1024; Spark 100; journal 131072)."
+    "--size", type=click.IntRange(1, 5 << 20), help="Bytes (default 1024; Spark, txn-small, process 100; journal 131072)."
 )
 @click.option("--bookies", type=click.Choice(["1", "3"]), default="1", help="1: one copy; 3: 3/3/2.")
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
@@ -188,6 +195,7 @@ def _help() -> str:
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
+@click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
@@ -197,18 +205,19 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, url: str | None, only: str | None, runs: int, seed: int,
+    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, url: str | None, only: str | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
     base["url"] = url
-    extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics}
+    extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline}
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
         run_all(only.split(",") if only else list(BENCHMARKS), base, plot)
         return
-    default_size = 131072 if name == "journal" else 100 if name.startswith("spark") else 1024
+    small = name.startswith("spark") or name in ("txn-small", "process")
+    default_size = 131072 if name == "journal" else 100 if small else 1024
     result = run_one(name, Options(size=size or default_size, bookies=int(bookies), **base))
     if compare:
         result["compared"] = compared(result, load(compare))

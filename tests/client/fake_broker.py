@@ -258,7 +258,8 @@ class FakeBroker:
             me.say(done=wire.Done(request_id=getattr(frame, kind)))
             if kind == "close":
                 return True
-        self.dispatch(topic, subscription)
+        if kind != "redeliver" or not frame.redeliver.uncounted:  # another one comes with it
+            self.dispatch(topic, subscription)
         return False
 
     def _ack(self, subscription: Subscription, ack: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
+from magnetar.broker.subscription.core.bits import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
@@ -60,7 +61,7 @@ class TransactionalBroker(FakeBroker):
         self.unavailable = False
         self.refuse_ends: list[MagnetarError] = []
         self.forgets = False
-        self.pending: dict[tuple[str, int], dict[int, tuple[TxnId, int]]] = {}  # topic, id(sub) → entry → txn, bits
+        self.pending: dict[tuple[str, int], dict[int, dict[TxnId, int]]] = {}  # topic, id(sub) → entry → txn → bits
         self.in_txn: dict[str, dict[int, TxnId]] = {}  # topic → entry → txn
         self.ack_requests: list[wire.Ack] = []
         self._holders: dict[str, int] = {}
@@ -155,17 +156,15 @@ class TransactionalBroker(FakeBroker):
         for topic in self.topics.values():
             for subscription in topic.subscriptions.values():
                 pending = self.pending.get((topic.name, id(subscription)), {})
-                for entry_id in [each for each, (whose, _) in pending.items() if whose == txn]:
-                    bits = pending.pop(entry_id)[1]
+                for entry_id in [each for each, holders in pending.items() if txn in holders]:
+                    bits = pending[entry_id].pop(txn)
                     if not committed:
                         subscription.redeliver = sorted({*subscription.redeliver, entry_id})
                         for consumer in subscription.consumers:
                             consumer.unacked.pop(entry_id, None)
-                    elif bits < 0:
-                        subscription.done.add(entry_id)
                     else:
                         acked = subscription.acked.setdefault(entry_id, set())
-                        acked.update(i for i in range(bits.bit_length()) if bits >> i & 1)
+                        acked.update(ones(bits))
                         if len(acked) == topic.headers[entry_id].num_messages:
                             subscription.done.add(entry_id)
                 self.dispatch(topic, subscription)
@@ -213,15 +212,14 @@ class TransactionalBroker(FakeBroker):
 
     def is_hidden(self, topic: Topic, subscription: Subscription, entry_id: int) -> bool:
         txn = self.in_txn.get(topic.name, {}).get(entry_id)
-        pending = self.pending.get((topic.name, id(subscription)), {}).get(entry_id)
-        whole = (1 << topic.headers[entry_id].num_messages) - 1
-        return (txn is not None and self.known[txn].state == ABORTED) or (
-            pending is not None and pending[1] in (-1, whole)
-        )
+        if txn is not None and self.known[txn].state == ABORTED:
+            return True
+        gone = {*subscription.acked.get(entry_id, ()), *self.pending_of(topic, subscription, entry_id)}
+        return len(gone) == topic.headers[entry_id].num_messages
 
     def pending_of(self, topic: Topic, subscription: Subscription, entry_id: int) -> set[int]:
-        held = self.pending.get((topic.name, id(subscription)), {}).get(entry_id)
-        return set() if held is None or held[1] < 0 else {i for i in range(held[1].bit_length()) if held[1] >> i & 1}
+        holders = self.pending.get((topic.name, id(subscription)), {}).get(entry_id, {})
+        return {each for bits in holders.values() for each in ones(bits)}
 
     def _of_consumer(self, me: FakeConsumer, kind: str, frame: Any) -> bool:
         if kind != "ack" or not frame.ack.HasField("txn"):
@@ -241,34 +239,33 @@ class TransactionalBroker(FakeBroker):
         return False
 
     def _pend(self, me: FakeConsumer, txn: TxnId, ack: wire.Ack) -> MagnetarError | None:
+        whole = [(1 << header.num_messages) - 1 for header in me.topic.headers]
+        acked = [sum(1 << bit for bit in me.subscription.acked.get(each, ())) for each in range(len(whole))]
+        for each in me.subscription.done:
+            acked[each] = whole[each]
         wanted: dict[int, int] = {}
+        cumulative = ack.kind == wire.Ack.CUMULATIVE
         for ledger in ack.ledgers:
-            wanted.update(dict.fromkeys(BitMap.deserialize(ledger.entries), -1))
+            wanted.update((each, whole[each]) for each in BitMap.deserialize(ledger.entries))
         for entry in ack.entries:
-            if ack.kind == wire.Ack.CUMULATIVE:
-                wanted.update(dict.fromkeys(range(entry.entry_id + 1), -1))
+            if cumulative:
+                wanted.update((each, whole[each] & ~acked[each]) for each in range(entry.entry_id + 1))
             else:
                 wanted[entry.entry_id] = int.from_bytes(entry.batch_bits, "little")
         pending = self.pending.setdefault((me.topic.name, id(me.subscription)), {})
         for entry_id, bits in wanted.items():
-            cumulative = ack.kind == wire.Ack.CUMULATIVE
-            if entry_id in me.subscription.done and not cumulative:
-                return TransactionConflict(f"entry {entry_id} is acknowledged")
-            acked = sum(1 << each for each in me.subscription.acked.get(entry_id, ()))
-            if bits & acked and not cumulative:
+            if bits & acked[entry_id]:
                 return TransactionConflict(f"a message of entry {entry_id} is acknowledged")
-            held = pending.get(entry_id)
-            if held is not None and held[0] != txn and (bits < 0 or held[1] < 0 or bits & held[1]):
-                return TransactionConflict(f"entry {entry_id} is pending")
+            if any(bits & held for whose, held in pending.get(entry_id, {}).items() if whose != txn):
+                return TransactionConflict(f"a message of entry {entry_id} is pending")
         for entry_id, bits in wanted.items():
-            if entry_id not in me.subscription.done:
-                held = pending.get(entry_id, (txn, 0))
-                pending[entry_id] = (txn, -1 if bits < 0 or held[1] < 0 else held[1] | bits)
-                held_bits = pending[entry_id][1]
-                whole = (1 << me.topic.headers[entry_id].num_messages) - 1
-                acked = sum(1 << each for each in me.subscription.acked.get(entry_id, ()))
-                if held_bits < 0 or held_bits | acked == whole:
-                    me.unacked.pop(entry_id, None)
+            holders = pending.setdefault(entry_id, {})
+            holders[txn] = holders.get(txn, 0) | bits
+            gone = acked[entry_id]
+            for held in holders.values():
+                gone |= held
+            if gone == whole[entry_id]:
+                me.unacked.pop(entry_id, None)
         return None
 
     # ------------------------------------------------------------------------------ what a test looks at
