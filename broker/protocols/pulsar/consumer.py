@@ -140,8 +140,7 @@ class ConsumerHandler:
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
-            self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
-        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+            self._epoch = asked.consumer_epoch
         if self.session is not None and not self.sought:
             yield from translate.redeliver_steps(self.session, asked)
 
