@@ -26,6 +26,7 @@ from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo
+from ...runtime.access import Principal
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.refusals import SubscribeRefusal
@@ -183,6 +184,10 @@ class ConsumerSession:
         await self._port.drained()
 
     # ------------------------------------------------------------------ at once
+    def renewed(self, principal: Principal) -> None:
+        """Its caller has new credentials, of the same role."""
+        self._consumer.principal = principal
+
     def flow(self, permits: int) -> None:
         """So many messages more may be delivered. InvalidRequest: that is more than a consumer may have."""
         held = self._consumer.member.permits

@@ -21,6 +21,7 @@ from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavaila
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
+from ....runtime.access import Principal
 from ...common.refusals import SubscribeRefusal
 from ...log.cache import StoredEntry
 from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
@@ -95,7 +96,13 @@ class ConsumerHandler:
             connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
+        self.renewed(connection.caller.principal)
         connection.success(asked.request_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """The caller has new credentials."""
+        if self.session is not None:
+            self.session.renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
         """Of a reader that has sought: ends its session; what follows it begins where that was."""

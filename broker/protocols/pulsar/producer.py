@@ -23,6 +23,7 @@ from ....proto.errors import (
 from ....proto.model import AccessMode
 from ....proto.names import Position
 from ....proto.schema import version_bytes
+from ....runtime.access import Principal
 from ....runtime.network import network_of
 from ...common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ...session.producer import ProducerOptions, ProducerSession
@@ -99,8 +100,14 @@ class ProducerHandler:
             if notice is not None:
                 notice.cancel()
         self._session = session
+        self.renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """The caller has new credentials."""
+        if self._session is not None:
+            self._session.producer.principal = principal
 
     def _waits(self, name: str) -> None:
         self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
