@@ -241,7 +241,8 @@ class Connection:
         self._admitted.enter_context(self._callers.holding(principal, self.break_off))
         self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
-        for handler in (*self._producers.values(), *self._consumers.values()):
+        handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
+        for handler in handlers:
             handler.renewed(principal)
 
     async def _refuse(self, error: MagnetarError) -> None:
