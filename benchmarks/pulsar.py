@@ -10,7 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -95,25 +98,42 @@ def _jars() -> Path:
 
 
 def pulsar_python(options: Options) -> Run:
-    """Messages per second that `pulsar-client` gets acknowledged; with --url, in turns with a Pulsar there."""
-    with server(options.bookies) as running:
-        ours, peer = _Sending(running.pulsar_url, options), None
+    """Messages per second that `pulsar-client` gets acknowledged; with --url or --peer, in turns with a Pulsar."""
+    with server(options.bookies) as running, _peer(options) as peer:
+        url, pid = peer
+        run, sending = Run(0.0), [_Sending(each, options) for each in (running.pulsar_url, url) if each]
         try:
-            peer = _Sending(options.url, options) if options.url else None
-            run = Run(0.0)
-            with measured(run, server=running.pid):
-                for _ in range(ROUNDS):
-                    for each in (ours, peer):
-                        if each is not None:
-                            each.round(options.seconds / ROUNDS)
+            with measured(run, server=running.pid, **({"pulsar": pid} if pid else {})):
+                for number in range(ROUNDS):
+                    for each in sending if number % 2 == 0 else reversed(sending):
+                        each.round(options.seconds / ROUNDS)
+            ours = sending[0]
             run.value, run.latencies_ms = median(ours.rates), percentiles(ours.samples)
-            if peer is not None:
-                run.detail = {"pulsar_msg_s": median(peer.rates), "ratio": run.value / median(peer.rates)}
+            for theirs in sending[1:]:
+                run.detail = {
+                    "pulsar_msg_s": median(theirs.rates), "ratio": run.value / median(theirs.rates),
+                    "rates": ours.rates, "pulsar_rates": theirs.rates, "pulsar_ms": percentiles(theirs.samples),
+                }  # fmt: skip
             return run
         finally:
-            for each in (ours, peer):
-                if each is not None:
-                    each.close()
+            for each in sending:
+                each.close()
+
+
+@contextmanager
+def _peer(options: Options) -> Iterator[tuple[str, int]]:
+    """The URL of a Pulsar to compare with, and its process; empty and 0: none."""
+    if options.extra.get("peer") is None:
+        yield options.url or "", 0
+        return
+    from tests.interop.pulsar_process import Pulsar, Unavailable, build
+
+    try:
+        command = build(ROOT / ".venv" / "pulsar-broker-4.0.8")
+    except Unavailable as error:
+        raise click.ClickException(f"no Pulsar to compare with: {error}") from error
+    with tempfile.TemporaryDirectory(prefix="pulsar-bench-") as folder, Pulsar(command, Path(folder)) as pulsar:
+        yield pulsar.url, pulsar.pid
 
 
 class _Sending:

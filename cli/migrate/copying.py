@@ -256,8 +256,6 @@ class Copying:
                 case Entry(position, data):
                     header = parse_header(data)
                     reader.took(header.num_messages)
-                    if after is not None and position <= after:
-                        continue
                     version = None
                     if header.metadata.HasField("schema_version"):
                         version = b"" if schemas is None else await schemas.of(header.metadata.schema_version)

@@ -26,7 +26,7 @@ from ...client.connect.discovery import credentials_of
 from ...client.connect.service_url import Asked, parse_service_url
 from ...proto import errors
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.entry import split_broker_part
+from ...proto.entry import declared_messages, split_broker_part
 from ...proto.entry_pb2 import MessageIdData
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
@@ -315,8 +315,10 @@ class PartitionReader:
         self._topic = topic
         self._timeout_s = timeout_s
         self._owed = 0  # permits
+        self._after: Position | None = None
 
     async def open(self, name: str, after: Position | None) -> None:
+        self._after = after
         start = MessageIdData(ledgerId=_EARLIEST, entryId=_EARLIEST)
         if after is not None:
             start = MessageIdData(ledgerId=after.ledger_id, entryId=after.entry_id)
@@ -367,8 +369,11 @@ class PartitionReader:
         match kind:
             case "message":
                 id_ = command.message_id
-                entry = entry_of(split_broker_part(rest)[2])
-                return Entry(Position(id_.ledgerId, id_.entryId), entry)
+                entry = Entry(Position(id_.ledgerId, id_.entryId), entry_of(split_broker_part(rest)[2]))
+                if self._after is None or entry.position > self._after:
+                    return entry
+                self.took(declared_messages(entry.data))  # Magnetar begins with the entry that is named
+                return None
             case "consumer_stats_response":
                 return Backlog(command.msgBacklog)
             case "reached_end_of_topic":
