@@ -197,8 +197,8 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, url: str | None, peer: str | None, only: str | None, runs: int,
-    seed: int, as_json: bool, compare: str | None, plot: str | None,
+    gib: int | None, ledgers: int | None, topics: int | None, url: str | None, peer: str | None, only: str | None,
+    runs: int, seed: int, as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}

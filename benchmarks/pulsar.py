@@ -24,6 +24,8 @@ from .harness import ROOT, Options, Run, Server, measured, percentiles, progress
 from .messaging import payloads
 
 ROUNDS = 4
+TURNS = 12
+"""With a Pulsar: short ones, as the machine's other load changes; the ratio is the median of those of each turn."""
 TOPIC = "persistent://public/default/bench"
 JARS = ROOT / ".venv" / "pulsar-perf-4.0.8"
 RATE = "10000000"
@@ -104,15 +106,19 @@ def pulsar_python(options: Options) -> Run:
         run, sending = Run(0.0), [_Sending(each, options) for each in (running.pulsar_url, url) if each]
         try:
             with measured(run, server=running.pid, **({"pulsar": pid} if pid else {})):
-                for number in range(ROUNDS):
+                rounds = ROUNDS if len(sending) == 1 else TURNS
+                for number in range(rounds):
                     for each in sending if number % 2 == 0 else reversed(sending):
-                        each.round(options.seconds / ROUNDS)
+                        each.round(options.seconds / rounds)
             ours = sending[0]
             run.value, run.latencies_ms = median(ours.rates), percentiles(ours.samples)
             for theirs in sending[1:]:
                 run.detail = {
-                    "pulsar_msg_s": median(theirs.rates), "ratio": run.value / median(theirs.rates),
-                    "rates": ours.rates, "pulsar_rates": theirs.rates, "pulsar_ms": percentiles(theirs.samples),
+                    "ratio": median(one / other for one, other in zip(ours.rates, theirs.rates, strict=True)),
+                    "pulsar_msg_s": median(theirs.rates), "pulsar_ms": percentiles(theirs.samples),
+                    "messages": len(ours.samples), "pulsar_messages": len(theirs.samples),
+                    "client_us": ours.cpu_s / len(ours.samples) * 1e6,
+                    "pulsar_client_us": theirs.cpu_s / len(theirs.samples) * 1e6,
                 }  # fmt: skip
             return run
         finally:
@@ -148,13 +154,16 @@ class _Sending:
         self._content = payloads(options.size, options.seed)[0]
         self.rates: list[float] = []
         self.samples: list[float] = []
+        self.cpu_s = 0.0  # of this process
         self.round(0.5)
         self.rates.clear()
+        self.samples.clear()
+        self.cpu_s = 0.0
 
     def round(self, seconds: float) -> None:
         acked, samples, now = 0, self.samples, time.perf_counter
         ok, send, content = self._ok, self._producer.send_async, self._content
-        begin = now()
+        begin, cpu_s = now(), time.process_time()
         while (sent := now()) < begin + seconds:
 
             def done(result: Any, message_id: Any, sent: float = sent) -> None:
@@ -166,6 +175,7 @@ class _Sending:
             send(content, done)
         self._producer.flush()
         self.rates.append(acked / (now() - begin))
+        self.cpu_s += time.process_time() - cpu_s
 
     def close(self) -> None:
         self._client.close()
