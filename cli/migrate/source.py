@@ -122,7 +122,9 @@ class Source:
             text = f"the source at {endpoint} does not answer within {self.timeout_s:g} s"
             raise errors.Unavailable(f"{text}; --from names another") from error
         except errors.Unavailable as error:
-            text = f"the source cannot be reached: {error.message}; --from names another"
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            why = f"cannot connect to {endpoint}: Connection refused" if refused else error.message
+            text = f"the source cannot be reached: {why}; --from names another"
             raise errors.Unavailable(text, **error.fields) from None  # the command shows the innermost error
 
     def _credentials(self) -> tuple[str, bytes]:
