@@ -25,8 +25,8 @@ from ....proto.names import Position
 from ....proto.schema import version_bytes
 from ....runtime.access import Principal
 from ....runtime.network import network_of
-from ...common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
-from ...session.producer import ProducerOptions, ProducerSession
+from ...common.config import BrokerConfig
+from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
 from .ports import Connection
@@ -34,9 +34,6 @@ from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
-METADATA_BYTES = (10 << 10) - 512
-"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told, and take
-frames of 10 KiB more."""
 UNKNOWN = (1 << 64) - 1
 """-1 as uint64: of a duplicate, whose position is not known."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated)
@@ -225,11 +222,6 @@ class ProducerHandler:
         if opening is not None and not opening.done():
             opening.cancel()
             await asyncio.wait((opening,))
-
-
-def room_of(config: BrokerConfig) -> int:
-    """Bytes of an entry beside `max_message_bytes`: as many as a ledger has left for them."""
-    return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:

@@ -13,7 +13,8 @@ from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.protocols.pulsar import connection as connection_module
 from magnetar.broker.protocols.pulsar import protocol as protocol_module
 from magnetar.broker.protocols.pulsar.frames import frame
-from magnetar.broker.protocols.pulsar.producer import METADATA_BYTES, payload_bytes_max, room_of
+from magnetar.broker.protocols.pulsar.producer import payload_bytes_max
+from magnetar.broker.session.producer import METADATA_BYTES, room_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
