@@ -49,7 +49,7 @@ BENCHMARKS = {
     "connect": Benchmark("secure", "/s", "connections with TLS and a token, each with a look-up"),
     "pulsar-java-produce": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) produces"),
     "pulsar-java-consume": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) consumes a backlog of --messages"),
-    "pulsar-python": Benchmark("pulsar", "msg/s", "pulsar-client (Python) produces; --url: in turns with a Pulsar"),
+    "pulsar-python": Benchmark("pulsar", "msg/s", "pulsar-client (Python) produces; --peer: in turns with a Pulsar"),
     "rest": Benchmark("rest", "/s", "GETs of the statistics of a topic over HTTP, by 4 connections"),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
@@ -197,6 +197,7 @@ def _help() -> str:
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
 @click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
+@click.option("--peer", type=click.Choice(["pulsar"]), help="Start a real Pulsar to compare with (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
@@ -205,13 +206,17 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, url: str | None, only: str | None, runs: int, seed: int,
-    as_json: bool, compare: str | None, plot: str | None,
+    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, url: str | None, peer: str | None,
+    only: str | None, runs: int, seed: int, as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
     base["url"] = url
-    extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline}
+    if peer is not None and (name != "pulsar-python" or url is not None):
+        raise click.UsageError("--peer is for pulsar-python, instead of --url")
+    extra = {
+        "mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline, "peer": peer,
+    }  # fmt: skip
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
         run_all(only.split(",") if only else list(BENCHMARKS), base, plot)

@@ -10,7 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +24,8 @@ from .harness import ROOT, Options, Run, Server, measured, percentiles, progress
 from .messaging import payloads
 
 ROUNDS = 4
+TURNS = 12
+"""With a Pulsar: short ones, as the machine's other load changes; the ratio is the median of those of each turn."""
 TOPIC = "persistent://public/default/bench"
 JARS = ROOT / ".venv" / "pulsar-perf-4.0.8"
 RATE = "10000000"
@@ -95,25 +100,46 @@ def _jars() -> Path:
 
 
 def pulsar_python(options: Options) -> Run:
-    """Messages per second that `pulsar-client` gets acknowledged; with --url, in turns with a Pulsar there."""
-    with server(options.bookies) as running:
-        ours, peer = _Sending(running.pulsar_url, options), None
+    """Messages per second that `pulsar-client` gets acknowledged; with --url or --peer, in turns with a Pulsar."""
+    with server(options.bookies) as running, _peer(options) as peer:
+        url, pid = peer
+        run, sending = Run(0.0), [_Sending(each, options) for each in (running.pulsar_url, url) if each]
         try:
-            peer = _Sending(options.url, options) if options.url else None
-            run = Run(0.0)
-            with measured(run, server=running.pid):
-                for _ in range(ROUNDS):
-                    for each in (ours, peer):
-                        if each is not None:
-                            each.round(options.seconds / ROUNDS)
+            with measured(run, server=running.pid, **({"pulsar": pid} if pid else {})):
+                rounds = ROUNDS if len(sending) == 1 else TURNS
+                for number in range(rounds):
+                    for each in sending if number % 2 == 0 else reversed(sending):
+                        each.round(options.seconds / rounds)
+            ours = sending[0]
             run.value, run.latencies_ms = median(ours.rates), percentiles(ours.samples)
-            if peer is not None:
-                run.detail = {"pulsar_msg_s": median(peer.rates), "ratio": run.value / median(peer.rates)}
+            for theirs in sending[1:]:
+                run.detail = {
+                    "ratio": median(one / other for one, other in zip(ours.rates, theirs.rates, strict=True)),
+                    "pulsar_msg_s": median(theirs.rates), "pulsar_ms": percentiles(theirs.samples),
+                    "messages": len(ours.samples), "pulsar_messages": len(theirs.samples),
+                    "client_us": ours.cpu_s / len(ours.samples) * 1e6,
+                    "pulsar_client_us": theirs.cpu_s / len(theirs.samples) * 1e6,
+                }  # fmt: skip
             return run
         finally:
-            for each in (ours, peer):
-                if each is not None:
-                    each.close()
+            for each in sending:
+                each.close()
+
+
+@contextmanager
+def _peer(options: Options) -> Iterator[tuple[str, int]]:
+    """The URL of a Pulsar to compare with, and its process; empty and 0: none."""
+    if options.extra.get("peer") is None:
+        yield options.url or "", 0
+        return
+    from tests.interop.pulsar_process import Pulsar, Unavailable, build
+
+    try:
+        command = build(ROOT / ".venv" / "pulsar-broker-4.0.8")
+    except Unavailable as error:
+        raise click.ClickException(f"no Pulsar to compare with: {error}") from error
+    with tempfile.TemporaryDirectory(prefix="pulsar-bench-") as folder, Pulsar(command, Path(folder)) as pulsar:
+        yield pulsar.url, pulsar.pid
 
 
 class _Sending:
@@ -128,13 +154,16 @@ class _Sending:
         self._content = payloads(options.size, options.seed)[0]
         self.rates: list[float] = []
         self.samples: list[float] = []
+        self.cpu_s = 0.0  # of this process
         self.round(0.5)
         self.rates.clear()
+        self.samples.clear()
+        self.cpu_s = 0.0
 
     def round(self, seconds: float) -> None:
         acked, samples, now = 0, self.samples, time.perf_counter
         ok, send, content = self._ok, self._producer.send_async, self._content
-        begin = now()
+        begin, cpu_s = now(), time.process_time()
         while (sent := now()) < begin + seconds:
 
             def done(result: Any, message_id: Any, sent: float = sent) -> None:
@@ -146,6 +175,7 @@ class _Sending:
             send(content, done)
         self._producer.flush()
         self.rates.append(acked / (now() - begin))
+        self.cpu_s += time.process_time() - cpu_s
 
     def close(self) -> None:
         self._client.close()

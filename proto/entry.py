@@ -158,10 +158,14 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
     """With a payload that is compressed and encrypted already, as `metadata` declares, or a part of one (chunks)."""
-    encoded = metadata.SerializeToString()
-    size = _U32.pack(len(encoded))
-    checksum = google_crc32c.extend(google_crc32c.value(size + encoded), payload)
-    return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, encoded, payload))
+    return client_part_of_bytes(metadata.SerializeToString(), payload)
+
+
+def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
+    """As `client_part`, of metadata that is encoded already."""
+    size = _U32.pack(len(metadata))
+    checksum = google_crc32c.extend(google_crc32c.value(size + metadata), payload)
+    return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
 def broker_part(index: int, timestamp_ms: int) -> bytes:

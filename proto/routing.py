@@ -2,9 +2,11 @@
 
     key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
     partition_of(key, n) key_hash(key) % n
-    sticky_slot(key)     Murmur3 32 (unsigned) % 65535 + 1; of the ordering key if there is one, else of the key
+    sticky_slot(key)     key_hash(key) % 65536, 1 in place of 0; of the ordering key if there is one, else of the key
 
-The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key.
+The numbers are Pulsar's: a topic that clients of both write to keeps the order of each key, and a consumer that asks
+for the slots of a key (Sticky) gets it. Pulsar's broker also takes modulo 65536 there, and where it halves ranges;
+only on its ring, whose owners no client can foresee, it takes modulo 65535.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import mmh3
 
 STICKY_SLOTS = 65535
+"""The last slot; the first one is 1."""
 
 
 def key_hash(key: str | bytes) -> int:
@@ -25,4 +28,4 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 def sticky_slot(key: str | bytes) -> int:
     """The key's slot, 1 … 65535."""
-    return mmh3.hash(key, 0, False) % STICKY_SLOTS + 1
+    return mmh3.hash(key, 0, False) & STICKY_SLOTS or 1

@@ -160,7 +160,7 @@ class ServerFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "copies")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -187,6 +187,7 @@ class OpenProducer(_message.Message):
     INITIAL_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     access_mode: OpenProducer.AccessMode
@@ -196,7 +197,8 @@ class OpenProducer(_message.Message):
     initial_subscription: str
     topic_epoch: int
     schema: SchemaInfo
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+    copies: bool
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., copies: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version")

@@ -68,6 +68,7 @@ DOMAINS = {
     "bookie.inspect": ("format", "node", "store"),
     "cli.common": (),
     "cli.metrics": (),
+    "cli.migrate": ("common",),
     "cli.security": ("common",),
     "cli.messages": ("common",),
     "cli.demo": ("common",),

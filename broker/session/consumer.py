@@ -36,6 +36,7 @@ from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo
 from ...proto.transactions import Isolation, TxnId
+from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
@@ -201,6 +202,10 @@ class ConsumerSession:
         await self._port.drained()
 
     # ------------------------------------------------------------------ at once
+    def renewed(self, principal: Principal) -> None:
+        """Its caller has new credentials, of the same role."""
+        self._consumer.principal = principal
+
     def flow(self, permits: int) -> None:
         """So many messages more may be delivered. InvalidRequest: that is more than a consumer may have."""
         held = self._consumer.member.permits

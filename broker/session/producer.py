@@ -36,6 +36,7 @@ from ...proto.schema import SchemaInfo
 from ...runtime.access import MemoryBudget
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
+from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..log.topic_log import TopicLogState
 from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules
@@ -43,8 +44,17 @@ from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
 from ..topic.transactions import Awaited
 
+METADATA_BYTES = (10 << 10) - 512
+"""Of an entry, beside its payload: Pulsar's clients compare the payload alone with the largest size that they are told,
+and take frames of 10 KiB more."""
+
 CREDIT_SHARE = 4
 """Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
+
+
+def room_of(config: BrokerConfig) -> int:
+    """Bytes of an entry beside `max_message_bytes`: as many as a ledger has left for them."""
+    return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):

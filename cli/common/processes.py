@@ -145,6 +145,11 @@ class Process:
             self._process.kill()
             self.wait()
 
+    def interrupt(self, number: int) -> None:
+        """Sends it a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def stop(self) -> int:
         """SIGTERM and wait; kill -9 when it does not end. The exit code."""
         assert self._process is not None

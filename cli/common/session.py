@@ -18,8 +18,9 @@ from .output import Output
 from .profile import NAMES, load
 
 if TYPE_CHECKING:
-    from ...client.admin import Admin
+    from ...client.admin import Admin, AdminClient
     from ...client.blocking.client import Client
+    from ...client.client import Client as AsyncClient
     from ...client.connect.authentication import Authentication
 
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
@@ -61,6 +62,24 @@ class Session:
         return Client(
             self.url, self._authentication, operation_timeout_seconds=max(1, int(self.timeout_s)),
             tls_trust_certs_file_path=self._trust or None,
+        )  # fmt: skip
+
+    def asyncio_client(self) -> AsyncClient:
+        """As `client`, for asyncio."""
+        from ...client.client import Client
+
+        return Client(
+            self.url, self._authentication, operation_timeout_seconds=max(1, int(self.timeout_s)),
+            tls_trust_certs_file_path=self._trust or None,
+        )  # fmt: skip
+
+    def asyncio_admin(self) -> AdminClient:
+        """As `admin`, for asyncio; it is the caller's to close."""
+        from ...client.admin import AdminClient
+
+        return AdminClient(
+            self.url, timeout_s=self.timeout_s, authentication=self._authentication,
+            tls_trust_certs_file_path=self._trust,
         )  # fmt: skip
 
     def close(self) -> None:

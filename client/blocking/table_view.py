@@ -28,8 +28,9 @@ class TableView(Handle[AsyncTableView]):
 
     Keys are text, values are `bytes` or what the schema decodes. A message without a value, or with an empty one,
     deletes its key; a message without a key is ignored. `keys`, `values` and `items` are copies. Any thread may read;
-    listeners run in a thread of their own, in the order of the changes, and may block. KeyError: `view[key]` without
-    a value. When the table cannot be kept up to date any more, a warning is logged.
+    listeners run in a thread of their own, in the order of the changes, and may block; what is there already is shown
+    to a listener in the thread that adds it. KeyError: `view[key]` without a value.
+    When the table cannot be kept up to date any more, a warning is logged.
     """
 
     _changes: SimpleQueue[tuple[Listener, str, Any] | None] | None = None
@@ -45,17 +46,18 @@ class TableView(Handle[AsyncTableView]):
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
         """As `for_each`, and then for each change, in a thread; an empty value: the key was deleted."""
-        changes = self._listening()
-
-        def told(key: str, value: Any) -> None:
-            changes.put((callback, key, value))
-
+        listener = _LateListener(callback, self._listening())
         view = self._current()
 
-        async def listen() -> None:
-            await view.for_each_and_listen(told)
+        async def listen() -> list[tuple[str, Any]]:
+            present = listener.present
+            await view.for_each_and_listen(listener.told)
+            listener.present = None
+            return present or []
 
-        self._thread.run(listen())
+        for key, value in self._thread.run(listen()):
+            _call(callback, key, value)
+        listener.goes_on()
 
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:
@@ -89,11 +91,42 @@ class TableView(Handle[AsyncTableView]):
         return self._current().items()
 
 
+class _LateListener:
+    """Gets the changes after the calling thread has shown it what is present."""
+
+    def __init__(self, callback: Listener, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
+        self.present: list[tuple[str, Any]] | None = []  # None: they are known, what comes is a change
+        self._callback = callback
+        self._changes = changes
+        self._waiting: list[tuple[str, Any]] | None = []  # changes; None: they go on at once
+        self._lock = threading.Lock()
+
+    def told(self, key: str, value: Any) -> None:
+        """In the loop thread."""
+        if self.present is not None:
+            self.present.append((key, value))
+            return
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append((key, value))
+            else:
+                self._changes.put((self._callback, key, value))
+
+    def goes_on(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], None
+            for key, value in waiting:
+                self._changes.put((self._callback, key, value))
+
+
 def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
     """Keeps the view alive: a view with a listener is in use."""
     while (change := changes.get()) is not None:
-        listener, key, value = change
-        try:
-            listener(key, value)
-        except (Exception, SystemExit):
-            _LOG.exception("a listener of a table failed")
+        _call(*change)
+
+
+def _call(listener: Listener, key: str, value: Any) -> None:
+    try:
+        listener(key, value)
+    except (Exception, SystemExit):
+        _LOG.exception("a listener of a table failed")

@@ -380,6 +380,9 @@ class OutcomeUnknown(Timeout):
 
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}
 
+SLOTS_REFUSED = ("POLICY", "OTHER_MODE")
+"""Refusals of a Key_Shared consumer that are about its slots (broker/common/refusals.py)."""
+
 _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     # The first that fits, so each class comes before its base class.
     (wire_errors.InvalidName, InvalidTopicName),
@@ -433,6 +436,8 @@ def translate(error: BaseException) -> PulsarException:
         if isinstance(error, family):
             target = candidate
             break
+    if isinstance(error, wire_errors.ConsumerBusy) and error.fields.get("refusal") in SLOTS_REFUSED:
+        target = ConsumerAssignError
     text = error.message if isinstance(error, MagnetarError) else f"{type(error).__name__}: {error}"
     translated = target(text)
     if isinstance(error, MagnetarError):

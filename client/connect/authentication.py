@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
 from .service_url import ServiceUrl
+
+_TOKEN = re.compile(r"\S{32,}")
 
 
 class Authentication:
@@ -196,13 +199,19 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
         except MagnetarError:
             raise
         except Exception as error:
-            failed = f"the authentication {name!r} failed: {type(error).__name__}"
+            said = f": {_without_tokens(error)}" if isinstance(authentication, AuthenticationToken) else ""
+            failed = f"the authentication {name!r} failed: {type(error).__name__}{said}"
             raise Unauthenticated(failed) from error
         if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
             raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
         return found
 
     return header
+
+
+def _without_tokens(error: Exception) -> str:
+    """What it says, without words as long as a token."""
+    return _TOKEN.sub("…", str(error))[:200]
 
 
 def _text(name: str, value: object) -> str:

@@ -53,6 +53,7 @@ class OutgoingMessage:
     event_time: int = 0
     sequence_id: int | None = None
     deliver_at: int | None = None
+    replicate_to: tuple[str, ...] = ()  # clusters that may get it, of those that the namespace replicates to; all
     null_value: bool = False
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
     encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
@@ -60,8 +61,8 @@ class OutgoingMessage:
 
     @property
     def alone(self) -> bool:
-        """A delayed message speaks for a whole entry."""
-        return self.deliver_at is not None
+        """What is said of a whole entry is said of this message."""
+        return self.deliver_at is not None or bool(self.replicate_to)
 
 
 class Batch:
@@ -319,6 +320,7 @@ def metadata_of(
         _describe(metadata, message)
         if message.deliver_at is not None:
             metadata.deliver_at_time = message.deliver_at
+        metadata.replicate_to.extend(message.replicate_to)
     return metadata
 
 

@@ -1,8 +1,9 @@
 """Parameters as `pulsar-client` names them, made into our settings.
 
-What Magnetar does not have is refused when a program asks for it (OperationNotSupported), never silently left out. What
-only tunes something that does not exist here (`TUNING`: threads, look-ups, intervals of polling) is accepted, and a
-value other than the default is named in a warning of the log. Guard: tests/client/model/test_parameters.py.
+What Magnetar does not have is refused where a program asks for it (OperationNotSupported: client/connect/), never
+silently left out. What only tunes something that does not exist here (`TUNING`: threads, look-ups, intervals of
+polling) is accepted, and a value other than the default is named in a warning of the log.
+Guard: tests/client/model/test_parameters.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from ..common.checks import (
     instance,
     whole,
 )
-from ..common.errors import OperationNotSupported
 from ..common.loggers import check_logger
 from .message_id import MessageId
 from .schema import Schema
@@ -50,18 +50,16 @@ from .settings import (
 )
 
 _LOG = logging.getLogger("magnetar.client")
-_UNSUPPORTED_CLIENT = {
-    "log_conf_file_path": "configure Python's logging",
-}
-_UNSUPPORTED_CONSUMER = {"replicate_subscription_state_enabled"}
 _DONE_ELSEWHERE = {
     "batch_index_ack_enabled",  # always on
+    "replicate_subscription_state_enabled",  # there is no other cluster
     "regex_subscription_mode", "pattern_auto_discovery_period",  # client/connect/topic_watch.py
 }
 TUNING = {
     "io_threads": (1, "one event loop does it"),
     "concurrent_lookup_requests": (50000, "look-ups have no limit"),
     "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
+    "log_conf_file_path": (None, "logging is Python's"),
 }
 """Parameters that tune what does not exist here: default, and why."""
 
@@ -77,8 +75,8 @@ PRODUCER: Table = {
     "initial_sequence_id": whole(-1, INT64_MAX - 1, optional=True),
     "send_timeout_millis": MS,
     "compression_type": enum(CompressionType),
-    "max_pending_messages": whole(1),
-    "max_pending_messages_across_partitions": whole(1),
+    "max_pending_messages": whole(0),
+    "max_pending_messages_across_partitions": whole(0),
     "block_if_queue_full": YES_OR_NO,
     "batching_enabled": YES_OR_NO,
     "batching_max_messages": whole(1),
@@ -121,6 +119,7 @@ CONSUMER: Table = {
     "crypto_key_reader": has("get_private_key"),
     "crypto_failure_action": enum(ConsumerCryptoFailureAction),
     "is_pattern_topic": YES_OR_NO,
+    "replicate_subscription_state_enabled": YES_OR_NO,
     "negative_ack_redelivery_backoff": has("next"),
     "ack_timeout_redelivery_backoff": has("next"),
     "ack_receipt_enabled": YES_OR_NO,
@@ -147,9 +146,6 @@ def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
     checks.check(checks.CLIENT, options)
     check_logger(options.get("logger"))
-    for name, why in _UNSUPPORTED_CLIENT.items():
-        if options.get(name) is not None:
-            raise OperationNotSupported(f"{name} of a client is not supported: {why}")
     warn_of_tuning(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
@@ -169,7 +165,7 @@ def warn_of_tuning(options: Mapping[str, Any]) -> None:
 
 def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     checks.check(PRODUCER, options)
-    found = _without(options, set(), "producer")
+    found = _without(options)
     key, keys = found.pop("encryption_key"), found.pop("encryption_keys")
     if key is not None and keys is not None:
         raise WrongValue("encryption_key and encryption_keys exclude each other")
@@ -183,13 +179,10 @@ def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     checks.check(CONSUMER, options)
     warn_of_tuning(options)
-    return ConsumerSettings(**_without(options, _UNSUPPORTED_CONSUMER, "consumer"))
+    return ConsumerSettings(**_without(options))
 
 
-def _without(options: Mapping[str, Any], unsupported: set[str], what: str) -> dict[str, Any]:
+def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     """What is left for the settings."""
-    for name in sorted(unsupported):
-        if options.get(name):
-            raise OperationNotSupported(f"{name} of a {what} is not supported yet")
-    found = {name: value for name, value in options.items() if name not in {*unsupported, *_DONE_ELSEWHERE, *TUNING}}
+    found = {name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in TUNING}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}

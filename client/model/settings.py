@@ -131,8 +131,8 @@ class ProducerSettings:
     initial_sequence_id: int | None = None  # the first message gets the next one
     send_timeout_millis: int = 30000  # 0: never; then Result.Timeout, which is unknown
     compression_type: CompressionType = CompressionType.NONE  # of each batch; the client pays, not the broker
-    max_pending_messages: int = 1000  # of one partition, sent and not confirmed; past it sends block or are refused
-    max_pending_messages_across_partitions: int = 50000  # shared out evenly; a partition gets the smaller bound
+    max_pending_messages: int = 1000  # of one partition, unconfirmed; 0: any; past it sends block or are refused
+    max_pending_messages_across_partitions: int = 50000  # shared out evenly; 0: any; the smaller bound counts
     block_if_queue_full: bool = False  # wait for room; else ProducerQueueIsFull
     batching_enabled: bool = False  # many messages become one entry: the throughput costs the delay below
     batching_max_messages: int = 1000  # ends a batch
@@ -182,6 +182,7 @@ class ConsumerKeySharedPolicy:
         check_one("sticky_ranges", RANGES, sticky_ranges)
         self._mode = key_shared_mode
         self._out_of_order = allow_out_of_order_delivery
+        _require(sticky_ranges is None or len(sticky_ranges) > 0, "sticky_ranges has at least one range, or is None")
         self._ranges = tuple((first, last) for first, last in sticky_ranges or ())
         sticky = self._mode is KeySharedMode.Sticky
         _require(sticky == bool(self._ranges), "sticky_ranges and KeySharedMode.Sticky go together")

@@ -20,7 +20,7 @@ from ..common.checks import (
     is_plain_key,
     shown,
 )
-from ..common.errors import InvalidMessage, OperationNotSupported
+from ..common.errors import InvalidMessage
 from ..core.batcher import OutgoingMessage
 from ..core.transaction import InTransaction
 from ..model.schema import Schema
@@ -75,6 +75,8 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
+LOCAL = "__local__"
+"""In place of clusters: to none. As Pulsar's clients write it."""
 
 
 def is_only_in(extras: Extras) -> bool:
@@ -83,7 +85,7 @@ def is_only_in(extras: Extras) -> bool:
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage, OperationNotSupported."""
+    """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     if schema.separated and content is not None:
@@ -100,6 +102,7 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
         event_time=extras.event_timestamp or 0,
         sequence_id=extras.sequence_id,
         deliver_at=deliver_at,
+        replicate_to=(LOCAL,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
         null_value=content is None,
         txn=extras.txn,
     )
@@ -151,6 +154,3 @@ def _check_extras(extras: Extras) -> None:
         check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
     if clusters is not None or (disabled is not None and disabled is not False):
         check_message({"replication_clusters": clusters, "disable_replication": disabled})
-        if clusters or disabled:
-            what = "replication_clusters" if clusters else "disable_replication"
-            raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")

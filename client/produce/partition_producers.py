@@ -24,6 +24,9 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 from .messages import MessageDraft
 from .partition_producer import PartitionProducer
 
+UNBOUNDED = 1 << 40
+"""Messages: what 0 asks for."""
+
 
 class PartitionProducers:
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
@@ -32,8 +35,8 @@ class PartitionProducers:
         self.connections = connections
         self._settings = settings
         self._now = connections.world.clock.monotonic
-        across = settings.max_pending_messages_across_partitions // max(1, count)
-        self._pending_max = min(settings.max_pending_messages, max(1, across))
+        across = (settings.max_pending_messages_across_partitions or UNBOUNDED) // max(1, count)
+        self._pending_max = min(settings.max_pending_messages or UNBOUNDED, max(1, across))
         self._topic = topic
         self._router = self._new_router(count) if count else None
         self._watcher: PartitionsWatcher | None = None

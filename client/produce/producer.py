@@ -289,7 +289,9 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
-        """Returns when every message sent before has its outcome (callbacks included)."""
+        """Returns when every message sent before has its outcome (callbacks included). AlreadyClosed."""
+        if self._closed:
+            raise AlreadyClosed("the producer is closed")
         await asyncio.gather(*(each.flush() for each in self.partitions))
 
     def abort(self) -> None:

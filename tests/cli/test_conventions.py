@@ -49,6 +49,7 @@ OPTIONS = {
     "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
     "subscription": ("-s", "s"), "partitions": ("-p", "2"), "ledger": ("-l", "1"), "entry": ("-e", "1"),
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
+    "source_url": ("--from", "pulsar://127.0.0.1:1"), "topics": ("--topics", "t"),
     "actions": ("-a", "consume"), "mode": ("-m", "Prefix"), "keys": ("-k", "owner"),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 | command                        | what the test does                                                              |
 |--------------------------------|---------------------------------------------------------------------------------|
 | `magnetar standalone …`        | starts a real server with these options on a free port and a fresh folder       |
+| `magnetar migrate --from …`    | reads its options; tests/cli/migrate runs it between two servers                |
 | `magnetar …`                   | runs it against that server (`MAGNETAR_URL`); inside a sentence: it exists      |
 | `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
 | `curl … localhost:8080/…`      | sends that request to the server; it is answered with 200 or 204                |
@@ -14,7 +15,7 @@
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
-| `… pulsar-java-…`              | its name and options are those of `--help`; Maven brings what it runs           |
+| `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
@@ -135,6 +136,13 @@ def _magnetar(place: Place, command: Command) -> None:
             assert len(said.splitlines()) >= wanted, f"fewer than {wanted} messages came:\n{said}"
 
 
+def _migrate(place: Place, command: Command) -> None:
+    """Its options are read; it is run in tests/cli/migrate, and from a real Pulsar by tests/interop/test_migrate.py."""
+    migrate = root.get_command(click.Context(root), "migrate")
+    assert migrate is not None
+    migrate.make_context("magnetar migrate", command.words[2:])
+
+
 def _curl(place: Place, command: Command) -> None:
     with urllib.request.urlopen(f"http://{place.metrics}/metrics", timeout=COMMAND_TIMEOUT_S) as reply:
         shown = reply.read().decode()
@@ -250,6 +258,7 @@ def _compose(place: Place, command: Command) -> None:
 
 
 RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
+    (r"magnetar migrate .*--from", _migrate),
     (r"magnetar \S", _magnetar),
     (r"curl http://127\.0\.0\.1:\d+/metrics$", _curl),
     (r"curl .*http://localhost:8080/", _rest),
@@ -259,7 +268,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
-    (r"python -m benchmarks pulsar-java-", _benchmark_of_java),
+    (r"python -m benchmarks (pulsar-java-|.*--peer)", _benchmark_of_java),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m tests\.docs\.tables$", _tables),
     (r"\.venv/bin/pytest( |$)", _pytest),

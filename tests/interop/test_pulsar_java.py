@@ -13,7 +13,7 @@ from tests.interop.test_pulsar_python import url_of
 
 pytestmark = pytest.mark.interop
 JAVA = Path(__file__).parent / "java"
-PARTS = ["batches", "chunks", "keys", "letters", "failover", "patterns", "exclusive"]
+PARTS = ["batches", "chunks", "keys", "letters", "failover", "patterns", "exclusive", "automatic"]
 
 TRANSACTIONS = ["commits", "aborts", "conflicts", "batches", "ends"]
 ADMIN_PARTS = ["tenants", "namespaces", "policies", "topics", "messages", "schemas", "end"]

@@ -7,11 +7,18 @@ from magnetar.proto.routing import key_hash, partition_of, sticky_slot
 
 
 def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:
-    """Published vectors of the algorithm; the sign bit is masked for routing and kept for slots."""
+    """Published vectors of the algorithm."""
     assert key_hash("") == 0
     assert key_hash(b"test") == 0xBA6BD213 & 0x7FFFFFFF
     assert key_hash("Hello, world!") == 0xC0363E43 & 0x7FFFFFFF
-    assert sticky_slot("test") == 0xBA6BD213 % 65535 + 1
+
+
+def test_a_slot_is_pulsars_so_that_a_sticky_consumer_gets_the_keys_whose_slots_it_asks_for() -> None:
+    """Pulsar 4.0.8: Murmur3 with its sign bit masked, modulo 65536; 0 means "no slot", and is 1."""
+    assert sticky_slot("test") == 0xD213
+    assert [sticky_slot(f"key-shared-{number}") for number in range(3)] == [30051, 9321, 34195]
+    zero = next(key for number in range(1 << 20) if not key_hash(key := f"{number}") % 65536)
+    assert sticky_slot(zero) == 1
 
 
 @given(st.text(), st.integers(1, 1000))

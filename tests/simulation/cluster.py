@@ -45,6 +45,7 @@ SESSION_TIMEOUT_S = 5.0
 ANY_PORT = Endpoint("127.0.0.1", 0)
 FIRST_BROKER_PORT = 7651
 FIRST_BOOKIE_PORT = 6651
+FIRST_PULSAR_PORT = 16650
 
 REFUSALS_MAX = 10
 STOP_S = 20.0
@@ -349,6 +350,11 @@ class Cluster:
         hosts = [f"127.0.0.1:{FIRST_BROKER_PORT + number}" for number in range(len(self.broker_names))]
         return "magnetar://" + ",".join(hosts)
 
+    @property
+    def pulsar_endpoints(self) -> list[Endpoint]:
+        """Of the brokers, for clients of Pulsar."""
+        return [Endpoint("127.0.0.1", FIRST_PULSAR_PORT + number) for number in range(len(self.broker_names))]
+
     def owner(self) -> str | None:
         """The node of a living broker that has a topic loaded, if any."""
         for name, broker in self.brokers.items():
@@ -359,8 +365,9 @@ class Cluster:
     def _start_broker(self, name: str, port: int) -> Callable[[World], Awaitable[None]]:
         options = self.options
         ensemble, write, ack = options.quorum
+        pulsar = Endpoint("127.0.0.1", port - FIRST_BROKER_PORT + FIRST_PULSAR_PORT)
         config = BrokerConfig(
-            name=name, listen=Endpoint("127.0.0.1", port),
+            name=name, listen=Endpoint("127.0.0.1", port), pulsar_listen=pulsar if options.pulsar else None,
             ensemble_size=ensemble, write_quorum=write, ack_quorum=ack,
             roll_entries=options.ledger_entries_max, cursor_roll_entries=options.ledger_entries_max,
             cursor_flush_s=0.5, trim_interval_s=3.0, cache_bytes=options.cache_bytes,

@@ -59,6 +59,7 @@ class Options:
     tight: bool  # bounds of what waits are so small that bookies are BUSY and writers have no room
     direct: bool  # disks take direct I/O, as those of production: two blocks of a journal are written at once
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
+    pulsar: float  # of the producers and consumers, so many speak Pulsar's binary protocol
     secured: bool  # tokens, grants, and keys among the processes (security.py)
 
     @property
@@ -112,6 +113,7 @@ def draw(seed: int, *, secured: bool | None = None) -> Options:
         tight=random.Random(f"options {seed} tight").random() < 0.3,
         direct=random.Random(f"options {seed} direct").random() < 0.8,
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
+        pulsar=random.Random(f"options {seed} pulsar").choice((0.0, 0.0, 0.5, 1.0)),
         secured=secured,
     )
 

@@ -37,6 +37,14 @@ def test_a_seed_passes_and_has_the_same_trace_again(seed: int) -> None:
     assert first.figures == second.figures
 
 
+@pytest.mark.parametrize("seed", [4, 5, 6, 8])
+def test_a_seed_passes_and_has_the_same_trace_again_when_all_speak_pulsars_protocol(seed: int) -> None:
+    first, second = [run_seed(seed, change=lambda options: replace(options, pulsar=1.0)) for _ in range(2)]
+    assert first.failures == []
+    assert first.figures["stored"] > 0
+    assert (first.trace_hash, first.figures) == (second.trace_hash, second.figures)
+
+
 def test_every_kind_can_strike_is_described_and_is_drawn() -> None:
     assert set(TIMES) == set(STRIKES)
     assert len(KINDS) == len(RATES) + len(TIMES) == len(kinds())

@@ -261,7 +261,7 @@ class ProducerHandler(Handler):
         self._session: ProducerSession | None = None
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
-        options = translate.producer_options(frame.open_producer)
+        options = translate.producer_options(frame.open_producer, self._connection.broker.config)
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.producer_opened(self.number, self._session)
 

@@ -30,9 +30,10 @@ from ....proto.names import MessageId, Position
 from ....proto.schema import SchemaInfo, SchemaType, SchemaVersion, version_bytes
 from ....proto.transactions import Isolation, TxnId
 from ...access import permissions
+from ...common.config import BrokerConfig
 from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
-from ...session.producer import ProducerOptions, ProducerSession
+from ...session.producer import ProducerOptions, ProducerSession, room_of
 from ...subscription.core.bits import bits_of
 from ...subscription.core.cursor_state import BATCH_INDEXES_MAX
 from ...subscription.core.policies import type_of
@@ -57,11 +58,11 @@ def schema_reply(found: SchemaVersion) -> wire.SchemaReply:
 
 
 # ------------------------------------------------------------------ producers
-def producer_options(asked: wire.OpenProducer) -> ProducerOptions:
+def producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
     return ProducerOptions(
         asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
         dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
-        schema(asked.schema) if asked.HasField("schema") else None,
+        schema(asked.schema) if asked.HasField("schema") else None, room_of(config) if asked.copies else 0,
     )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the other
 holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
 
 A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
-that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before; without new ones of the same role the connection ends
-when they do. A frame or a command that is no request ends the connection, as Pulsar's broker does.
+that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before, or half of their time when that is less, and again when
+the answer expires so soon; without new ones of the same role the connection ends when they do, at once. A frame or a
+command that is no request ends the connection, as Pulsar's broker does.
 Guarding tests: tests/broker/protocols/pulsar/.
 """
 
@@ -87,6 +88,9 @@ class Connection:
         self._room: asyncio.Event = asyncio.Event()
         self._last_heard = self._clock.monotonic()
         self._pinged = self._challenged = False
+        self._renew_s = RENEW_S  # so long before the credentials expire they are asked for anew
+        self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
+        self._wait: asyncio.Timeout | None = None  # … and this wait ends
         self._takes: dict[int, Callable[[Command, memoryview], Iterator[None] | None]] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
             Command.PING: self._ping, Command.PONG: lambda command, rest: None,
@@ -117,6 +121,8 @@ class Connection:
     async def _take_all(self, size: int) -> None:
         turns = Turns(self._clock)
         for each in self._frames.took(size):
+            if self._ended is not None:
+                raise self._ended
             command, rest = parse(each)
             if self.version == 0:
                 await self._connect(command)
@@ -143,13 +149,17 @@ class Connection:
         while True:
             pause_s = self._look_at_the_clock()
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(pause_s) as self._wait:
                     return await wait()
             except TimeoutError:
                 continue
+            finally:
+                self._wait = None
 
     def _look_at_the_clock(self) -> float:
         """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
+        if self._ended is not None:
+            raise self._ended
         silent_s = self._clock.monotonic() - self._last_heard
         if silent_s >= 2 * KEEP_ALIVE_S:
             raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
@@ -160,10 +170,10 @@ class Connection:
         self._check_reading()
         if self.caller.principal.expires_ms and not self._challenged:
             left_s = (self.caller.principal.expires_ms - self._clock.wall_ms()) / 1000
-            if left_s <= RENEW_S and self._flags.supports_auth_refresh:
+            if left_s <= self._renew_s and self._flags.supports_auth_refresh:
                 self._challenge()
-            elif left_s > RENEW_S:
-                pauses.append(left_s - RENEW_S)
+            elif left_s > self._renew_s:
+                pauses.append(left_s - self._renew_s)
         return max(0.001, min(pauses))
 
     def _check_reading(self) -> None:
@@ -230,6 +240,10 @@ class Connection:
         self._admitted.close()
         self._admitted.enter_context(self._callers.holding(principal, self.break_off))
         self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
+        self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
+        handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
+        for handler in handlers:
+            handler.renewed(principal)
 
     async def _refuse(self, error: MagnetarError) -> None:
         self.send(frame(error=pulsar.CommandError(
@@ -271,6 +285,8 @@ class Connection:
     @property
     def full(self) -> bool:
         self._count()
+        if self._ended is not None:
+            return True
         answers = self._memory.answers
         limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_BYTES
         return self._counted_out > limit or answers.held > answers.limit
@@ -279,6 +295,8 @@ class Connection:
         """Returns when it is full no more. ConnectionLost."""
         self._flush()
         await self._stream.drained()
+        if self._ended is not None:
+            raise self._ended
         while self.full:  # memory is tight  # noqa: ASYNC110
             await asyncio.sleep(ROOM_S)
 
@@ -302,8 +320,11 @@ class Connection:
         return self._tasks.spawn(work, "pulsar-request")
 
     def break_off(self, error: MagnetarError) -> None:
-        """Ends the connection, from a task of its own."""
+        """Ends the connection: nothing is taken from it or delivered to it any more."""
         _LOG.debug("%s: %s", self.caller.peer, error)
+        self._ended = error
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(0)
         self.start(self._stream.close())
 
     def leave_later(self, work: Coroutine[Any, Any, None]) -> None:

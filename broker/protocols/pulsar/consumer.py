@@ -21,6 +21,7 @@ from ....proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
+from ....runtime.access import Principal
 from ...common.refusals import SubscribeRefusal
 from ...log.cache import StoredEntry
 from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
@@ -96,7 +97,13 @@ class ConsumerHandler:
             connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
+        self.renewed(connection.caller.principal)
         connection.success(asked.request_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """The caller has new credentials."""
+        if self.session is not None:
+            self.session.renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
         """Of a reader that has sought: ends its session; what follows it begins where that was."""
@@ -156,8 +163,7 @@ class ConsumerHandler:
 
     def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
         if asked.HasField("consumer_epoch"):
-            self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
-        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+            self._epoch = asked.consumer_epoch
         if self.session is not None and not self.sought:
             yield from translate.redeliver_steps(self.session, asked)
 

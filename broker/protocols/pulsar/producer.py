@@ -28,9 +28,10 @@ from ....proto.errors import (
 from ....proto.model import AccessMode
 from ....proto.names import Position
 from ....proto.schema import version_bytes
+from ....runtime.access import Principal
 from ....runtime.network import network_of
-from ...common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
-from ...session.producer import ProducerOptions, ProducerSession
+from ...common.config import BrokerConfig
+from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
 from .ports import Connection
@@ -39,9 +40,6 @@ from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
-METADATA_BYTES = (10 << 10) - 512
-"""Of an entry, beside its payload: clients compare the payload alone with the largest size that they are told, and take
-frames of 10 KiB more."""
 UNKNOWN = (1 << 64) - 1
 """-1 as uint64: of a duplicate, whose position is not known."""
 TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
@@ -108,8 +106,14 @@ class ProducerHandler:
             if notice is not None:
                 notice.cancel()
         self._session = session
+        self.renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """The caller has new credentials."""
+        if self._session is not None:
+            self._session.producer.principal = principal
 
     def _waits(self, name: str) -> None:
         self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
@@ -236,11 +240,6 @@ def _names_txn(entry: bytes) -> bool:
         return has_txn(parse_header(entry, verify=False).metadata)
     except CorruptEntry:
         return True
-
-
-def room_of(config: BrokerConfig) -> int:
-    """Bytes of an entry beside `max_message_bytes`: as many as a ledger has left for them."""
-    return max(0, min(METADATA_BYTES, MESSAGE_BYTES_LIMIT - config.max_message_bytes))
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:

@@ -3,8 +3,8 @@
     serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
 
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
-for owners, partitions and topics (lookup.py). The messages are proto/pulsar.proto, the frames frames.py.
-Transactions and topic watchers are refused.
+for owners, partitions and topics (lookup.py), also as they change (topic_lists.py). The messages are those of
+proto/pulsar.proto, in the frames of frames.py. Transactions are refused.
 """
 
 from __future__ import annotations

@@ -56,6 +56,17 @@ def test_a_user_and_a_password_are_basic_in_both_ways_of_pulsar() -> None:
         assert base64.b64decode(header(each).removeprefix("Basic ")) == b"ada:p:w"
 
 
+def test_what_the_function_of_a_token_says_when_it_fails_is_told_without_the_token() -> None:
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0"
+
+    def fails() -> str:
+        raise ValueError(f"the vault is sealed, {token!r} is of yesterday")
+
+    with pytest.raises(Unauthenticated, match="ValueError: the vault is sealed, … is of yesterday") as found:
+        header(AuthenticationToken(fails))
+    assert token not in str(found.value)
+
+
 def test_a_programs_own_authentication_derives_from_the_base_and_its_faults_are_errors_without_its_text() -> None:
     class Own(Authentication):
         auth_method_name = "ticket"

@@ -188,7 +188,7 @@ async def test_sticky_consumers_get_the_ranges_they_ask_for_and_conflicts_are_re
 
     low = await subscribe(policy((0, 20000)))
     for other in (policy((15000, 30000)), None, ConsumerKeySharedPolicy()):
-        with pytest.raises(magnetar.ConsumerBusy):
+        with pytest.raises(magnetar.ConsumerAssignError):
             await subscribe(other)
     high = await subscribe(policy((20001, 40000), (50000, 65535)))
     await send(client, "sticky", 30, keys=30)

@@ -29,16 +29,12 @@ from tests.client.simulated import simulate
 
 URL = "magnetar://localhost:7650"
 REFUSED: dict[str, dict[str, Any]] = {
-    "Client": {
-        "tls_allow_insecure_connection": True, "log_conf_file_path": "x",
-    },
-    "subscribe": {
-        "replicate_subscription_state_enabled": True,
-    },
-    "send": {"replication_clusters": ["other"], "disable_replication": True},
+    "Client": {"tls_allow_insecure_connection": True},
+}
+ALWAYS = {
+    "batch_index_ack_enabled", "regex_subscription_mode", "pattern_auto_discovery_period",
+    "replicate_subscription_state_enabled",
 }  # fmt: skip
-REFUSED["send_async"] = REFUSED["send_nowait"] = REFUSED["send"]
-ALWAYS = {"batch_index_ack_enabled", "regex_subscription_mode", "pattern_auto_discovery_period"}
 """What they ask for is done whether they ask or not."""
 SETTINGS = {field.name for kind in (ClientSettings, ProducerSettings, ConsumerSettings) for field in fields(kind)}
 SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms", "encryption_key"}
@@ -90,45 +86,28 @@ def test_a_client_refuses_what_is_not_there(name: str, value: object) -> None:
             face(URL, **{name: value})
 
 
-def test_what_consumers_cannot_do_is_refused() -> None:
-
+def test_a_message_names_the_clusters_that_may_get_it_as_pulsars_clients_write_it() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
-        for name, value in REFUSED["subscribe"].items():
-            with pytest.raises(OperationNotSupported):
-                await client.subscribe("t", "s", **{name: value})
-        assert not broker.streams, "it is refused before anything is sent"
-
-    simulate(body)
-
-
-def test_replication_is_refused_by_each_way_to_send(fake: tuple[str, FakeBroker]) -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        producer = await client.create_producer("t")
-        for name, value in REFUSED["send"].items():
-            with pytest.raises(OperationNotSupported, match=name):
-                await producer.send(b"x", **{name: value})
-            with pytest.raises(OperationNotSupported, match=name):
-                producer.send_nowait(b"x", **{name: value})
+        producer = await client.create_producer("t", batching_enabled=True)
+        await producer.send(b"x", replication_clusters=["a", "b"])
+        await producer.send(b"x", disable_replication=True)
         await producer.send(b"x", replication_clusters=[], disable_replication=False)
+        [topic] = broker.topics.values()
+        assert [list(each.metadata.replicate_to) for each in topic.headers] == [["a", "b"], ["__local__"], []]
 
     simulate(body)
-    with magnetar.Client(fake[0]) as client, client.create_producer("t") as producer:
-        for name, value in REFUSED["send"].items():
-            with pytest.raises(OperationNotSupported, match=name):
-                producer.send(b"x", **{name: value})
-            with pytest.raises(OperationNotSupported, match=name):
-                producer.send_async(b"x", None, **{name: value})
 
 
 @pytest.mark.parametrize("name", TUNING)
 def test_what_tunes_nothing_here_is_named_in_the_log(
     name: str, fake: tuple[str, FakeBroker], caplog: pytest.LogCaptureFixture
 ) -> None:
+    seven: Any = "7" if name == "log_conf_file_path" else 7
     with caplog.at_level(logging.WARNING, "magnetar.client"):
         on_client = name in inspect.signature(magnetar.Client).parameters
-        with magnetar.Client(fake[0], **{name: 7} if on_client else {}) as client:
-            client.subscribe("t", "s", **{} if on_client else {name: 7}).close()
-            assert caplog.text.count(f"{name}=7 has no effect") == 1
+        with magnetar.Client(fake[0], **{name: seven} if on_client else {}) as client:
+            client.subscribe("t", "s", **{} if on_client else {name: seven}).close()
+            assert caplog.text.count(f"{name}={seven!r} has no effect") == 1
             client.subscribe("t", "s").close()
     assert caplog.text.count("has no effect") == 1, "defaults are not warned of"
 

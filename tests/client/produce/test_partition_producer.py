@@ -281,6 +281,29 @@ def test_initial_sequence_id_is_where_numbers_go_on() -> None:
     simulate(body)
 
 
+def test_a_closed_producer_says_so_when_it_is_flushed() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        await producer.close()
+        with pytest.raises(AlreadyClosed):
+            await producer.flush()
+
+    simulate(body)
+
+
+def test_zero_pending_messages_are_no_bound() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer(
+            "t", max_pending_messages=0, max_pending_messages_across_partitions=0, batching_enabled=True
+        )
+        for _ in range(3000):
+            producer.send_nowait(b"x")
+        await producer.flush()
+        assert producer.last_sequence_id() == 2999
+
+    simulate(body)
+
+
 def test_refusals_reach_the_caller_as_exceptions() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         broker.refuse = [wire_errors.ProducerBusy("taken")]
@@ -289,7 +312,7 @@ def test_refusals_reach_the_caller_as_exceptions() -> None:
         with pytest.raises(TopicNotFound):
             await client.create_producer("missing")
         with pytest.raises(InvalidConfiguration):
-            await client.create_producer("t", max_pending_messages=0)
+            await client.create_producer("t", max_pending_messages=-1)
 
     simulate(body)
 

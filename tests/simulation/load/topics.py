@@ -1,4 +1,5 @@
-"""Load through the whole path: producers and consumers of the SDK on one topic, while things break.
+"""Load through the whole path: producers and consumers of the SDK, and of Pulsar's protocol, on one topic, while things
+break.
 
 Each producer sends its numbered values without waiting; each consumer receives and acknowledges. After the faults the
 cluster is healed; then every stored value must arrive on every subscription, and every backlog must become empty,
@@ -24,6 +25,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
+from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.load.roles import Roles
 from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
 from tests.simulation.strikes.nemesis import Nemesis
@@ -53,6 +55,8 @@ class TopicLoad:
             subscriptions[1:] = [Sub(CHANGING, False)]
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
+        self._doors: random.Random = self._simulation.stream("doors")
+        self._pulsar: PulsarClient | None = None
         self._producing = 0
         self._closing = False
 
@@ -72,21 +76,31 @@ class TopicLoad:
             loops += await self._roles.begin()
         own = self._cluster.credentials(APP)
         client = Client(self._cluster.service_url, own, world=world, operation_timeout_seconds=15)
+        if self._options.pulsar:
+            endpoints = self._cluster.pulsar_endpoints
+            self._pulsar = PulsarClient(world, endpoints, own, self._simulation.stream("pulsar"))
         consumers = [
-            await self._subscribe_first(client, subscription, number)
+            await self._subscribe_first(self._one_of(client), subscription, number)
             for subscription in self.history.subscriptions
             if subscription.name != CHANGING
             for number in range(1 if subscription.exclusive else 2)
         ]
         loops += [self.in_client(loop) for loop in consumers]
         self._producing = self._options.producers
-        producers = [self.in_client(self._produce(client, f"p{number}")) for number in range(self._producing)]
+        producers = [
+            self.in_client(self._produce(self._one_of(client), f"p{number}")) for number in range(self._producing)
+        ]
         await Nemesis(self._cluster).run()
         await self._cluster.heal()
         await self._until_quiet(client, asyncio.gather(*producers), loops)
         self.violations += check(self.history)
+        self.violations += [] if self._pulsar is None else self._pulsar.violations
         if not self.violations:
             self.violations += await at_rest(self._cluster)
+
+    def _one_of(self, client: Client) -> Any:
+        """The SDK's client, or that of Pulsar's protocol: they have the same faces."""
+        return self._pulsar if self._doors.random() < self._options.pulsar else client
 
     def in_client(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         return self._simulation.spawn(CLIENT, coroutine)

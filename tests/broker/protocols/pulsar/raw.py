@@ -122,7 +122,7 @@ def simulate(scenario: Scenario, seed: int = 1, guard: Guard | None = None, **co
         await simulation.spawn("client", scenario(simulation.world("client"), endpoint))
 
     simulation.run(body())
-    assert not simulation.complaints
+    assert not simulation.complaints, simulation.complaints
     return brokers[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.protocols.pulsar import connection as connection_module
+from magnetar.broker.protocols.pulsar import protocol as protocol_module
 from magnetar.broker.protocols.pulsar.frames import frame
-from magnetar.broker.protocols.pulsar.producer import METADATA_BYTES, payload_bytes_max, room_of
+from magnetar.broker.protocols.pulsar.producer import payload_bytes_max
+from magnetar.broker.session.producer import METADATA_BYTES, room_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
@@ -414,6 +417,7 @@ class TokenGuard:
 
     def __init__(self) -> None:
         self.now_ms = lambda: 0
+        self.ends_ms = 0  # of every token; 0: each has its own end
         self.revoked: set[str] = set()
 
     async def authenticate(self, caller: Caller) -> Principal:
@@ -421,7 +425,8 @@ class TokenGuard:
         role, _, seconds = token.partition("-")
         if scheme != "Bearer" or not seconds.isdigit():
             raise Unauthenticated("the token is no token")
-        return Principal(role, PrincipalKind.CLIENT, "token", self.now_ms() + 1000 * int(seconds), is_super=True)
+        ends_ms = self.ends_ms or self.now_ms() + 1000 * int(seconds)
+        return Principal(role, PrincipalKind.CLIENT, "token", ends_ms, is_super=True)
 
     def authorize(self, principal: Principal, path: str) -> None: ...
 
@@ -454,6 +459,59 @@ def test_credentials_are_asked_for_anew_and_without_them_the_connection_ends() -
         await kept.next("pong")
 
     simulate(scenario, guard=guard)
+
+
+def test_the_same_credentials_again_are_asked_for_a_few_times_and_end_the_connection_in_time() -> None:
+    guard = TokenGuard()
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        guard.now_ms = world.clock.wall_ms  # type: ignore[assignment]
+        until_ms, token, asked = world.clock.wall_ms() + 20_000, b"ada-20", 0
+        guard.ends_ms = until_ms
+        raw = await Raw.connected(world, endpoint, **_token(token))
+        await raw.open_producer()
+        with contextlib.suppress(Closed):
+            while True:
+                await raw.next("auth_challenge")
+                asked += 1
+                response = pulsar.AuthData(auth_method_name="token", auth_data=token)
+                raw.send(auth_response=pulsar.CommandAuthResponse(response=response))
+        assert 2 <= asked <= 20
+        assert world.clock.wall_ms() - until_ms < 1500
+
+    simulate(scenario, guard=guard)
+
+
+def test_a_connection_that_is_broken_off_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[connection_module.Connection] = []
+
+    class Seen(connection_module.Connection):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(protocol_module, "Connection", Seen)
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.subscribe()
+        await raw.open_producer()
+        other = await Raw.connected(world, endpoint)
+        await other.open_producer()
+        for number in range(80):
+            other.publish(number, bytes(100_000))
+            await other.next("send_receipt")
+        connection = made[0]
+        waits = connection._stream.queued_bytes
+        assert waits, "it reads nothing, so that its stream does not end at once"
+        connection.break_off(Unauthenticated("it expired"))
+        for number in range(3):
+            raw.publish(number)
+        await asyncio.sleep(0.5)
+        assert connection.broker.loaded[T].log.shape.end_index == 80
+        await raw.ended()
+
+    simulate(scenario)
 
 
 def test_a_credential_that_is_revoked_ends_its_connection_within_seconds_and_no_other() -> None:

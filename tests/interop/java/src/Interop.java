@@ -10,6 +10,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import org.apache.pulsar.client.api.*;
+import org.apache.pulsar.client.api.schema.GenericRecord;
 
 /** Uses the official client as its documentation does; prints `ok NAME` for each part. Argument: the service URL. */
 public class Interop {
@@ -177,6 +178,33 @@ public class Interop {
         check(client.getPartitionsForTopic("j-text").get().size() == 1, "partitions");
     }
 
+    public static class Order {
+        public int a;
+        public String b;
+    }
+
+    /** Bytes that the topic's schema has to fit, and records whose schema the topic gives. */
+    static void automatic(PulsarClient client) throws Exception {
+        Producer<Order> producer = client.newProducer(Schema.JSON(Order.class)).topic("j-automatic").create();
+        Consumer<GenericRecord> consumer = client.newConsumer(Schema.AUTO_CONSUME()).topic("j-automatic")
+                .subscriptionName("s").subscribe();
+        Order order = new Order();
+        order.a = 1;
+        producer.send(order);
+        Producer<byte[]> bytes = client.newProducer(Schema.AUTO_PRODUCE_BYTES()).topic("j-automatic").create();
+        bytes.send("{\"a\":2,\"b\":\"two\"}".getBytes());
+        try {
+            bytes.send("no JSON".getBytes());
+            check(false, "bytes that the schema does not fit");
+        } catch (SchemaSerializationException expected) {
+            check(expected.getMessage() != null, "a text");
+        }
+        for (int a = 1; a <= 2; a++) {
+            GenericRecord record = consumer.receive(20, TimeUnit.SECONDS).getValue();
+            check(record.getField("a").toString().equals("" + a), "field a of record " + a);
+        }
+    }
+
     static void exclusive(PulsarClient client) throws Exception {
         ProducerBuilder<byte[]> builder = client.newProducer().topic("j-exclusive");
         Producer<byte[]> first = builder.accessMode(ProducerAccessMode.Exclusive).create();
@@ -202,6 +230,7 @@ public class Interop {
         PARTS.put("failover", Interop::failover);
         PARTS.put("patterns", Interop::patterns);
         PARTS.put("exclusive", Interop::exclusive);
+        PARTS.put("automatic", Interop::automatic);
         int failed = 0;
         try (PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).build()) {
             for (Map.Entry<String, Part> part : PARTS.entrySet()) {

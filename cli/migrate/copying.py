@@ -1,0 +1,279 @@
+"""Copies topics, partition by partition: the driver between the source and the destination.
+
+    copying = Copying(source, client, admin, wanted, clock)
+    await copying.prepare(topics)        tenants, namespaces, topics, schemas; and refuses what must not be mixed
+    await copying.run()                  until everything that was there is stored; with `follow` until it is cancelled
+
+Of each partition one task: it opens the destination for itself, reads where the copy continues, and moves entries. What
+may pass (a lost connection, a broker that moves a topic) is tried again for `patience_s` without progress; then, and
+for anything else, all of them end with that error. They may end at any moment: see destination.py.
+Guard: tests/cli/migrate/test_migrate.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ...client.admin import AdminClient
+from ...client.client import Client
+from ...client.core.backoff import Backoff
+from ...client.model.message_id import MessageId
+from ...client.produce.entry_writer import EntryWriter, Stored
+from ...proto.entry import parse_header
+from ...proto.errors import (
+    AlreadyExists,
+    Busy,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    SubscriptionNotFound,
+)
+from ...proto.names import TopicName
+from ...proto.schema import SchemaInfo, version_bytes
+from ...runtime.tasks import together
+from ...runtime.world import World
+from .destination import PRODUCER, newest_of_all, newest_origin
+from .origin import Origin, copied, number_of
+from .plan import CopiedTopic
+from .source import Backlog, Ended, Entry, PartitionReader, Source
+from .tally import Tally
+
+AT_ONCE = 32
+"""Partitions at a time, of a copy that ends; a copy that follows needs all of them."""
+ASK_EVERY_S = 1.0
+SETTLE_S = 0.05
+FROM = "magnetar-migrate.from"
+"""Property of the subscription that keeps the copy: the source's addresses."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    follow: bool = False
+    append: bool = False  # after messages that are not of this copy
+    same_source: bool = False  # another URL is the same cluster
+    patience_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of one partition at the destination."""
+
+    messages: int
+    newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
+
+
+class SchemaVersions:
+    """Of one topic: the destination's version of each version of the source."""
+
+    def __init__(self, source: Source, admin: AdminClient, topic: TopicName) -> None:
+        self._source = source
+        self._admin = admin
+        self._topic = topic
+        self._known: dict[bytes, bytes] = {}
+
+    async def copy_all(self) -> int:
+        """How many. IncompatibleSchema: the destination refuses one."""
+        newest = await self._source.schema(self._topic)
+        if newest is None:
+            return 0
+        for number in range(int.from_bytes(newest[1]) + 1):
+            await self.of(version_bytes(number))
+        return len([each for each in self._known.values() if each])
+
+    async def of(self, version: bytes) -> bytes:
+        """Empty: the source has deleted it."""
+        found = self._known.get(version)
+        if found is None:
+            schema = await self._source.schema(self._topic, version)
+            try:
+                found = b"" if schema is None else await self._put(schema[0])
+            except NotAllowed as error:
+                text = f"the destination refuses schema {int.from_bytes(version)} of {self._topic}: {error.message}"
+                ways = "'magnetar schemas compatibility' and --no-schemas are two ways on"
+                raise type(error)(f"{text}; {ways}") from None
+            self._known[version] = found
+        return found
+
+    async def _put(self, schema: SchemaInfo) -> bytes:
+        return version_bytes(await self._admin.put_schema(self._topic.full, schema))
+
+
+class Copying:
+    def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: Wanted, world: World) -> None:
+        self.tallies: list[Tally] = []
+        self.topics: list[CopiedTopic] = []
+        self._source = source
+        self._client = client
+        self._admin = admin
+        self._wanted = wanted
+        self._world = world
+        self._schemas: dict[TopicName, SchemaVersions] = {}
+
+    # ------------------------------------------------------------------------------ before
+    async def place(self, topic: TopicName) -> Place | None:
+        """None: the topic does not exist there."""
+        try:
+            offsets = await self._admin.offsets(topic.full)
+        except NotFound:
+            return None
+        first, end = offsets.earliest_index, offsets.end_index
+        newest = await newest_origin(self._client, topic, first, end)
+        return Place(end - first, newest if newest is not None and newest.topic == number_of(topic.full) else None)
+
+    async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
+        """AlreadyExists: the destination has what is not of this copy."""
+        self.topics = list(topics)
+        for topic in topics:
+            await self._make(topic)
+            for part in topic.parts:
+                await self._check(part)
+            if schemas:
+                versions = self._schemas[topic.name] = SchemaVersions(self._source, self._admin, topic.name)
+                await versions.copy_all()
+        self.tallies = [Tally(part) for topic in topics for part in topic.parts]
+
+    async def _make(self, topic: CopiedTopic) -> None:
+        name = topic.name
+        with suppress(AlreadyExists):
+            await self._admin.create_tenant(name.tenant)
+        with suppress(AlreadyExists):
+            await self._admin.create_namespace(f"{name.tenant}/{name.namespace}")
+        try:
+            await self._admin.create_topic(name.full, partitions=topic.partitions)
+        except AlreadyExists:
+            there = await self._admin.partitions(name.full)
+            if there and there < topic.partitions:
+                await self._admin.update_topic(name.full, partitions=topic.partitions)
+            elif there != topic.partitions:
+                text = f"{name} has {there} partitions at the destination and {topic.partitions} at the source"
+                raise AlreadyExists(f"{text}: delete it there, or copy by hand", topic=name.full) from None
+
+    async def _check(self, part: TopicName) -> None:
+        if (await self._admin.topic_policies(part.base.full, applied=True)).deduplication:
+            text = f"deduplication is on for {part.base} at the destination, and copies keep their producers' names"
+            raise NotAllowed(f"{text}: switch it off for the time of the copy", topic=part.full)
+        place = await self.place(part)
+        assert place is not None, "it was made"
+        if place.messages and place.newest is None and not self._wanted.append:
+            text = f"{part} has {place.messages} messages at the destination whose newest is not copied from there"
+            raise AlreadyExists(f"{text}; --append puts the copies after them", topic=part.full)
+        await self._keep(part)
+
+    async def _keep(self, part: TopicName) -> None:
+        """A subscription keeps the copies until consumers have theirs, and names the source."""
+        here = ",".join(map(str, self._source.endpoints))
+        try:
+            known = (await self._admin.subscription_properties(part.full, PRODUCER)).get(FROM, here)
+        except SubscriptionNotFound:
+            await self._admin.create_subscription(part.full, PRODUCER, MessageId.earliest, {FROM: here})
+            return
+        if known != here and not self._wanted.same_source:
+            text = f"{part} was copied from {known} before, and {here} may be another cluster"
+            raise AlreadyExists(f"{text}; --same-source says that it is the same one", topic=part.full)
+        if known != here:
+            await self._admin.set_subscription_properties(part.full, PRODUCER, {FROM: here})
+
+    # ------------------------------------------------------------------------------ the copy
+    async def run(self) -> None:
+        room = asyncio.Semaphore(len(self.tallies) if self._wanted.follow else AT_ONCE)
+
+        async def one(tally: Tally) -> None:
+            async with room:
+                await self._partition(tally)
+
+        await together([one(tally) for tally in self.tallies], "migrate")
+
+    async def _partition(self, tally: Tally) -> None:
+        now = self._world.clock.monotonic
+        progress = now(), 0
+        backoff = Backoff(self._world.rng)
+        while True:
+            try:
+                await self._attempt(tally)
+                return
+            except MagnetarError as error:
+                if tally.entries != progress[1]:
+                    progress = now(), tally.entries
+                    backoff.reset()
+                may_pass = error.retryable or isinstance(error, Busy)
+                if not may_pass or now() - progress[0] > self._wanted.patience_s:
+                    raise
+                tally.note = error.message
+            await asyncio.sleep(backoff.next_s())
+
+    async def _attempt(self, tally: Tally) -> None:
+        topic = tally.topic
+
+        def stored(entry: Stored) -> None:
+            tally.add(entry.position, entry.messages, entry.size)
+
+        writer = EntryWriter(self._client.connections, topic, PRODUCER, stored)
+        try:
+            await writer.open()
+            newest = await self._newest(topic)
+            tally.stored = newest.position if newest is not None else None
+            reader = await self._source.read(topic, tally.stored)
+            try:
+                await self._move(tally, reader, writer)
+                await writer.drain()
+            finally:
+                await reader.close()
+            tally.complete, tally.lag = True, tally.lag if self._wanted.follow else 0
+        finally:
+            with suppress(MagnetarError, TimeoutError):
+                async with asyncio.timeout(self._wanted.patience_s):
+                    await writer.close()
+
+    async def _newest(self, topic: TopicName) -> Origin | None:
+        """The writer is open: nothing but what is on its way is added."""
+        stats = await self._admin.topic_internal_stats(topic.full)
+        while stats.pending_adds:
+            await asyncio.sleep(SETTLE_S)
+            stats = await self._admin.topic_internal_stats(topic.full)
+        offsets = await self._admin.offsets(topic.full)
+        first, end, number = offsets.earliest_index, offsets.end_index, number_of(topic.full)
+        newest = await newest_origin(self._client, topic, first, end)
+        if newest is not None and newest.topic == number:
+            return newest
+        return await newest_of_all(self._client, topic, first, end, number)
+
+    async def _move(self, tally: Tally, reader: PartitionReader, writer: EntryWriter) -> None:
+        """Until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
+        after, now = tally.stored, self._world.clock.monotonic
+        tally.left(await reader.backlog(), entries=self._source.counts_entries)
+        last = None if self._wanted.follow else await reader.last()
+        if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
+            return
+        number, schemas = number_of(tally.topic.full), self._schemas.get(tally.topic.base)
+        reader.flow()
+        asked = now()
+        while True:
+            event = await reader.next(ASK_EVERY_S)
+            match event:
+                case Entry(position, data):
+                    header = parse_header(data)
+                    reader.took(header.num_messages)
+                    version = None
+                    if header.metadata.HasField("schema_version"):
+                        version = b"" if schemas is None else await schemas.of(header.metadata.schema_version)
+                    entry = copied(data, header, Origin(number, position), version)
+                    after = position
+                    await writer.send(entry, Stored(header.sequence_id, position, header.num_messages, len(data)))
+                    if last is not None and position >= last:
+                        return
+                case Backlog(left):
+                    tally.left(left, entries=self._source.counts_entries)
+                    if left == 0 and last is not None and after == tally.stored:
+                        return  # what the source calls its newest entry is not for readers
+                case Ended():
+                    return
+                case None:
+                    writer.check()
+            if now() - asked >= ASK_EVERY_S:
+                asked = now()
+                if tally.stored is not None:
+                    reader.acknowledge(tally.stored)
+                reader.ask_backlog()

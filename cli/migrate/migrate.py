@@ -1,0 +1,187 @@
+"""`magnetar migrate`: copies topics of an Apache Pulsar cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common.session import Session, connected, read_token
+
+if TYPE_CHECKING:
+    from ...client.admin import AdminClient
+    from ...client.client import Client
+    from ...runtime.access import CallerAccess
+    from ...runtime.world import World
+    from .copying import Copying, Wanted
+    from .plan import CopiedTopic
+    from .source import Source
+    from .subscriptions import SourceAdmin
+
+RESUME = "stopped; the same command continues where this one ended"
+
+
+@click.command()
+@click.option("--from", "source_url", required=True, metavar="URL", help="The source: pulsar://HOST:6650.")
+@click.option("--topics", required=True, multiple=True, metavar="TOPIC", help="A name or pattern; may be given often.")
+@click.option("--follow", is_flag=True, help="Go on copying what is published there, until Ctrl-C.")
+@click.option("--dry-run", is_flag=True, help="Show what would be copied, and copy nothing.")
+@click.option("--subscriptions", is_flag=True, help="Also copy positions of durable subscriptions (with --admin-url).")
+@click.option("--admin-url", default="", metavar="URL", help="HTTP of the source, such as http://HOST:8080.")
+@click.option("--no-schemas", is_flag=True, help="Copy no schemas: messages name none.")
+@click.option("--append", is_flag=True, help="Put copies after messages of others that the destination has.")
+@click.option("--same-source", is_flag=True, help="Another --from than before is the same cluster.")
+@click.option("--from-token", default="", metavar="FILE|env:NAME", help="Where your token for the source is.")
+@click.option("--from-tls-ca", default="", metavar="FILE", help="Who signs the source's certificate (pulsar+ssl://).")
+@connected
+def migrate(session: Session, **options: Any) -> None:
+    """Copy topics of an Apache Pulsar cluster to this one.
+
+    Messages keep their bytes, order, keys, properties, times and producers' names; topics keep their partitions and
+    schemas. Killed or stopped at any moment, the same command continues: no message is lost, and none is doubled. It
+    ends when all is copied that was there when it began. docs/pulsar.md says what is exact and what is not.
+
+    \b
+    Examples:
+      magnetar migrate --from pulsar://old:6650 --topics orders --dry-run
+      magnetar migrate --from pulsar://old:6650 --topics 'public/default/*' --follow
+      magnetar migrate --from pulsar+ssl://old:6651 --from-token old.token --topics orders \\
+          --subscriptions --admin-url https://old:8443
+    """
+    if options["subscriptions"] and not options["admin_url"]:
+        raise click.UsageError("--subscriptions asks the source's HTTP service: give --admin-url")
+    try:
+        asyncio.run(_Migration(session, options).run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"magnetar: {RESUME}", file=sys.stderr)
+        raise click.Abort from None
+
+
+class _Migration:
+    """One run of the command."""
+
+    def __init__(self, session: Session, options: dict[str, Any]) -> None:
+        self._session = session
+        self._options = options
+
+    async def run(self) -> None:
+        from ...client.connect.world import client_world
+        from .source import Source
+
+        task = asyncio.current_task()
+        assert task is not None, "asyncio.run made one"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        session, world = self._session, client_world()
+        access = self._access()
+        source = Source(self._options["source_url"], access, session.timeout_s, world)
+        try:
+            async with session.asyncio_client() as client, session.asyncio_admin() as admin:
+                await self._with(source, access, client, admin, world)
+        finally:
+            await source.close()
+
+    def _access(self) -> CallerAccess:
+        """Of the source. InvalidUrl, InvalidConfiguration."""
+        from ...client.connect.authentication import AuthenticationToken, caller_access
+        from ...client.connect.service_url import parse_service_url
+
+        token = self._options["from_token"]
+        authentication = AuthenticationToken(lambda: read_token(token)) if token else None
+        url = parse_service_url(self._options["source_url"])
+        return caller_access(url, authentication, {"tls_trust_certs_file_path": self._options["from_tls_ca"]})
+
+    async def _with(
+        self, source: Source, access: CallerAccess, client: Client, admin: AdminClient, world: World
+    ) -> None:
+        from .copying import Copying, Wanted
+        from .plan import find_topics
+        from .subscriptions import SourceAdmin
+
+        options = self._options
+        wanted = Wanted(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
+        copying = Copying(source, client, admin, wanted, world)
+        positions = SourceAdmin(options["admin_url"], access, self._session.timeout_s) if options["admin_url"] else None
+        topics = await find_topics(source, options["topics"])
+        if options["dry_run"]:
+            await self._plan(source, copying, topics)
+            return
+        await copying.prepare(topics, schemas=not options["no_schemas"])
+        await self._copy(copying, wanted, world)
+        if options["subscriptions"]:
+            assert positions is not None, "it was asked for"
+            await self._subscriptions(positions, copying, client, admin)
+        await self._report(copying, admin)
+
+    async def _copy(self, copying: Copying, wanted: Wanted, world: World) -> None:
+        """With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
+        from .progress import shown
+
+        loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False
+        assert task is not None, "asyncio.run made one"
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            interrupted = True
+            task.cancel()
+
+        if wanted.follow:
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            async with shown(copying, world.clock.monotonic, quiet=self._session.out.json):
+                await copying.run()
+        except asyncio.CancelledError:
+            if not interrupted:
+                raise
+            task.uncancel()
+        finally:
+            if wanted.follow:
+                loop.remove_signal_handler(signal.SIGINT)
+
+    async def _plan(self, source: Source, copying: Copying, topics: list[CopiedTopic]) -> None:
+        rows: list[dict[str, object]] = []
+        unit = "entries" if source.counts_entries else "messages"
+        for topic in topics:
+            newest = await source.schema(topic.name)
+            for part in topic.parts:
+                place = await copying.place(part)
+                after = place.newest.position if place is not None and place.newest is not None else None
+                reader = await source.read(part, after)
+                try:
+                    left = await reader.backlog()
+                finally:
+                    await reader.close()
+                there = "is made" if place is None else "is empty" if not place.messages else "has other messages"
+                rows.append({
+                    "topic": part.full, unit: left, "schemas": 0 if newest is None else int.from_bytes(newest[1]) + 1,
+                    "destination": there if after is None else f"continues after {after}",
+                })  # fmt: skip
+        self._session.out.rows(rows, ["topic", unit, "schemas", "destination"])
+
+    async def _subscriptions(
+        self, source: SourceAdmin, copying: Copying, client: Client, admin: AdminClient
+    ) -> None:
+        from .subscriptions import copy_subscriptions
+
+        for tally in copying.tallies:
+            for each in await copy_subscriptions(source, client, admin, tally.topic):
+                if not self._session.out.json:
+                    print(
+                        f"{each['topic']}: subscription {each['subscription']}, backlog {each['backlog']:,}",
+                        file=sys.stderr,
+                    )
+
+    async def _report(self, copying: Copying, admin: AdminClient) -> None:
+        from .destination import PRODUCER
+        from .progress import total
+
+        totals = total(copying)
+        text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
+        if self._options["follow"]:
+            text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
+        text += f". Subscription {PRODUCER} keeps them: delete it when your consumers have subscribed"
+        self._session.out.done(
+            text, topics=len(copying.topics), messages=totals.messages, bytes=totals.bytes, lag=totals.lag
+        )

@@ -1,0 +1,409 @@
+"""The cluster that is copied from, by Pulsar's binary protocol: topics, schemas, and the entries of a partition.
+
+    source = Source(url, access, timeout_s, world)
+    await source.topics(namespace); await source.partitions(topic); await source.schema(topic, version)
+    reader = await source.read(topic, after)     a subscription that does not last, by a connection of its own
+    reader.flow()                                the entries may come
+    event = await reader.next(wait_s)            an Entry, an answer, or None: nothing came
+    reader.acknowledge(position)                 the source counts what is left after it
+
+Entries come as they are stored: pulsar-client would take them apart, decrypt and decompress them, and does not tell
+when a message is due, whether its key is bytes, or its sequence id. Memory: one entry, since a connection is not read
+while an entry waits for the destination. Nothing is made at the source. A request ends within `timeout_s`.
+Guard: tests/cli/migrate/test_source.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...broker.protocols.pulsar.frames import Frames, entry_of, frame, parse
+from ...broker.protocols.pulsar.translate import schema_of
+from ...client.common.errors import InvalidUrl
+from ...client.connect.discovery import credentials_of
+from ...client.connect.service_url import Asked, parse_service_url
+from ...proto import errors
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.entry import declared_messages, split_broker_part
+from ...proto.entry_pb2 import MessageIdData
+from ...proto.names import Position, TopicName
+from ...proto.schema import SchemaInfo
+from ...proto.versions import PRODUCT
+from ...runtime.access import CallerAccess
+from ...runtime.network import ByteStream, Endpoint
+from ...runtime.world import World
+
+FRAME_BYTES_MAX = 128 << 20
+"""An entry of a source may be larger than ours: the destination refuses it then, by name."""
+PERMITS = 2000
+"""Messages that the source may send ahead; TCP holds them back when the destination is slower."""
+PROTOCOL = 19
+REDIRECTS_MAX = 20
+_EARLIEST = (1 << 64) - 1
+"""-1 as uint64: a reader begins at the oldest entry."""
+_CONSUMER = 1
+
+_ERRORS: dict[int, type[errors.MagnetarError]] = {
+    pulsar.AuthenticationError: errors.Unauthenticated,
+    pulsar.AuthorizationError: errors.Unauthorized,
+    pulsar.TopicNotFound: errors.TopicNotFound,
+    pulsar.SubscriptionNotFound: errors.SubscriptionNotFound,
+    pulsar.InvalidTopicName: errors.InvalidName,
+    pulsar.NotAllowedError: errors.NotAllowed,
+    pulsar.TopicTerminatedError: errors.TopicTerminated,
+    pulsar.IncompatibleSchema: errors.IncompatibleSchema,
+    pulsar.UnsupportedVersionError: errors.WrongProtocol,
+}
+"""All others may pass."""
+
+
+class Entry(NamedTuple):
+    """`data` is its client-part (proto/entry.py)."""
+
+    position: Position
+    data: bytes
+
+
+class Backlog(NamedTuple):
+    """What the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
+
+    left: int
+
+
+class Ended(NamedTuple):
+    """Nothing follows: the topic is terminated."""
+
+
+Event = Entry | Backlog | Ended
+
+
+def _error(number: int, text: str, of: str) -> errors.MagnetarError:
+    kind = _ERRORS.get(number, errors.Unavailable)
+    return kind(f"the source says of {of}: {text or pulsar.ServerError.Name(number)}")
+
+
+class Source:
+    """Names what to copy, and opens readers. Belongs to one event loop."""
+
+    def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
+        """InvalidUrl."""
+        parsed = parse_service_url(url)
+        if parsed.protocol is not Asked.PULSAR:
+            raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
+        self.endpoints = parsed.ask
+        self.timeout_s = timeout_s
+        self.version = ""  # of its broker; known after the first answer
+        self._encrypted = parsed.encrypted
+        self._access = access
+        self._world = world
+        self._asking: Connection | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def counts_entries(self) -> bool:
+        return not self.version.startswith("Magnetar")
+
+    # ------------------------------------------------------------------------------ connections
+    async def _connect(self, endpoint: Endpoint, proxied: str = "") -> Connection:
+        """Unavailable, WrongProtocol, Unauthenticated."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
+                connection = Connection(stream, self._credentials, endpoint)
+                try:
+                    self.version = await connection.shake_hands(proxied)
+                except BaseException:
+                    await connection.close()
+                    raise
+                return connection
+        except TimeoutError as error:
+            text = f"the source at {endpoint} does not answer within {self.timeout_s:g} s"
+            raise errors.Unavailable(f"{text}; --from names another") from error
+        except errors.Unavailable as error:
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            why = f"cannot connect to {endpoint}: Connection refused" if refused else error.message
+            text = f"the source cannot be reached: {why}; --from names another"
+            raise errors.Unavailable(text, **error.fields) from None  # the command shows the innermost error
+
+    def _credentials(self) -> tuple[str, bytes]:
+        return credentials_of(self._access.authorization() if self._access.authorization is not None else "")
+
+    async def _any(self) -> Connection:
+        failure: errors.MagnetarError | None = None
+        for endpoint in self.endpoints:
+            try:
+                return await self._connect(endpoint)
+            except errors.Unavailable as error:
+                failure = error
+        assert failure is not None, "a URL has an address"
+        raise failure
+
+    async def _ask(self, answer: str, of: str, **command: Any) -> Any:
+        """One question at a time, by a connection that is kept."""
+        async with self._turn:
+            if self._asking is None or self._asking.over:
+                self._asking = await self._any()
+            try:
+                return await self._asking.ask(answer, of, self.timeout_s, **command)
+            except errors.ConnectionLost:
+                self._asking = await self._any()
+                return await self._asking.ask(answer, of, self.timeout_s, **command)
+
+    # ------------------------------------------------------------------------------ what it has
+    async def topics(self, namespace: str) -> list[str]:
+        """Full names of its persistent topics and partitions."""
+        asked = pulsar.CommandGetTopicsOfNamespace(
+            request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
+        )
+        found = await self._ask("get_topics_of_namespace_response", namespace, get_topics_of_namespace=asked)
+        return sorted(found.topics)
+
+    async def partitions(self, topic: TopicName) -> int:
+        """0: it is not partitioned, or does not exist."""
+        asked = pulsar.CommandPartitionedTopicMetadata(
+            topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
+        )
+        found = await self._ask("partitioned_metadata_response", topic.full, partitioned_metadata=asked)
+        return int(found.partitions)
+
+    async def schema(self, topic: TopicName, version: bytes | None = None) -> tuple[SchemaInfo, bytes] | None:
+        """The schema, and its version; None: there is none."""
+        asked = pulsar.CommandGetSchema(request_id=1, topic=topic.full)
+        if version is not None:
+            asked.schema_version = version
+        try:
+            found = await self._ask("get_schema_response", f"the schema of {topic}", get_schema=asked)
+        except errors.NotFound:
+            return None
+        info = schema_of(found.schema)
+        return None if info is None else (info, bytes(found.schema_version))
+
+    async def _owner(self, topic: TopicName) -> tuple[Endpoint, str]:
+        """Where to connect for it, and the broker that a proxy there shall connect to."""
+        asking, authoritative = await self._any(), False
+        service = asking.endpoint
+        try:
+            for _ in range(REDIRECTS_MAX):
+                asked = pulsar.CommandLookupTopic(topic=topic.full, request_id=1, authoritative=authoritative)
+                found = await asking.ask("lookup_response", topic.full, self.timeout_s, lookup=asked)
+                url = found.brokerServiceUrlTls if self._encrypted else found.brokerServiceUrl
+                try:
+                    owner = parse_service_url(url).ask[0]
+                except (InvalidUrl, IndexError) as error:
+                    text = f"the source names {url!r} as the broker of {topic}"
+                    raise errors.Unavailable(text) from error
+                if found.response == pulsar.CommandLookupTopicResponse.Connect:
+                    return (service, str(owner)) if found.proxy_through_service_url else (owner, "")
+                await asking.close()
+                asking, authoritative = await self._connect(owner), found.authoritative
+        finally:
+            await asking.close()
+        raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
+
+    async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
+        """From the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
+        endpoint, proxied = await self._owner(topic)
+        connection = await self._connect(endpoint, proxied)
+        try:
+            name = f"magnetar-migrate-{self._world.rng.randbytes(5).hex()}"
+            reader = PartitionReader(connection, topic, self.timeout_s)
+            await reader.open(name, after)
+        except BaseException:
+            await connection.close()
+            raise
+        return reader
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            await self._asking.close()
+
+
+class Connection:
+    """Commands by one TCP connection. PINGs and challenges are answered while it is read."""
+
+    def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.over = False
+        self._stream = stream
+        self._credentials = credentials
+        self._frames = Frames(FRAME_BYTES_MAX)
+        self._came: list[tuple[str, Any, bytes]] = []
+
+    def send(self, **command: Any) -> None:
+        self._stream.write_nowait(frame(**command))
+
+    async def shake_hands(self, proxied: str) -> str:
+        """The version of the broker."""
+        method, data = self._credentials()
+        connect = pulsar.CommandConnect(
+            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL, auth_method_name=method,
+            auth_data=data,
+        )  # fmt: skip
+        if proxied:
+            connect.proxy_to_broker_url = proxied
+        self.send(connect=connect)
+        try:
+            kind, answer, _ = await self.receive()
+        except (errors.InvalidRequest, errors.ConnectionLost):
+            raise errors.WrongProtocol(f"{self.endpoint} does not speak Pulsar's protocol") from None
+        if kind == "error":
+            raise _error(answer.error, answer.message, str(self.endpoint))
+        if kind != "connected":
+            raise errors.WrongProtocol(f"{self.endpoint} does not answer a connection of Pulsar's protocol")
+        return str(answer.server_version)
+
+    async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
+        """The answer of that kind. TimedOut; ConnectionLost; what the source says."""
+        self.send(**command)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    kind, answer, _ = await self.receive()
+                    if kind == wanted:
+                        break
+                    if kind == "error":
+                        raise _error(answer.error, answer.message, of)
+        except TimeoutError as error:
+            await self.close()
+            raise errors.TimedOut(f"the source does not answer about {of} within {timeout_s:g} s") from error
+        fields = answer.DESCRIPTOR.fields_by_name
+        for number, text in (("error", "message"), ("error_code", "error_message")):
+            if number in fields and answer.HasField(number):
+                raise _error(getattr(answer, number), getattr(answer, text), of)
+        return answer
+
+    async def receive(self) -> tuple[str, Any, bytes]:
+        """The next command, with what follows it in its frame; one that is cancelled has lost nothing.
+        ConnectionLost, InvalidRequest."""
+        while not self._came:
+            try:
+                size = await self._stream.read_into(self._frames.room)
+            except errors.MagnetarError:
+                self.over = True
+                raise
+            if not size:
+                self.over = True
+                raise errors.ConnectionLost(f"the source at {self.endpoint} closed the connection")
+            for each in self._frames.took(size):
+                command, rest = parse(each)
+                kind = pulsar.BaseCommand.Type.Name(command.type).lower()
+                if kind == "ping":
+                    self.send(pong=pulsar.CommandPong())
+                elif kind == "auth_challenge":
+                    self._answer_challenge()
+                else:
+                    self._came.append((kind, getattr(command, kind), bytes(rest)))
+            self._came.reverse()
+        return self._came.pop()
+
+    def _answer_challenge(self) -> None:
+        method, data = self._credentials()
+        answer = pulsar.CommandAuthResponse(
+            client_version=f"Magnetar-migrate-v{PRODUCT}", protocol_version=PROTOCOL,
+            response=pulsar.AuthData(auth_method_name=method, auth_data=data),
+        )  # fmt: skip
+        self.send(auth_response=answer)
+
+    async def close(self) -> None:
+        self.over = True
+        await self._stream.close()
+
+
+class PartitionReader:
+    def __init__(self, connection: Connection, topic: TopicName, timeout_s: float) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._owed = 0  # permits
+        self._after: Position | None = None
+
+    async def open(self, name: str, after: Position | None) -> None:
+        self._after = after
+        start = MessageIdData(ledgerId=_EARLIEST, entryId=_EARLIEST)
+        if after is not None:
+            start = MessageIdData(ledgerId=after.ledger_id, entryId=after.entry_id)
+        asked = pulsar.CommandSubscribe(
+            topic=self._topic.full, subscription=name, subType=pulsar.CommandSubscribe.Exclusive,
+            consumer_id=_CONSUMER, request_id=1, consumer_name=name, durable=False, start_message_id=start,
+            force_topic_creation=False, initialPosition=pulsar.CommandSubscribe.Earliest,
+        )  # fmt: skip
+        await self._connection.ask("success", self._topic.full, self._timeout_s, subscribe=asked)
+
+    async def last(self) -> Position:
+        """The newest entry; an entry id below 0: there is none. Before any entry is read."""
+        asked = pulsar.CommandGetLastMessageId(consumer_id=_CONSUMER, request_id=2)
+        told = await self._ask("get_last_message_id_response", get_last_message_id=asked)
+        ledger_id, entry_id = told.last_message_id.ledgerId, told.last_message_id.entryId
+        return Position(_signed(ledger_id), _signed(entry_id))
+
+    async def backlog(self) -> int:
+        """What the source counts as not acknowledged. Before any entry is read."""
+        asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
+        told = await self._ask("consumer_stats_response", consumer_stats=asked)
+        return int(told.msgBacklog)
+
+    async def _ask(self, wanted: str, **command: Any) -> Any:
+        return await self._connection.ask(wanted, self._topic.full, self._timeout_s, **command)
+
+    def flow(self, permits: int = PERMITS) -> None:
+        self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
+
+    def ask_backlog(self) -> None:
+        """`next` gives the answer."""
+        self._connection.send(
+            consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
+        )
+
+    async def next(self, wait_s: float) -> Event | None:
+        """None: nothing came. ConnectionLost: the source gave the reader up, and another one may go on."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    event = self._event(*await self._connection.receive())
+                    if event is not None:
+                        return event
+        except TimeoutError:
+            return None
+
+    def _event(self, kind: str, command: Any, rest: bytes) -> Event | None:
+        match kind:
+            case "message":
+                id_ = command.message_id
+                entry = Entry(Position(id_.ledgerId, id_.entryId), entry_of(split_broker_part(rest)[2]))
+                if self._after is None or entry.position > self._after:
+                    return entry
+                self.took(declared_messages(entry.data))  # Magnetar begins with the entry that is named
+                return None
+            case "consumer_stats_response":
+                return Backlog(command.msgBacklog)
+            case "reached_end_of_topic":
+                return Ended()
+            case "error":
+                raise _error(command.error, command.message, self._topic.full)
+            case "close_consumer":
+                raise errors.ConnectionLost(f"the source moves {self._topic}")
+            case _:
+                return None
+
+    def took(self, messages: int) -> None:
+        """The source may send as many more."""
+        self._owed += messages
+        if self._owed * 4 >= PERMITS:
+            self.flow(self._owed)
+            self._owed = 0
+
+    def acknowledge(self, position: Position) -> None:
+        """All up to there are copied."""
+        self._connection.send(ack=pulsar.CommandAck(
+            consumer_id=_CONSUMER, ack_type=pulsar.CommandAck.Cumulative,
+            message_id=[MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id)],
+        ))  # fmt: skip
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number

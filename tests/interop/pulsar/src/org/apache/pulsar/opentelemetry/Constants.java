@@ -1,0 +1,5 @@
+package org.apache.pulsar.opentelemetry;
+
+public interface Constants {
+    String BROKER_INSTRUMENTATION_SCOPE_NAME = "org.apache.pulsar.broker";
+}
