@@ -43,7 +43,7 @@ _ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
 
 def has_txn(command: Any) -> bool:
     """Whether a SEND or an ACK belongs to a transaction: both numbers are present, whatever they are."""
-    return command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits")
+    return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
 
 
 def txn_of(command: Any) -> TxnId:
