@@ -35,6 +35,7 @@ from .offsets import Available, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
 from .ranges import Topics, topics
 from .rows import RowBuilder, readable
+from .typed.decoding import Decoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,7 +112,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         return
     wanted = partition.range
     asked, at = topics(options), wanted.first
-    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition)
+    decoding = _decoding(options, schema, wanted.partition[0])
+    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition, decoding)
     for entries in asked.read(wanted.partition, wanted.first, wanted.end):
         for stored in entries:
             try:
@@ -131,6 +133,15 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     if builder.unfit:
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(builder.unfit.items()))
         _LOG.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
+
+
+def _decoding(options: SourceOptions, schema: StructType, topic: str) -> Decoding | None:
+    if not options.by_registry:
+        return None
+    asked = topics(options)
+    return Decoding(
+        asked.reader(topic, schema), lambda version: asked.schema(topic, version), is_strict=options.strict_schema
+    )
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
