@@ -72,6 +72,9 @@ BENCHMARKS = {
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
+    "schema-spark-read": Benchmark(
+        "spark_schemas", "rows/s", "the same, ten fields by the topic's schema: JSON; Avro in `detail`"
+    ),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
 
@@ -122,6 +125,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("repair", {}),
     ("repair-disturb", {}),
     ("spark-read", {"size": 100}),
+    ("schema-spark-read", {}),
     ("spark-write", {"size": 100}),
     ("rest", {}),
 ]
