@@ -109,6 +109,7 @@ class LedgerStays(_Words):
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
     NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
     UNKNOWN = "unknown"
@@ -264,6 +265,7 @@ class TopicStats:
     terminated: bool
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
+    unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
 
 
 @dataclass(frozen=True, slots=True)
