@@ -82,6 +82,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     subscription: str | None  # durable; moves with Spark's commit
+    by_query: bool  # … or one that is named after the query, which its tasks make and move
     include_properties: bool
     value_as_string: bool
     kafka_columns: bool
@@ -312,6 +313,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         max_records_per_partition=_positive(found, "maxrecordsperpartition"),
         fail_on_data_loss=_boolean(found, "failondataloss", True),
         subscription=_subscription(found),
+        by_query=streaming and not {"subscription", "durablecursor"} & found.keys(),
         include_properties=_boolean(found, "includeproperties", not kafka),  # Kafka's source leaves headers out
         value_as_string=_choice(found, "valueformat", ("binary", "string")) == "string",
         kafka_columns=kafka,

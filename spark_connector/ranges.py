@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from ..client.admin import AdminClient, TopicOffsets
 from ..client.aio import Client, CryptoKeyReader, StoredEntry
-from ..proto.errors import InvalidConfiguration, TopicNotFound
+from ..proto.errors import InvalidConfiguration, SubscriptionNotFound, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
@@ -126,6 +126,17 @@ class Topics:
     async def _advance(self, index: Mapping[TopicName, int], subscription: str) -> None:
         moves = (self._admin.advance_subscription(name.full, subscription, at) for name, at in index.items())
         await asyncio.gather(*moves)
+
+    def hold(self, partition: Partition, subscription: str, done: int) -> None:
+        """Acknowledges everything before `done` for a durable subscription, which is made when it does not exist."""
+        self._run(self._hold(self.name(partition).full, subscription, done))
+
+    async def _hold(self, name: str, subscription: str, done: int) -> None:
+        try:
+            await self._admin.advance_subscription(name, subscription, done)
+        except SubscriptionNotFound:
+            await self._admin.offsets(name, subscription=subscription)  # makes it, at the earliest message
+            await self._admin.advance_subscription(name, subscription, done)
 
     def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Entries of a range, as they arrive."""
