@@ -77,6 +77,9 @@ BENCHMARKS = {
     "txn-none": Benchmark("transactions", "ratio", "produce without transactions here / in the tree of --baseline"),
     "process": Benchmark("transactions", "msg/s", "consume, transform, produce, exactly once, of --messages"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
+    "schema-spark-read": Benchmark(
+        "spark_schemas", "rows/s", "the same, ten fields by the topic's schema: JSON; Avro in `detail`"
+    ),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
 
@@ -130,6 +133,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("repair", {}),
     ("repair-disturb", {}),
     ("spark-read", {"size": 100}),
+    ("schema-spark-read", {}),
     ("spark-write", {"size": 100}),
     ("rest", {}),
 ]

@@ -26,9 +26,9 @@ def session() -> Any:
     )  # fmt: skip
 
 
-def _stream_to_noop(spark: Any, url: str, topic: str) -> tuple[int, float]:
+def stream_to_noop(spark: Any, url: str, topic: str, **more: str) -> tuple[int, float]:
     """(rows, seconds of addBatch) of one Trigger.AvailableNow run over the whole topic."""
-    rows = spark.readStream.format("magnetar").option("service.url", url).option("topic", topic)
+    rows = spark.readStream.format("magnetar").option("service.url", url).option("topic", topic).options(**more)
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as checkpoint:
         query = (
             rows.option("startingOffsets", "earliest").option("minPartitions", "2").load()
@@ -52,10 +52,10 @@ def spark_read(options: Options) -> Run:
                 topic, batching_enabled=True, block_if_queue_full=True, max_pending_messages=20_000
             )
             Sending(producer, payloads(options.size, options.seed)).run(messages=rows)
-        _stream_to_noop(spark, running.url, "warm-up")
+        stream_to_noop(spark, running.url, "warm-up")
         run = Run(0.0)
         with measured(run, tree=True, server=running.pid):
-            rows, seconds = _stream_to_noop(spark, running.url, TOPIC)
+            rows, seconds = stream_to_noop(spark, running.url, TOPIC)
         assert rows == options.messages, f"{rows} rows were read, {options.messages} are there"
         run.value, run.detail = rows / seconds, {"rows": rows, "add_batch_s": seconds}
         return run

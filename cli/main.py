@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "transactions": Lazy(".admin.transactions", "transactions", "Transactions: list, show, status, abort, detach."),
     "schemas": Lazy(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
+    "spark": Lazy(".admin.spark", "spark", "Spark's streaming queries that hold data: queries, forget."),
     "brokers": Lazy(".admin.cluster", "brokers", "Brokers of the cluster."),
     "bookies": Lazy(".admin.cluster", "bookies", "Bookies of the cluster."),
     "ledgers": Lazy(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),

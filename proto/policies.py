@@ -5,7 +5,7 @@ topic and applies to each of its partitions. On the wire and in the metadata tre
 the fields that are set: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers' defaults:
 broker/common/applied.py. The commands that set them: cli/admin/policies.py.
 
-0 means "none" or "no limit" wherever a field is a limit. Only retention also has -1 (without limit).
+0 means "none" or "no limit" wherever a field is a limit. Only the retentions also have -1 (without limit).
 `check` raises InvalidRequest, which says what is wrong.
 Guarding test: tests/proto/test_policies.py.
 """
@@ -40,6 +40,8 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     retention_minutes: int | None = None  # how long acknowledged data is kept; -1: for ever, 0: not at all
     retention_mib: int | None = None  # … and how much; -1: without limit, 0: not at all
+    unsubscribed_minutes: int | None = None  # how long messages of a topic without a durable subscription are kept …
+    unsubscribed_mib: int | None = None  # … and how many; -1: without limit, 0: not at all
     message_ttl_s: int | None = None  # an older unacknowledged message counts as acknowledged; 0: never
     backlog_quota_bytes: int | None = None  # of the slowest subscription; 0: none
     backlog_quota_s: int | None = None  # age of its oldest message; 0: none
@@ -87,7 +89,9 @@ OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
 """Policies that a topic cannot have."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
 """Of a namespace or a topic: keys, and bytes of all keys and values together."""
-_SIGNED = {"retention_minutes", "retention_mib"}
+RETENTIONS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
+"""A time and a size, which are set together."""
+_SIGNED = {name for pair in RETENTIONS for name in pair}
 _INT_MAX = 1 << 62
 
 
@@ -123,13 +127,14 @@ def merged(below: Policies, above: Policies) -> Policies:
 
 def completed(policies: Policies) -> Policies:
     """Retention by time alone has no limit of size, and the other way round."""
-    minutes, mib = policies.retention_minutes, policies.retention_mib
-    if (minutes is None) == (mib is None):
-        return policies
-    other = -1 if minutes or mib else 0
-    return msgspec.structs.replace(
-        policies, retention_minutes=other if minutes is None else minutes, retention_mib=other if mib is None else mib
-    )
+    found = policies
+    for pair in RETENTIONS:
+        minutes, mib = (getattr(policies, name) for name in pair)
+        if (minutes is None) != (mib is None):
+            other = -1 if minutes or mib else 0
+            given = (other if value is None else value for value in (minutes, mib))
+            found = msgspec.structs.replace(found, **dict(zip(pair, given, strict=True)))
+    return found
 
 
 def without(policies: Policies, *names: str) -> Policies:
@@ -155,9 +160,11 @@ def check(policies: Policies) -> Policies:
         if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:
             least = "-1 (without limit), 0 (none)" if name in _SIGNED else "0 (none)"
             raise InvalidRequest(f"{name} is {least} or more, not {value}", setting=name)
-    minutes, mib = policies.retention_minutes, policies.retention_mib
-    if (minutes is None) != (mib is None) or (minutes == 0) != (mib == 0):
-        raise InvalidRequest("retention needs both a time and a size (-1: without limit), or neither")
+    for pair in RETENTIONS:
+        minutes, mib = (getattr(policies, name) for name in pair)
+        if (minutes is None) != (mib is None) or (minutes == 0) != (mib == 0):
+            what = pair[0].removesuffix("_minutes")
+            raise InvalidRequest(f"{what} needs both a time and a size (-1: without limit), or neither")
     quorums = (policies.ensemble_size, policies.write_quorum, policies.ack_quorum)
     given = [each for each in quorums if each is not None]
     if given:

@@ -32,30 +32,28 @@ class MagnetarDataSource(DataSource):
     def schema(self) -> StructType:
         """Spark does not say whether it wants a stream or a batch: an option that is wrong for both is refused here."""
         from ..proto.errors import InvalidConfiguration
-        from .rows import columns
 
         try:
-            return columns(self._source(streaming=True))
+            options = self._source(streaming=True)
         except InvalidConfiguration as as_stream:
             try:
-                return columns(self._source(streaming=False))
+                options = self._source(streaming=False)
             except InvalidConfiguration as as_batch:
                 raise (as_batch if "for a stream" in str(as_stream) else as_stream) from None
+        return _columns(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from .rows import check_columns
         from .source import MagnetarReader
 
         options = self._source(streaming=False)
-        check_columns(schema, options)
+        _check_columns(schema, options)
         return MagnetarReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from .rows import check_columns
         from .source import MagnetarStreamReader
 
         options = self._source(streaming=True)
-        check_columns(schema, options)
+        _check_columns(schema, options)
         return MagnetarStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -67,3 +65,31 @@ class MagnetarDataSource(DataSource):
         from .sink import stream_writer
 
         return stream_writer(dict(self.options), schema)
+
+
+def _columns(options: SourceOptions) -> StructType:
+    """Of a query that names none."""
+    from . import rows
+
+    if not options.by_registry:
+        return rows.columns(options)
+    from .ranges import topics
+    from .typed.registry import columns
+
+    return columns(topics(options).newest_schemas(), rows.beside_typed(options))
+
+
+def _check_columns(schema: StructType, options: SourceOptions) -> None:
+    """Checks the columns that a query has before it is planned."""
+    from . import rows
+
+    if not options.by_registry:
+        rows.check_columns(schema, options)
+        return
+    from .ranges import topics
+    from .typed.registry import check_beside
+
+    check_beside(schema, rows.beside_typed(options))
+    asked = topics(options)
+    for topic in {topic for topic, _ in asked.partitions()}:
+        asked.reader(topic, schema)

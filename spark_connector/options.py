@@ -39,14 +39,14 @@ _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
     "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
-    "crypto.private.key.file",
+    "crypto.private.key.file", "schema", "schemaerrors",
 }  # fmt: skip
 _STREAM = {
     "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
     "subscriptionprefix", "durablecursor",
 }  # fmt: skip
 _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file"}
+_SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file", "schema"}
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
 _NOT_YET = {"token": "authentication", "tls.": "TLS", "sinkid": "an exactly-once sink"}
@@ -82,6 +82,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     subscription: str | None  # durable; moves with Spark's commit
+    by_query: bool  # … or one that is named after the query, which its tasks make and move
     include_properties: bool
     value_as_string: bool
     kafka_columns: bool
@@ -90,6 +91,8 @@ class SourceOptions:
     wait_for_topic: bool
     client: Mapping[str, Any] = field(default_factory=dict)
     private_key_file: str | None = None  # None: encrypted messages cannot be read
+    by_registry: bool = False  # columns by the topics' schemas
+    strict_schema: bool = True  # a payload that is not of its schema ends the query
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class SinkOptions:
     producer: Mapping[str, Any]
     encryption_keys: tuple[str, ...] = ()
     public_key_file: str | None = None
+    by_registry: bool = False  # columns become payloads by the topic's schema
 
 
 def _canonical(options: Mapping[str, str]) -> dict[str, str]:
@@ -287,6 +291,11 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise InvalidConfiguration("option 'maxTriggerDelay' has a meaning only with 'minOffsetsPerTrigger'")
     ending = _offsets(found, "endingoffsets", forbid=EARLIEST)
     kafka = _choice(found, "columns", ("magnetar", "kafka")) == "kafka"
+    by_registry = _by_registry(found)
+    if by_registry and (clash := sorted({"columns", "valueformat"} & found.keys())):
+        raise InvalidConfiguration(f"option {clash[0]!r} has no meaning with schema=registry; remove it")
+    if "schemaerrors" in found and not by_registry:
+        raise InvalidConfiguration("option 'schemaErrors' has a meaning only with schema=registry")
     return SourceOptions(
         service_url=_service_url(found),
         topics=topics,
@@ -304,6 +313,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         max_records_per_partition=_positive(found, "maxrecordsperpartition"),
         fail_on_data_loss=_boolean(found, "failondataloss", True),
         subscription=_subscription(found),
+        by_query=streaming and not {"subscription", "durablecursor"} & found.keys(),
         include_properties=_boolean(found, "includeproperties", not kafka),  # Kafka's source leaves headers out
         value_as_string=_choice(found, "valueformat", ("binary", "string")) == "string",
         kafka_columns=kafka,
@@ -312,7 +322,13 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         wait_for_topic=_boolean(found, "waitfortopic", False),
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         private_key_file=found.get("crypto.private.key.file"),
+        by_registry=by_registry,
+        strict_schema=_choice(found, "schemaerrors", ("fail", "null")) == "fail",
     )
+
+
+def _by_registry(found: Mapping[str, str]) -> bool:
+    return "schema" in found and _choice(found, "schema", ("registry",)) == "registry"
 
 
 def _subscription(found: Mapping[str, str]) -> str | None:
@@ -337,6 +353,9 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
             f"deliveryGuarantee {guarantee} needs transactions, which this version does not have; use at-least-once"
         )
     topic = found.get("topic")
+    by_registry = _by_registry(found)
+    if by_registry and not topic:
+        raise InvalidConfiguration("a sink with schema=registry needs the option 'topic'")
     names = tuple(name.strip() for name in found.get("encryption.keys", "").split(",") if name.strip())
     if bool(names) != ("crypto.public.key.file" in found):
         raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
@@ -347,4 +366,5 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
         encryption_keys=names,
         public_key_file=found.get("crypto.public.key.file"),
+        by_registry=by_registry,
     )

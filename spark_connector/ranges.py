@@ -13,13 +13,17 @@ import re
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
+from pyspark.sql.types import StructType
+
 from ..client.admin import AdminClient, TopicOffsets
 from ..client.aio import Client, CryptoKeyReader, StoredEntry
-from ..proto.errors import InvalidConfiguration, TopicNotFound
+from ..proto.errors import InvalidConfiguration, SubscriptionNotFound, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
+from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
 from .offsets import Available, Index, Partition
 from .options import SourceOptions
+from .typed.registry import Typed, newest, reader
 
 T = TypeVar("T")
 WAIT_FOR_TOPIC_S = 1.0
@@ -49,6 +53,8 @@ class Topics:
         self._keys = CryptoKeyReader("", private) if private is not None else None
         self._partitions: dict[Partition, TopicName] = {}
         self._discovered_at = float("-inf")
+        self._readers: dict[tuple[str, str], Typed] = {}  # by topic and columns
+        self._schemas: dict[tuple[str, int], SchemaInfo] = {}
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(coroutine)
@@ -121,6 +127,17 @@ class Topics:
         moves = (self._admin.advance_subscription(name.full, subscription, at) for name, at in index.items())
         await asyncio.gather(*moves)
 
+    def hold(self, partition: Partition, subscription: str, done: int) -> None:
+        """Acknowledges everything before `done` for a durable subscription, which is made when it does not exist."""
+        self._run(self._hold(self.name(partition).full, subscription, done))
+
+    async def _hold(self, name: str, subscription: str, done: int) -> None:
+        try:
+            await self._admin.advance_subscription(name, subscription, done)
+        except SubscriptionNotFound:
+            await self._admin.offsets(name, subscription=subscription)  # makes it, at the earliest message
+            await self._admin.advance_subscription(name, subscription, done)
+
     def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Entries of a range, as they arrive."""
         keys = self._keys
@@ -134,6 +151,24 @@ class Topics:
                 yield found
         finally:
             self._run(entries.aclose())
+
+    def newest_schemas(self) -> dict[str, Typed]:
+        """Of each topic. InvalidConfiguration."""
+        names = sorted({topic for topic, _ in self.partitions()})
+        return {name: newest(name, self._run(self._admin.schemas(name))) for name in names}
+
+    def reader(self, topic: str, wanted: StructType) -> Typed:
+        """The newest schema of a topic with these columns. InvalidConfiguration."""
+        key = topic, wanted.json()
+        if key not in self._readers:
+            self._readers[key] = reader(topic, self._run(self._admin.schemas(topic)), wanted)
+        return self._readers[key]
+
+    def schema(self, topic: str, version: int) -> SchemaInfo:
+        """That version of a topic's schema. SchemaNotFound."""
+        if (topic, version) not in self._schemas:
+            self._schemas[topic, version] = self._run(self._admin.schema(topic, version)).schema
+        return self._schemas[topic, version]
 
     def name(self, partition: Partition) -> TopicName:
         """The full name of a partition: with its suffix, or without for a topic that has no partitions."""

@@ -13,6 +13,9 @@
 | producerName | string, not null | |
 | properties | map<string,string> | with includeProperties |
 
+With `schema=registry` the columns of the topic's schema come in the place of `value`, and the names of the others begin
+with `__` (typed/registry.py).
+
 `columns=kafka` has Kafka's instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by the
 producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
 columns that are not named are not built, which makes column pruning free.
@@ -39,10 +42,11 @@ from __future__ import annotations
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, repeat
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -60,10 +64,15 @@ from pyspark.sql.types import (
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
 from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
-from ..proto.entry_pb2 import MessageIdData
+from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
+from ..proto.schema import version_of
 from .offsets import Partition
 from .options import SourceOptions
+from .typed.registry import META
+
+if TYPE_CHECKING:
+    from .typed.decoding import Decoding
 
 ROWS_MAX = 20_000
 """Rows of an Arrow batch: measured best with Spark's `noop` (2.9 M rows/s)."""
@@ -92,6 +101,13 @@ def columns(options: SourceOptions) -> StructType:
     return StructType([StructField(name, _type(name, options), _COLUMNS[name].nullable) for name in names])
 
 
+def beside_typed(options: SourceOptions) -> list[StructField]:
+    """The columns of a query by the registry that are not of the topic's schema."""
+    names = ["key", "topic", "partition", "offset", "messageId", "publishTime", "eventTime", "producerName"]
+    names += ["properties"] if options.include_properties else []
+    return [StructField(META + name, _COLUMNS[name].type, _COLUMNS[name].nullable) for name in names]
+
+
 def check_columns(schema: StructType, options: SourceOptions) -> None:
     """Checks a schema of the user's: known names with their types."""
     for wanted in schema:
@@ -113,7 +129,7 @@ class Entry:
 
     __slots__ = (
         "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
-        "publish_ms", "size", "uniform",
+        "publish_ms", "schema_version", "size", "uniform",
     )  # fmt: skip
 
     def __init__(self, stored: StoredEntry) -> None:
@@ -122,12 +138,28 @@ class Entry:
         if header.metadata.encryption_param:
             raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
         self.fields, self.payloads = decode_columns(header, client_part)
-        self.uniform = self.fields.count(self.fields[0]) == len(self.fields)  # one metadata for all: identity is quick
+        self.uniform = _is_uniform(self.fields)  # one metadata for all, but for the sizes of their payloads
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = stored.ledger_id, stored.entry_id
+        self.schema_version = version_of(header.metadata.schema_version)  # None: none is named
         self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, with those of its messages
         self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
+
+
+def _is_uniform(fields: list[MessageFields]) -> bool:
+    """Messages with equal metadata share one object (proto/entry.py), so few of them are compared."""
+    distinct = {id(each): each for each in fields}
+    if len(distinct) == 1:
+        return True
+    return len(distinct) * 8 <= len(fields) and len({_without_size(each) for each in distinct.values()}) == 1
+
+
+def _without_size(fields: MessageFields) -> bytes:
+    found = SingleMessageMetadata.FromString(fields.SerializeToString())
+    found.payload_size = 0
+    serialized: bytes = found.SerializeToString()
+    return serialized
 
 
 def readable(stored: StoredEntry) -> Entry:
@@ -154,11 +186,22 @@ class _Run(NamedTuple):
 class RowBuilder:
     """Collects rows of one partition and makes Arrow batches of them."""
 
-    def __init__(self, schema: StructType, partition: Partition, message_partition: int) -> None:
-        """`message_partition`: the partition in message ids, -1 for a topic without partitions."""
+    def __init__(
+        self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
+    ) -> None:
+        """`message_partition`: the partition in message ids, -1 for a topic without partitions. `decoding`: of the
+        columns by the topic's schema; None: there are none."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._builders = [_COLUMNS[f.name].build for f in schema]
         self._types = [f.type for f in self._schema]
+        if decoding is None:
+            self._builders = [_COLUMNS[f.name].build for f in schema]
+        else:
+            typed = [f for f in self._schema if not f.name.startswith(META)]
+            by_schema = decoding.columns_of([f.name for f in typed], [f.type for f in typed])
+            self._builders = [
+                _COLUMNS[f.name.removeprefix(META)].build if f.name.startswith(META) else by_schema[f.name]
+                for f in self._schema
+            ]
         self.topic, self.partition = partition
         self.message_partition = message_partition
         self.unfit: Counter[str] = Counter()  # values that do not fit their column, of all batches
@@ -188,6 +231,14 @@ class RowBuilder:
         self.runs.append(run)
         return entry.first_index + skipped + run.rows
 
+    def offset_of(self, row: int) -> int:
+        """The index of the message in that row."""
+        for run in self.runs:
+            if row < run.rows:
+                return run.entry.first_index + run.skipped + row
+            row -= run.rows
+        raise IndexError(row)
+
     def finish(self) -> pa.RecordBatch:
         arrays = [build(self, type_) for build, type_ in zip(self._builders, self._types, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -199,6 +250,15 @@ class RowBuilder:
 def _spread(builder: RowBuilder, value: Callable[[Entry], Any]) -> list[Any]:
     """A value of each entry, once for each of its rows."""
     return list(chain.from_iterable(repeat(value(run.entry), run.rows) for run in builder.runs))
+
+
+def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.DataType) -> pa.Array:
+    """`_spread` of a value of this type, at the cost of an entry."""
+    found = pa.array([value(run.entry) for run in builder.runs], type_)
+    if len(builder.runs) == builder.rows:
+        return found
+    ends = pa.array(accumulate(run.rows for run in builder.runs), pa.int32())
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, found))
 
 
 def _key_of(m: MessageFields) -> bytes | None:
@@ -304,7 +364,7 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
         nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
         builder.unfit["publishTime"] += sum(map(int.__ne__, nearest, exact))
         return pa.array([ms * 1000 for ms in nearest], pa.int64()).view(type_)
-    return pa.array(_spread(builder, lambda entry: entry.publish_ms * 1000), pa.int64()).view(type_)
+    return _per_entry(builder, lambda entry: entry.publish_ms * 1000, pa.int64()).view(type_)
 
 
 def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -326,7 +386,7 @@ def _event_us(m: MessageFields) -> int | None:
 
 
 def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return pa.array(_spread(builder, lambda entry: entry.producer_name), type_)
+    return _per_entry(builder, lambda entry: entry.producer_name, type_)
 
 
 def _properties(builder: RowBuilder, type_: pa.DataType) -> pa.Array:

@@ -17,6 +17,10 @@ so that rows that were read can be written; any other column is an error.
 partition that the topic lacks. Rules without an error: a null value of a property or header is written as an empty
 text; of a header that appears twice the last one counts; a `value` or `key` of type string that is not UTF-8 is written
 as its bytes.
+
+**With `schema=registry`** the columns are the fields of the topic's newest schema, and those of `METADATA` of
+typed/encoding.py. The driver asks for the schema and compares the columns when the query starts; all tasks write by
+that one, and their messages name its version.
 """
 
 from __future__ import annotations
@@ -38,13 +42,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..client.admin import AdminClient, TopicSchema
 from ..client.aio import Client, CryptoKeyReader, Extras, Producer, Result
 from ..client.common.errors import ProducerQueueIsFull
+from ..client.model.payloads import Written as WrittenBy
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
+from ..proto.schema import SchemaInfo
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
+from .typed import encoding
+from .typed.registry import META, newest, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +62,9 @@ _LOG = logging.getLogger("magnetar.spark")
 
 PENDING_MAX = 40_000
 """Rows without an acknowledgement in a task; Spark passes 10,000 at a time, so four batches of acks overlap it."""
+
+ADMIN_TIMEOUT_S = 30.0
+"""Of the question for the topic's schemas, when the query starts."""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
@@ -102,8 +114,10 @@ def _same(found: DataType, wanted: DataType) -> bool:
 class _Task:
     """One task's producers, on an event loop that runs while this task waits."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
+        """`schema`: of the topic, by which the rows are encoded; None: they have a column `value`."""
         self._options = options
+        self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
         self._client = Client(options.service_url, stats_interval_in_seconds=0, **options.client)
         settings = dict(options.producer)
@@ -116,6 +130,8 @@ class _Task:
         if options.public_key_file is not None:
             keys = CryptoKeyReader(options.public_key_file, "")
             self._settings |= {"encryption_keys": options.encryption_keys, "crypto_key_reader": keys}
+        if schema is not None:
+            self._settings["schema"] = WrittenBy(schema)
         self._producers: dict[tuple[str | None, int | None], Producer] = {}
         self._partitions: dict[str, list[str]] = {}
         self._sent = self._stored = 0
@@ -149,6 +165,8 @@ class _Task:
         return self._partitions[topic]
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if self._encoding is not None:
+            batch = _encoded(batch, self._encoding)
         names = set(batch.schema.names)
         if self._options.topic is not None and not names & {"key", "partition", "eventTime", "properties", "headers"}:
             self._write_values(self._producer(self._options.topic), _bytes_of(batch, "value"))
@@ -228,6 +246,15 @@ class _Task:
         self._loop.close()
 
 
+def _encoded(batch: pa.RecordBatch, by: encoding.Encoding) -> pa.RecordBatch:
+    """With the columns that `_Task` writes."""
+    import pyarrow as pa
+
+    others = [name for name in batch.schema.names if name in encoding.METADATA]
+    columns = [pa.array(by.payloads(batch), pa.binary()), *(batch.column(name) for name in others)]
+    return pa.RecordBatch.from_arrays(columns, ["value", *(name.removeprefix(META) for name in others)])
+
+
 def _topic_name(topic: str | None) -> str:
     if topic is None:
         raise InvalidRequest("a row has no topic: its column 'topic' is null and the option 'topic' is not set")
@@ -304,8 +331,10 @@ def _header(header: Mapping[str, Any]) -> tuple[str, str]:
         ) from error
 
 
-def _write(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> Written:
-    task = _Task(options)
+def _write(
+    options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None
+) -> Written:
+    task = _Task(options, schema)
     try:
         for batch in iterator:
             task.write(batch)
@@ -317,34 +346,56 @@ def _write(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> Written:
 class MagnetarWriter(DataSourceArrowWriter):
     """A batch query that writes: each task writes its rows."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+    def __init__(self, options: SinkOptions, schema: SchemaInfo | None) -> None:
+        self._options, self._schema = options, schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self._options, iterator)
+        return _write(self._options, iterator, self._schema)
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
     """A streaming query that writes: each task of a batch writes its rows."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+    def __init__(self, options: SinkOptions, schema: SchemaInfo | None) -> None:
+        self._options, self._schema = options, schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self._options, iterator)
+        return _write(self._options, iterator, self._schema)
 
 
-def _options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+def _planned(options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SchemaInfo | None]:
+    """The options, and the schema by which rows are encoded, if any. InvalidConfiguration: the columns are wrong."""
     parsed = parse_sink(options)
-    check_columns(schema, parsed)
-    return parsed
+    if not parsed.by_registry:
+        check_columns(schema, parsed)
+        return parsed, None
+    topic = parsed.topic or ""
+    known = newest(topic, asyncio.run(_schemas(parsed, topic)))
+    encoding.check_columns(schema, topic, known)
+    _check_types(schema)
+    return parsed, known.info
+
+
+def _check_types(schema: StructType) -> None:
+    """Of the columns beside those of the topic's schema."""
+    for field in schema:
+        allowed = _TYPES.get(field.name.removeprefix(META)) if field.name in encoding.METADATA else None
+        if allowed is not None and not any(_same(field.dataType, one) for one in allowed):
+            kinds = " or ".join(one.simpleString() for one in allowed)
+            raise InvalidConfiguration(f"column {field.name!r} is {field.dataType.simpleString()}, not {kinds}")
+
+
+async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
+    timeout_s = options.client.get("operation_timeout_seconds", ADMIN_TIMEOUT_S)
+    async with AdminClient(options.service_url, timeout_s=timeout_s) as admin:
+        return await admin.schemas(topic)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
-    return MagnetarWriter(_options(options, schema))
+    return MagnetarWriter(*_planned(options, schema))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> MagnetarStreamWriter:
-    return MagnetarStreamWriter(_options(options, schema))
+    return MagnetarStreamWriter(*_planned(options, schema))

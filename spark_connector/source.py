@@ -8,6 +8,11 @@ A streaming batch is a pair of offsets that Spark writes to its checkpoint befor
 end)` is a function of the two and of what the topic still has, so a retried batch reads the same messages.
 Spark calls `commit(end)` for the *previous* batch when it plans the next: a durable subscription lags by one batch,
 which is safe.
+
+**A query holds its data by itself**: by a durable subscription that is named after the id in its checkpoint. Spark
+tells that id to tasks alone, so the first task of a partition in each batch makes the subscription, if need be, and
+moves it to where the batch begins: Spark plans a batch when all earlier ones are committed. With the option
+`subscription` or `durableCursor=true` the driver does it, by that name; with `durableCursor=false` there is none.
 """
 
 from __future__ import annotations
@@ -35,19 +40,26 @@ from .offsets import Available, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
 from .ranges import Topics, topics
 from .rows import RowBuilder, readable
+from .typed.decoding import Decoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOG = logging.getLogger("magnetar.spark")
 
+QUERY_ID = "sql.streaming.queryId"
+"""Spark's property of a task: the id that a query has in its checkpoint, over all restarts."""
+QUERY_PREFIX = "spark-query-"
+"""Of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
+
 
 class RangePartition(InputPartition):
-    """One task: messages `first` … `end - 1` of one partition of a topic."""
+    """One task: messages `first` … `end - 1` of one partition of a topic. `done`: of the first task of a partition, the
+    index before which all earlier batches are committed."""
 
-    def __init__(self, range_: Range) -> None:
+    def __init__(self, range_: Range, done: int | None = None) -> None:
         super().__init__(range_)
-        self.range = range_
+        self.range, self.done = range_, done
 
 
 def _resolve(
@@ -88,7 +100,13 @@ def _tasks(
 ) -> list[InputPartition]:
     whole, lost = decide.ranges(start, end, available)
     _report(lost, options)
-    return [RangePartition(r) for r in decide.split(whole, options.min_partitions, options.max_records_per_partition)]
+    parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
+    tasks: list[InputPartition] = []
+    seen: set[Partition] = set()
+    for each in sorted(parts):
+        tasks.append(RangePartition(each, None if each.partition in seen else start.get(each.partition, each.first)))
+        seen.add(each.partition)
+    return tasks
 
 
 def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
@@ -111,7 +129,10 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         return
     wanted = partition.range
     asked, at = topics(options), wanted.first
-    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition)
+    if options.by_query and partition.done is not None and (query := _query()) is not None:
+        asked.hold(wanted.partition, query, partition.done)
+    decoding = _decoding(options, schema, wanted.partition[0])
+    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition, decoding)
     for entries in asked.read(wanted.partition, wanted.first, wanted.end):
         for stored in entries:
             try:
@@ -131,6 +152,24 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     if builder.unfit:
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(builder.unfit.items()))
         _LOG.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
+
+
+def _query() -> str | None:
+    """The subscription of the query whose task this is; None: it is none of a stream."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    found = task.getLocalProperty(QUERY_ID) if task is not None else None
+    return QUERY_PREFIX + found if found else None
+
+
+def _decoding(options: SourceOptions, schema: StructType, topic: str) -> Decoding | None:
+    if not options.by_registry:
+        return None
+    asked = topics(options)
+    return Decoding(
+        asked.reader(topic, schema), lambda version: asked.schema(topic, version), is_strict=options.strict_schema
+    )
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:

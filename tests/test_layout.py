@@ -152,12 +152,12 @@ def test_the_rows_have_no_circle() -> None:
     assert _circle(graph) is None
 
 
-PUBLIC = ("admin", "aio", "common.checks", "common.errors", "model.options", "model.settings")
+PUBLIC = ("admin", "aio", "common.checks", "common.errors", "model.options", "model.payloads", "model.settings")
 """Of client/: what the connector uses, as any program may, and the tables of settings."""
 
 
 def test_the_connector_uses_the_public_client_and_no_message_of_the_wire() -> None:
-    shared = {"proto.entry", "proto.entry_pb2", "proto.errors", "proto.names"}
+    shared = {"proto.entry", "proto.entry_pb2", "proto.errors", "proto.names", "proto.schema"}
     allowed = {f"client.{each}" for each in PUBLIC} | shared
     wrong = [
         f"{module.path}:{found.line} imports {found.target}"

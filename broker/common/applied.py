@@ -6,9 +6,10 @@ Inheritance is by field, but what is only sensible together is set together (`ch
 retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 decision, without a restart or an unload; what was decided before stays.
 
-Two defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
-subscriptions after 60 s, with all that was acknowledged to its producers and not read yet), and `ensemble_size` is 3,
-so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
+Three defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
+subscriptions after 60 s, with all that was acknowledged to its producers and not read yet); a topic that has no durable
+subscription keeps its messages (`unsubscribed_minutes`: in Pulsar they go with the next ledger); and `ensemble_size` is
+3, so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ Unlimited = Annotated[int, Meta(ge=-1)]
 class Applied:
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
+    unsubscribed_minutes: Unlimited = 10_080  # a topic without durable subscriptions keeps messages so long; costs disk
+    unsubscribed_mib: Unlimited = 1024  # … and up to so much; what is reached first; -1: without limit, 0: not at all
     message_ttl_s: Limit = 0  # what is not acknowledged after so long counts as acknowledged; 0: never
     backlog_quota_bytes: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
     backlog_quota_s: Limit = 0  # … and the age of its oldest message; 0: nothing does

@@ -125,6 +125,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     terminated: bool
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
+    unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
     transactions: TopicTransactions | None = None  # None: it has seen none
 
 
@@ -184,7 +185,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
-        published_ms=topic.log.published_ms, transactions=_transactions(topic),
+        published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(), transactions=_transactions(topic),
     )  # fmt: skip
 
 

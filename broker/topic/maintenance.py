@@ -24,7 +24,7 @@ from ...runtime.tasks import together
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
-from ..log.core.trimming import Safe
+from ..log.core.trimming import Retention, Safe
 from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
@@ -53,6 +53,7 @@ class Living(Protocol):
     def shown(self) -> ReadableLog: ...
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog: ...
     def holders(self) -> list[Safe]: ...
+    def unread(self) -> Retention: ...
     def released(self) -> None: ...
     async def trim(self) -> list[int]: ...
     async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
@@ -203,7 +204,7 @@ class TopicMaintenance:
             self._messages_in, self._quiet_since = log.shape.end_index, now
         if log.state is TopicLogState.SERVING and rolls(
             log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
-            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
+            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unread(),
         ):  # fmt: skip
             await log.roll()
 

@@ -25,7 +25,7 @@ from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.committed_view import CommittedView
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
-from ..log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
+from ..log.core.trimming import NOTHING, Retention, Safe, Stays, trimmable, verdicts
 from ..log.log import ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
@@ -351,16 +351,28 @@ class Topic:
     def retention(self) -> Retention:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
+    def unread(self) -> Retention:
+        """What it keeps while it has no durable subscription; nothing: it has one, or is compacted, which is how its
+        messages are kept then."""
+        durable = any(each.durable for each in self.subscriptions.values())
+        if durable or self.compaction.held(self.applied) is not None:
+            return NOTHING
+        return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
+
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that no holder needs (core/trimming.py); `retained` False: also those that retention keeps.
+        """Removes ledgers that no holder needs (core/trimming.py); `retained` False: also those that retention, or the
+        want of a subscription, keeps.
         """
         async with self._changing:
-            return [] if self._ended else await unbroken(self._trim(self.retention() if retained else Retention()))
+            if self._ended:
+                return []
+            kept = (self.retention(), self.unread()) if retained else (NOTHING, NOTHING)
+            return await unbroken(self._trim(*kept))
 
-    async def _trim(self, retention: Retention) -> list[int]:
+    async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
         now_ms = self._world.clock.wall_ms()
         before = {span.ledger_id: span for span in self.log.shape.spans}
-        gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms))
+        gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
         for ledger_id in gone:
             self.transactions.trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
             if self.compaction.view.shape.span(ledger_id) is None:
@@ -376,7 +388,8 @@ class Topic:
 
     def why_ledgers_stay(self) -> list[tuple[int, Stays | None]]:
         """Each ledger, oldest first; None: the next trim removes it."""
-        return verdicts(self.log.shape, self.holders(), self.retention(), self._world.clock.wall_ms())
+        now_ms = self._world.clock.wall_ms()
+        return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
 
     # ------------------------------------------------------------------ ending
     @property

@@ -118,6 +118,10 @@ VERBS = (
         Field("retention_minutes", "minutes", ("-t", "--time"), "Acknowledged is kept: 10m, 2h, 3d; -1: for ever."),
         Field("retention_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G; -1: without limit."),
     ), "How long acknowledged data is kept.", "-t 3d -s 10G"),
+    Verb("unsubscribed-retention", (
+        Field("unsubscribed_minutes", "minutes", ("-t", "--time"), "Messages are kept: 10m, 2h, 3d; -1: for ever."),
+        Field("unsubscribed_mib", "MiB", ("-s", "--size"), "… up to 100M, 10G, what is reached first; -1: any."),
+    ), "What a topic keeps that has no durable subscription.", "-t 7d -s 1G"),
     Verb("message-ttl", (
         Field("message_ttl_s", "s", ("-ttl", "-t", "--messageTTL", "--ttl"), "Acknowledged after: 30s, 10m; 0: never."),
     ), "When an unacknowledged message expires.", "-ttl 10m"),

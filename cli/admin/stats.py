@@ -52,6 +52,7 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
     record["terminated"] = any(reply.terminated for reply in found)
     record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
     record["transactions"] = _transactions(found)
+    record["withoutSubscription"] = next((reply.unsubscribed for reply in found if reply.unsubscribed), "")
     messages, size = record["msgInCounter"], record["bytesInCounter"]
     record["averageMsgSize"] = size / messages if messages else 0.0
     record["owners"] = sorted({reply.owner for reply in found if reply.owner})

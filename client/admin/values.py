@@ -112,6 +112,7 @@ class LedgerStays(_Words):
     TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
     NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
     UNKNOWN = "unknown"
@@ -282,6 +283,7 @@ class TopicStats:
     terminated: bool
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
+    unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
     transactions: TopicTransactions | None  # None: it has seen none
 
 

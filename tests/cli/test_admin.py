@@ -91,6 +91,7 @@ def test_persistence_is_set_shown_removed_and_its_risks_are_told(cli: Cli, cli_j
 # what each policy is set to, by its options, and what stands there then
 SET = {
     "retention": (["-t", "2h", "-s", "10G"], {"retention_minutes": 120, "retention_mib": 10240}),
+    "unsubscribed-retention": (["-t", "7d", "-s", "1G"], {"unsubscribed_minutes": 10_080, "unsubscribed_mib": 1024}),
     "message-ttl": (["--messageTTL", "10m"], {"message_ttl_s": 600}),
     "backlog-quota": (
         ["-l", "1G", "-lt", "1h", "-p", "producer_exception", "--no-delayed"],

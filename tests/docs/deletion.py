@@ -29,6 +29,7 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
     Stays.NOT_IN_OUTCOMES: "trim_interval_s",
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
+    Stays.NOT_SUBSCRIBED: "unsubscribed_minutes, unsubscribed_mib",
     Stays.RETAINED_BY_TIME: "retention_minutes",
     Stays.RETAINED_BY_SIZE: "retention_mib",
     KeepReason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
@@ -45,6 +46,8 @@ ENDS: dict[enum.Enum, str] = {
     Stays.NOT_IN_OUTCOMES: "the outcomes are stored anew: after the next one, or at the next look after the topic "
     "went on",
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
+    Stays.NOT_SUBSCRIBED: "`unsubscribed_minutes` have passed since it ended, or the ledgers after it contain "
+    "`unsubscribed_mib`; or a durable subscription is made, which needs it or not",
     Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended",
     Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`",
     PassRefused.LIMBO: "limbo ends (docs/protocol.md §2.7)",

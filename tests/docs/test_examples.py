@@ -14,15 +14,23 @@ from tests.docs.rules import Place
 from tests.support.processes import Processes
 
 PROGRAMS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+WITH_SPARK = [program for program in PROGRAMS if "/spark_" in program]
 
 
 @pytest.mark.processes
-def test_each_program_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "programs",
+    [
+        pytest.param([program for program in PROGRAMS if program not in WITH_SPARK], id="sdk"),
+        pytest.param(WITH_SPARK, id="spark", marks=pytest.mark.spark),
+    ],
+)
+def test_each_program_runs(tmp_path: Path, programs: list[str]) -> None:
     """One after the other against one server: each has topics of its own, so that it may run again."""
     pytest.importorskip("fastavro")
     with Processes(tmp_path) as processes:
         place = Place(tmp_path, processes)
-        for program in PROGRAMS:
+        for program in programs:
             said = place.run(sys.executable, str(ROOT / program), f"magnetar://{place.address}")
             assert said.strip(), f"{program} says nothing of what it did"
 

@@ -37,7 +37,7 @@ def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
     [
         Policies(message_ttl_s=-1), Policies(retention_minutes=-2, retention_mib=1), Policies(retention_minutes=5),
         Policies(retention_minutes=0, retention_mib=5), Policies(ensemble_size=3), Policies(max_message_bytes=0),
-        Policies(subscribe_rate_period_s=0),
+        Policies(subscribe_rate_period_s=0), Policies(unsubscribed_minutes=5), Policies(unsubscribed_mib=-2),
         Policies(ensemble_size=2, write_quorum=3, ack_quorum=2), Policies(subscription_types=()),
         Policies(dead_letter_backoff_s=(-1.0,)), Policies(dead_letter_backoff_s=(1.0,) * 101),
     ],
@@ -51,6 +51,7 @@ def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
     assert completed(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
     assert completed(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
     assert completed(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
+    assert completed(Policies(unsubscribed_minutes=5)) == Policies(unsubscribed_minutes=5, unsubscribed_mib=-1)
     assert completed(Policies()) == Policies()
 
 

@@ -74,7 +74,7 @@ def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], stream
         (BASE | {"sinkId": "a"}, "exactly-once sink is not available"),
         (BASE | {"startingOffsets": "earliest"}, "no meaning for a sink"),
         (BASE | {"magnetar.producer.linger": "1"}, "unknown option"),
-        (BASE | {"magnetar.producer.max_pending_messages": "0"}, "a whole number from 1"),
+        (BASE | {"magnetar.producer.max_pending_messages": "-1"}, "a whole number from 0"),
         (BASE | {"magnetar.producer.send_timeout_millis": "-1"}, "send_timeout_millis"),
         (BASE | {"magnetar.producer.batching_max_messages": "0"}, "a whole number from 1"),
         (BASE | {"magnetar.client.operation_timeout_seconds": "nan"}, "operation_timeout_seconds"),

@@ -65,6 +65,17 @@ def test_message_ids_are_pulsars_and_count_from_the_entrys_first_message() -> No
     assert [MessageIdData.FromString(each) for each in ids] == expected
 
 
+def test_messages_that_differ_in_size_alone_share_their_metadata() -> None:
+    """A row that has a key of its own among them keeps it."""
+    sizes = [b"x" * (number % 3) for number in range(30)]
+    assert Entry(plain(0, *sizes)).uniform
+    keyed = [(SingleMessageMetadata(partition_key="k" if number == 7 else None), b"x") for number in range(30)]
+    assert not Entry(delivery(0, *keyed)).uniform
+    with_event = [(SingleMessageMetadata(event_time=number), b"x") for number in range(30)]
+    assert not Entry(delivery(0, *with_event)).uniform
+    assert build([delivery(0, *keyed)], 0, 30)["key"].to_pylist() == [*[None] * 7, b"k", *[None] * 22]
+
+
 def test_keys_properties_times_and_tombstones() -> None:
     full = SingleMessageMetadata(partition_key="k", event_time=1_000, properties=[KeyValue(key="a", value="b")])
     binary = SingleMessageMetadata(partition_key=b64encode(b"\xff").decode(), partition_key_b64_encoded=True)

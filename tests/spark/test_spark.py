@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -224,3 +228,43 @@ def test_a_killed_server_that_comes_back_does_not_fail_the_query(
     server.kill()
     started.start("again", "standalone", "--port", str(port), "--data", "data").wait_ready()
     assert source(spark.read, url, "survivor").count() == 2_000
+
+
+def test_a_streaming_query_holds_its_data_by_a_subscription_of_its_own(
+    spark: Any, url: str, client: Any, tmp_path: Path
+) -> None:
+    """Named after the id of its checkpoint, over restarts; it lags by one batch; `magnetar spark` lists and ends it."""
+    topic = f"held-{uuid4().hex[:8]}"
+    producer = client.create_producer(topic)
+
+    def run(**options: str) -> str:
+        rows = spark.readStream.format("magnetar").option("service.url", url).option("topic", topic).options(**options)
+        query = (
+            rows.option("startingOffsets", "earliest").option("minPartitions", "3").load()
+            .writeStream.format("noop").option("checkpointLocation", str(tmp_path / "-".join(["at", *options])))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert query.exception() is None
+        return str(query.id)
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "magnetar.cli.main", "--url", url, "-o", "json", "spark", *words]
+        return subprocess.run(line, capture_output=True, text=True, check=False)
+
+    def listed() -> list[dict[str, Any]]:
+        return [row for row in json.loads(command("queries").stdout) if row["topic"].endswith(topic)]
+
+    for number in range(30):
+        producer.send(b"%d" % number)
+    run(durableCursor="false")
+    assert listed() == []
+    id_ = run()
+    assert [(row["query"], row["lag"]) for row in listed()] == [(id_, 30)]
+    for number in range(10):
+        producer.send(b"%d" % number)
+    assert run() == id_
+    assert [(row["query"], row["lag"]) for row in listed()] == [(id_, 10)]
+    assert command("forget", id_).returncode == 0
+    assert listed() == []
+    assert command("forget", id_).returncode == 4, "there is no such query any more"

@@ -6,11 +6,15 @@ its last snapshot), transactions (up to the first entry of an open one, and the 
 to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
 has *safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash
 the cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of
-order and that is stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger is
+order and that is stored (`Safe.done`). The open ledger is
 never deleted. All conditions up to the bytes on the disk: docs/data-deletion.md.
 
 So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
 it: the list has gaps then (core/log_shape.py), which every reader skips. (Pulsar keeps all after the first that stays.)
+
+**A topic without a durable subscription** may get one tomorrow, or is read by index (Spark, a reader): its messages
+stay for a time and up to a size of their own, the policies `unsubscribed_minutes` and `unsubscribed_mib`; what is
+reached first. `unread` is that retention, and none as soon as the topic has a durable subscription or is compacted.
 
 Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than `minutes`
 (since its ledger closed) and while the acknowledged ledgers after it contain less than `mib`. Both 0: it is deleted at
@@ -38,6 +42,7 @@ class Stays(enum.Enum):
     TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
     NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
 
@@ -57,9 +62,19 @@ class Retention(msgspec.Struct, frozen=True):
     minutes: int = 0
     mib: int = 0
 
+    def told(self) -> str:
+        """In words; empty: nothing is kept."""
+        if not self.minutes:
+            return ""
+        time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
+        return f"kept {time}" + (f" and up to {self.mib} MiB" if self.mib > 0 else "")
+
+
+NOTHING = Retention()
+
 
 def verdicts(
-    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, Stays | None]]:
     """(ledger, why it stays; None: it is to be deleted), oldest first."""
     result: list[tuple[int, Stays | None]] = []
@@ -71,20 +86,28 @@ def verdicts(
             stays = holder.why
         else:
             acknowledged -= span.size
-            stays = _retained(span, retention, now_ms, acknowledged)
+            stays = _kept(span, retention, now_ms, acknowledged, unread)
         result.append((span.ledger_id, stays))
     return result
 
 
 def trimmable(
-    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[int]:
-    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms) if stays is None]
+    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms, unread) if stays is None]
 
 
-def would_go(last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int) -> bool:
+def would_go(
+    last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+) -> bool:
     """Whether the last ledger, which is closed, would be deleted if there were another one after it."""
-    return _passed(last, holders) and _retained(last, retention, now_ms, 0) is None
+    return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
+
+
+def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: Retention) -> Stays | None:
+    if _retained(span, unread, now_ms, younger) is not None:
+        return Stays.NOT_SUBSCRIBED
+    return _retained(span, retention, now_ms, younger)
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Stays | None:

@@ -137,6 +137,17 @@ def _show_retention(policies: Policies) -> object:
     return Retention(policies.retention_minutes, policies.retention_mib or 0)
 
 
+def _take_unsubscribed(given: Retention) -> Fields:
+    minutes, mib = _take_retention(given).values()
+    return {"unsubscribed_minutes": minutes, "unsubscribed_mib": mib}
+
+
+def _show_unsubscribed(policies: Policies) -> object:
+    if policies.unsubscribed_minutes is None:
+        return None
+    return Retention(policies.unsubscribed_minutes, policies.unsubscribed_mib or 0)
+
+
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
     """`kind`: destination_storage or message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
@@ -306,6 +317,8 @@ POLICIES: tuple[Row, ...] = (
     _plain("messageTTL", "messageTTL", "message_ttl_in_seconds", "message_ttl_s"),
     Row("retention", "retention", "retention_policies", Retention, ("retention_minutes", "retention_mib"),
         _take_retention, _show_retention),
+    Row("unsubscribedRetention", "unsubscribedRetention", "", Retention, ("unsubscribed_minutes", "unsubscribed_mib"),
+        _take_unsubscribed, _show_unsubscribed),
     Row("persistence", "persistence", "persistence", Persistence, ("ensemble_size", "write_quorum", "ack_quorum"),
         _take_persistence, _show_persistence),
     _plain("deduplication", "deduplicationEnabled", "deduplicationEnabled", "deduplication", bool),

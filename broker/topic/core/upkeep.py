@@ -3,7 +3,9 @@
 - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
-  day; or when it is older than the retention time (a topic that trickles keeps at most twice that). A last one that is
+  day; or when it is older than the retention time (a topic that trickles keeps at most twice
+  that). In a topic without a durable subscription, whose messages stay for a while, only that age ends it: a ledger for
+  each message would be no help. A last one that is
   closed (none was needed since a take-over) gets a next one when it would be deleted if it were not the last.
 - **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes after its
   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
@@ -25,7 +27,7 @@ from collections.abc import Callable, Sequence
 from ....proto.names import Position
 from ...common.applied import Applied
 from ...log.core.log_shape import LogShape
-from ...log.core.trimming import Retention, Safe, would_go
+from ...log.core.trimming import NOTHING, Retention, Safe, would_go
 
 
 class Quota(enum.Enum):
@@ -45,7 +47,7 @@ _POLICIES = {
 
 def rolls(
     shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
-    now_ms: int,
+    now_ms: int, unread: Retention = NOTHING,
 ) -> bool:  # fmt: skip
     """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
     can be freed."""
@@ -54,9 +56,11 @@ def rolls(
     tail = shape.tail
     if not tail.open:
         retention = Retention(applied.retention_minutes, applied.retention_mib)
-        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms)
+        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms, unread)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
+    if unread != NOTHING:
+        return unread.minutes > 0 and age_s >= unread.minutes * 60
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
     return quiet_s >= idle_s and all(holder.passed(tail) for holder in holders)

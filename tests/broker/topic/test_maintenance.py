@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.log.core.trimming import Stays
+from magnetar.broker.session import statistics
 from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.broker.topic import backlog
 from magnetar.broker.topic.maintenance import STEPS
@@ -182,6 +184,40 @@ async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_f
         receipt = await producer.send(b"new")
         assert receipt.index == 1, "the numbers go on"
         assert await consumer.receive_payloads(1) == [b"new"]
+
+
+async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_over(tmp_path: Path) -> None:
+    """A roll-over loses nothing that nobody has subscribed to; the policy of the topic says for how long."""
+    async with deployment(tmp_path, roll_entries=1) as at:
+        await at.lay_down(unsubscribed_minutes=10, unsubscribed_mib=-1)
+        producer = await at.producer()
+        for number in range(3):
+            await producer.send(b"%d" % number)
+        await at.later(500)
+        assert (await statistics.of_topic(at.topic, "")).unsubscribed == "kept for 10 minutes"
+        stays = [each.stays for each in statistics.internals(at.topic, 0).ledgers]
+        assert stays[:2] == [Stays.NOT_SUBSCRIBED.value] * 2
+        consumer = await at.consumer()
+        assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"
+        assert (await statistics.of_topic(at.topic, "")).unsubscribed == ""
+        await at.later(700)
+        assert at.topic.log.shape.first_index == 0, "the subscription holds them now"
+        await at.topic.unsubscribe("s", force=True)
+        await at.topic.trim()
+        assert at.topic.log.shape.first_index > 0, "their time is over"
+
+
+async def test_by_default_a_topic_without_subscriptions_keeps_seven_days_and_a_gibibyte(tmp_path: Path) -> None:
+    async with deployment(tmp_path, roll_entries=1) as at:
+        producer = await at.producer()
+        for number in range(3):
+            await producer.send(b"%d" % number)
+        assert (await statistics.of_topic(at.topic, "")).unsubscribed == "kept for 10080 minutes and up to 1024 MiB"
+        await at.later(7 * 86_400 - 60)
+        assert at.topic.log.shape.first_index == 0
+        await at.later(120)
+        await at.topic.trim()
+        assert at.topic.log.shape.first_index > 0
 
 
 async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(

@@ -313,7 +313,7 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(d
     reader = await deployment.consumer(subscription="r", durable=False, permits=0, start=start)
     await topic.log.roll()
     await (await deployment.producer(name="q")).send(b"3")
-    await topic.trim()
+    await topic.trim(retained=False)
     assert topic.log.shape.first_index == 3, "nothing is kept for it"
     reader.permits(10)
     reader.requests = 1
@@ -324,7 +324,7 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(d
     lasting = await deployment.consumer(subscription="kept", initial_position=EARLIEST)
     assert await lasting.receive_payloads(1) == [b"3"]
     await topic.log.roll()
-    await topic.trim()
+    await topic.trim(retained=False)
     assert topic.log.shape.first_index == 3, "for a durable one it is"
 
 

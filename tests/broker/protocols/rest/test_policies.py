@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
     "maxUnackedMessagesPerConsumer": 8, "maxUnackedMessagesPerSubscription": 9, "maxMessageSize": 1 << 20,
     "subscriptionExpirationTime": 10, "compactionThreshold": 1 << 30,
     "retention": {"retentionTimeInMinutes": -1, "retentionSizeInMB": 100},
+    "unsubscribedRetention": {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1},
     "persistence": {"bookkeeperEnsemble": 3, "bookkeeperWriteQuorum": 2, "bookkeeperAckQuorum": 2,
                     "managedLedgerMaxMarkDeleteRate": 0.0},
     "publishRate": {"publishThrottlingRateInMsg": 100, "publishThrottlingRateInByte": -1},

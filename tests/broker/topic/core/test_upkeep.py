@@ -77,6 +77,28 @@ def test_a16_acknowledged_data_goes_when_time_or_size_is_past() -> None:
     assert trimmable(log, marks, Retention(minutes=-1, mib=-1), now_ms=10**12) == []
 
 
+def test_messages_that_nobody_has_subscribed_to_stay_for_a_while_and_up_to_a_size() -> None:
+    """What is reached first. The reason is their own, and retention counts after it."""
+    log, minute = shape(MIB, MIB, MIB, 0), 60_000
+    unread = Retention(minutes=10, mib=2)
+    why = dict(verdicts(log, [], Retention(), 1001, unread))
+    assert why == {1: None, 2: Stays.NOT_SUBSCRIBED, 3: Stays.NOT_SUBSCRIBED, 4: Stays.OPEN}, "the size"
+    assert trimmable(log, [], Retention(), 1000 + 10 * minute, unread) == [1, 2, 3], "the time"
+    assert trimmable(log, [], Retention(), 1001, Retention(minutes=-1, mib=-1)) == []
+    assert trimmable(log, [], Retention(), 1001, Retention()) == [1, 2, 3], "the policy is 0"
+    longer = Retention(minutes=20, mib=-1)
+    assert verdicts(log, [], longer, 1000 + 10 * minute, unread)[1] == (2, Stays.RETAINED_BY_TIME)
+
+
+def test_the_open_ledger_of_a_topic_without_subscriptions_ends_by_its_age_alone() -> None:
+    """Not because it is quiet: a message an hour would have a ledger each."""
+    due = partial(rolls, shape(5, 5), Applied(), [], idle_s=60, now_ms=1000)
+    assert not due(quiet_s=99, age_s=9 * 60, unread=Retention(minutes=10, mib=1))
+    assert due(quiet_s=0, age_s=10 * 60, unread=Retention(minutes=10, mib=1))
+    assert not due(quiet_s=99, age_s=10**9, unread=Retention(minutes=-1, mib=1))
+    assert due(quiet_s=99, age_s=99), "nothing is kept for want of a subscription"
+
+
 def test_the_backlog_lies_behind_the_mark() -> None:
     log = shape(100, 100, 100)
     assert backlog_bytes(log, Position(3, 9)) == 0

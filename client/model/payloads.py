@@ -1,0 +1,57 @@
+"""Payloads by the schema of a topic, for programs that have no class of its records: plain values, and back.
+
+Used by the Spark connector. A value of Avro is what fastavro makes of it; those of single values are in
+composite_schemas.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ...proto.errors import InvalidSchema
+from ...proto.schema import SchemaInfo
+from ..common.errors import InvalidMessage
+from .avro_bounds import Parsed, names_of
+from .composite_schemas import SINGLE, Written
+from .schema import fastavro, read_avro
+
+__all__ = ["SINGLE", "Written", "avro_definition", "avro_reader", "avro_writer", "names_of"]
+
+Decode = Callable[[bytes], Any]
+Encode = Callable[[Any], bytes]
+
+
+def avro_definition(info: SchemaInfo) -> Any:
+    """The definition of a schema of type AVRO or JSON, as fastavro parses it: names are full. InvalidSchema."""
+    try:
+        return fastavro().parse_schema(json.loads(info.data))
+    except RecursionError:
+        raise InvalidSchema(f"the definition of this {info.type.name} schema is too deep") from None
+    except Exception as error:  # fastavro's own kinds, and those of JSON
+        raise InvalidSchema(f"the definition of this {info.type.name} schema is no Avro: {error}") from error
+
+
+def avro_reader(writer: Any, reader: Any = None) -> Decode:
+    """What decodes payloads of the definition `writer` to values of `reader` (None: of the same). It raises
+    InvalidMessage for a payload that is not of the writer's."""
+    parsed = Parsed(fastavro().parse_schema(writer))
+    own = None if reader is None else fastavro().parse_schema(reader)
+    return lambda payload: read_avro(payload, parsed, own)
+
+
+def avro_writer(definition: Any) -> Encode:
+    """What encodes values by a definition. It raises InvalidMessage for a value that does not fit."""
+    write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
+
+    def encode(value: Any) -> bytes:
+        out = io.BytesIO()
+        try:
+            write(out, schema, value)
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+            raise InvalidMessage(f"the value does not fit its Avro schema: {error}") from error
+        return out.getvalue()
+
+    return encode
