@@ -40,6 +40,8 @@ class Isolation(enum.IntEnum):
 
 
 class TxnId(NamedTuple):
+    """The id of a transaction: Pulsar's two halves."""
+
     most: int
     least: int
 
@@ -65,14 +67,17 @@ class TxnId(NamedTuple):
 
     @property
     def coordinator(self) -> int:
+        """The number of its coordinator."""
         return self.most
 
     @property
     def epoch(self) -> int:
+        """Of the coordinator when it began."""
         return self.least >> COUNTER_BITS
 
     @property
     def counter(self) -> int:
+        """Within the epoch, from 0."""
         return self.least & (1 << COUNTER_BITS) - 1
 
     def __str__(self) -> str:
