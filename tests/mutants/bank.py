@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, ledgers, pending, security, transactions
+from tests.mutants import bookies, brokers, clients, coordinators, ledgers, pending, security, transactions
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
@@ -67,6 +67,7 @@ def _all() -> Iterator[Mutant]:
     yield from _processes()
     yield from _of_security()
     yield from _of_topics()
+    yield from _of_coordinators()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -182,6 +183,23 @@ def _of_topics() -> Iterator[Mutant]:
          f"{on}test_an_entry_after_the_stored_outcomes_is_found_again"),
         ("M84", transactions.numbers_at_append, "84", f"{on}{crash}"),
         ("M85", transactions.snapshot_after_an_open_transaction, "83", f"{on}{crash}"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, fells, target, "the seeds of a cluster have no transactions yet")
+
+
+def _of_coordinators() -> Iterator[Mutant]:
+    folder = "tests/broker/transaction/"
+    walk, sinks = f"{folder}core/test_coordinator_walk.py::", f"{folder}core/test_names_and_sinks.py::"
+    for id_, plant, fells, target in (
+        ("M90", coordinators.answered_while_in_doubt, "65",
+         f"{walk}test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows"),
+        ("M91", coordinators.done_before_all_stored, "85", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M92", coordinators.epoch_stays, "61", f"{folder}test_log.py::test_two_owners_at_once_have_different_epochs"),
+        ("M93", coordinators.handed_to_any_epoch, "93", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M94", coordinators.forgotten_by_age, "86", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M95", coordinators.batch_is_not_remembered, "89",
+         f"{sinks}test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_aborted"),
+        ("M96", coordinators.settled_before_durable, "63", f"{walk}test_a_random_history_keeps_the_rules"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, "the seeds of a cluster have no transactions yet")
 
