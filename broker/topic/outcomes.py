@@ -6,7 +6,7 @@ part (broker/topic/format/transactions.py). It counts when the marker is stored.
   waits.
   `durable` returns after a write that has all outcomes of before the call.
 - What a crash leaves out is in the log after the position of the last write: its headers are replayed, and the
-  coordinators are asked. So a write is never ahead of its position, and may be behind the log by any distance.
+  coordinators are asked. So a write is never ahead of its position, and the log may go on past it by any distance.
 - The log after the position of the last *stored* write is not trimmed (`position`).
 - Ledgers change in the order of broker/log/snapshot_ledger.py; the topic's record names the current one.
 - A ledger that cannot be read raises an alarm in the log: the whole log that is left is replayed, and all is asked.
@@ -101,7 +101,7 @@ class OutcomesLedger:
             if isinstance(found, BaseException):
                 raise found
             aborted[ledger_id] = found
-        return TxnSnapshot(marker.position, marker.open, aborted)
+        return TxnSnapshot(marker.position, marker.open, aborted, marker.ended)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, outcomes of transactions are asked for again: %s", self._log.topic, what, error)
@@ -208,7 +208,7 @@ class OutcomesLedger:
                 row = stored.PartRow(sequence, first + len(entries), len(pieces))
                 entries += pieces
             rows[ledger_id] = row
-        entries += stored.encode_marker(stored.Marker(position, core.opened(), rows), sequence)
+        entries += stored.encode_marker(stored.Marker(position, core.opened(), rows, core.ending()), sequence)
         return entries, rows
 
     async def _name(self, position: Position, ledger_id: int) -> None:
@@ -239,8 +239,8 @@ class OutcomesLedger:
         await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
-                behind = self.core.version > self.version or self.position != self._log.shape.confirmed
-                if behind and self._log.state is TopicLogState.CLOSED and self._ledger.writable:
+                lags = self.core.version > self.version or self.position != self._log.shape.confirmed
+                if lags and self._log.state is TopicLogState.CLOSED and self._ledger.writable:
                     self._ledger.sequence += 1
                     plan = self._plan(self._log.shape.confirmed, self._rows, self.core.changed, self._entries)
                     await self._ledger.append(plan[0])

@@ -190,7 +190,7 @@ class TopicTransactions:
     def replay_done(self) -> None:
         """All entries of the log are known."""
         if self.core is not None:
-            self.core.position = self._log.shape.confirmed
+            self.core.replay_done()
 
     def loaded(self) -> None:
         """The log was replayed and the subscriptions are open: what is shown is known from here on."""

@@ -98,22 +98,25 @@ class TopicTxn:
         """Entries."""
         return len(self.starts)
 
-    def after(self, last: Position) -> tuple[dict[int, BitMap], BitMap64]:
-        """The entries after that position, and the indexes of their messages."""
+    def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
+        """What is after that position, and not among the first `entries`: entries, the indexes of their messages, and
+        the last entry that is not one of them. (A receipt that calls an entry a duplicate has no position.)
+        """
+        kept = min(entries, self.count)
+        kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
+                             if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
+        indexes = self.indexes.copy()
+        indexes.remove_range(0, self.starts[kept] if kept < self.count else 1 << 63)
         late: dict[int, BitMap] = {}
-        for ledger_id, entries in self.entries.items():
-            if ledger_id >= last[0]:
-                found = entries.copy()
-                if ledger_id == last[0]:
-                    found.remove_range(0, last[1] + 1)
-                if found:
-                    late[ledger_id] = found
-        number = self.count - sum(map(len, late.values()))
-        indexes = BitMap64()
-        if late:
-            indexes = self.indexes.copy()
-            indexes.remove_range(0, self.starts[number])
-        return late, indexes
+        end = NOWHERE
+        for ledger_id in sorted(self.entries):
+            each = self.entries[ledger_id]
+            if kept > 0:
+                end = Position(ledger_id, each[min(kept, len(each)) - 1])
+            if kept < len(each):
+                late[ledger_id] = each[max(0, kept) :]
+            kept -= len(each)
+        return late, indexes, end
 
 
 class OpenTxn(NamedTuple):
@@ -142,6 +145,8 @@ class TxnSnapshot(NamedTuple):
     position: Position
     open: tuple[OpenTxn, ...] = ()
     aborted: Mapping[int, AbortedPart] = {}
+    ended: tuple[TxnId, ...] = ()
+    """Those that had ended, and had entries on their way: what of them is after `position` is aborted."""
 
 
 class TxnEnd(NamedTuple):
@@ -161,8 +166,8 @@ class Transactions:
     """
 
     __slots__ = (
-        "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "changed", "known", "position",
-        "sizes", "version",
+        "_ended", "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "changed", "known",
+        "position", "sizes", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
@@ -175,6 +180,7 @@ class Transactions:
         self.changed: set[int] = set()  # ledgers of which something was aborted since it was stored
         self.version = 0
         self._hidden: dict[TxnId, TopicTxn] = {}  # with entries and not ended, the earliest first entry first
+        self._ended = frozenset(snapshot.ended)  # until the replay is done
         self._stable: Position | None = None  # kept while something is hidden; None: to be found
         self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
         for ledger_id, part in snapshot.aborted.items():
@@ -256,9 +262,7 @@ class Transactions:
         """An entry that was NEW is in the log, there."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
-            self._abort({position[0]: BitMap((position[1],))}, size)
-            self.aborted_indexes.add_range(first_index, first_index + count)
-            self.version += 1
+            self._abort_one(position, first_index, count, size)
         else:
             self._add(txn, found, name, numbers, position, first_index, count, size)
         self._landed(txn, name)
@@ -270,8 +274,15 @@ class Transactions:
         """The log has an entry after all that are known; it is hidden until the transaction has an outcome."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
+        if txn in self._ended:
+            self._abort_one(position, first_index, count, size)
+            return
         self.ask(txn)
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
+
+    def replay_done(self) -> None:
+        """Every entry of the log was given to `replayed`, or is in no transaction."""
+        self.position, self._ended = self._shape.confirmed, frozenset()
 
     def _add(
         self, txn: TxnId, found: TopicTxn, name: str, numbers: SequenceRange, position: Position, first_index: int,
@@ -297,14 +308,16 @@ class Transactions:
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
         if settlement.committed:
-            last, said = settlement.last, settlement.entries >= 0
-            late, indexes = found.after(last) if said else ({}, BitMap64())
+            said = settlement.entries >= 0
+            late, indexes, end = found.after(settlement.last, settlement.entries)
+            if not said:
+                late, indexes = {}, BitMap64()
             late_count = sum(map(len, late.values()))
             self._abort(late, found.size * late_count // max(1, found.count))
             self.aborted_indexes |= indexes
             numbers = {
                 name: own.progress for name, own in found.numbers.items()
-                if own.progress != NOTHING and (own.last <= last or not said)
+                if own.progress != NOTHING and (own.last <= end or not said)
             }  # fmt: skip
             missing = max(0, settlement.entries - (found.count - late_count))
         else:
@@ -317,6 +330,11 @@ class Transactions:
             del self.known[settlement.txn]
         self.version += shown
         return TxnEnd(numbers, shown, missing)
+
+    def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
+        self._abort({position[0]: BitMap((position[1],))}, size)
+        self.aborted_indexes.add_range(first_index, first_index + count)
+        self.version += 1
 
     def _abort(self, gone: Mapping[int, BitMap], size: int) -> None:
         total = sum(map(len, gone.values()))
@@ -428,9 +446,14 @@ class Transactions:
             for txn, each in self._hidden.items() if each.first is not None
         )  # fmt: skip
 
+    def ending(self) -> tuple[TxnId, ...]:
+        """Those that have ended, with entries on their way."""
+        return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
+
     def snapshot(self) -> TxnSnapshot:
         """All of it, as of the last confirmed entry."""
-        return TxnSnapshot(self._shape.confirmed, self.opened(), {each: self.part(each) for each in self.aborted})
+        parts = {each: self.part(each) for each in self.aborted}
+        return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
 
     def check(self) -> None:
         """What is hidden is in order and not aborted; what is stable is confirmed; counts agree."""

@@ -5,9 +5,10 @@ several consecutive ones when it is larger than PIECE_BYTES:
 
     entry = magic "MX" | version u8 | kind u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
-    kind 0  marker    MessagePack: {position, open, parts}
+    kind 0  marker    MessagePack: {position, open, parts, ended}
                       position [ledger, entry]    what is known is known of all entries up to it
                       open     of each open transaction [most, least, first, entries, indexes, starts, bytes, numbers]
+                      ended    [most, least] of each that has ended with entries on their way, which are aborted
                       parts    of each ledger with aborted entries [ledger, sequence, first entry, pieces]
     kind 1  part      MessagePack: [ledger, entries, indexes, bytes]: what is aborted in one ledger of the log
 
@@ -77,6 +78,7 @@ class Marker(NamedTuple):
     position: Position
     open: tuple[OpenTxn, ...]
     parts: Mapping[int, PartRow]
+    ended: tuple[TxnId, ...] = ()
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +96,7 @@ class _Marker(msgspec.Struct, frozen=True):
     position: tuple[int, int]
     open: list[_Open]
     parts: list[tuple[int, int, int, int]]
+    ended: list[tuple[int, int]] = []
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +116,8 @@ def encode_part(ledger_id: int, part: AbortedPart, sequence: int) -> list[bytes]
 
 def encode_marker(marker: Marker, sequence: int) -> list[bytes]:
     rows = [(ledger_id, *row) for ledger_id, row in sorted(marker.parts.items())]
-    stored = _Marker((marker.position[0], marker.position[1]), [_open(each) for each in marker.open], rows)
+    opened = [_open(each) for each in marker.open]
+    stored = _Marker((marker.position[0], marker.position[1]), opened, rows, list(marker.ended))
     return _pieces(MARKER, sequence, msgspec.msgpack.encode(stored))
 
 
@@ -170,7 +174,8 @@ def decode_marker(pieces: Sequence[Piece]) -> Marker:
         )  # fmt: skip
     except (msgspec.DecodeError, ValueError, IndexError, MemoryError, RecursionError) as error:
         raise DamagedOutcomes(f"it is no marker: {error}") from error
-    return Marker(Position(*found.position), opened, {row[0]: PartRow(*row[1:]) for row in found.parts})
+    rows = {row[0]: PartRow(*row[1:]) for row in found.parts}
+    return Marker(Position(*found.position), opened, rows, tuple(TxnId(*each) for each in found.ended))
 
 
 def decode_part(ledger_id: int, row: PartRow, pieces: Sequence[Piece]) -> AbortedPart:

@@ -320,6 +320,68 @@ async def test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once(
         await coordinator.end(topic, txn, False)
 
 
+async def test_the_last_stable_position_is_right_at_every_step_of_a_load(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Before anything is answered, and after each answer; what is plain is served, and taken, all the time."""
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        gone, a, b, c = (coordinator.begin() for _ in range(4))
+        receipts: dict[TxnId, Any] = {}
+        for number, txn in enumerate((None, gone, a, None, b, c, None)):
+            payload = b"%d" % number
+            if txn is None:
+                await producer.send(payload)
+            else:
+                receipts[txn] = await producer.send_in(txn, payload)
+        await coordinator.end(await loaded(first), gone, False)
+        await vanish(running, first)
+        with coordinator.unreachable():
+            second = await running.add_broker()
+            await until_owned_by(running, second)
+            topic = await loaded(second)
+
+            def stands(indexes: int, *payloads: bytes) -> None:
+                assert topic.shown.shape.end_index == indexes
+                assert topic.transactions.core is not None
+                topic.transactions.core.check()
+                expected.extend(payloads)
+
+            expected: list[bytes] = []
+            stands(2, b"0")
+            assert await shown(second) == expected
+            await (await TxnProducer(running.world, second, TOPIC, "q").opened()).send(b"7")
+            stands(2)
+            await coordinator.end(topic, b, True, entries=1, last=position_of(receipts[b]))
+            stands(2)
+            assert await shown(second) == expected, "what is committed waits for what is open before it"
+            await coordinator.end(topic, a, False)
+            stands(5, b"3", b"4")
+            assert await shown(second) == expected
+            await coordinator.end(topic, c, True, entries=1, last=position_of(receipts[c]))
+            stands(8, b"5", b"6", b"7")
+            assert await shown(second) == expected
+
+
+async def test_delayed_sends_of_dead_transactions_leave_nothing(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        dead = [coordinator.begin() for _ in range(200)]
+        coordinator.states |= dict.fromkeys(dead, TxnState.ABORTED)
+        for txn in dead:
+            producer.publish_in(txn, b"late")
+        producer.publish(b"plain")
+        for _ in dead:
+            assert isinstance(from_wire((await producer.next("failed")).error), TransactionAborted)
+        await producer.next("receipt")
+        topic = await loaded(broker)
+        assert await shown(broker) == [b"plain"]
+        assert not topic.transactions.core.known  # type: ignore[union-attr]
+        assert topic.log.shape.end_index == 1
+
+
 async def test_an_entry_after_the_stored_outcomes_is_found_again(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:

@@ -157,13 +157,13 @@ class Walk:
         """Through its stored form."""
         snapshot = self.core.snapshot()
         rows = {each: stored.PartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
-        marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows), 1)
+        marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
         found = stored.decode_marker([stored.decode_piece(each) for each in marker])
         parts = {
             each: stored.decode_part(each, row, [stored.decode_piece(*stored.encode_part(each, part, 1))])
             for each, row, part in ((id_, row, snapshot.aborted[id_]) for id_, row in found.parts.items())
         }
-        self.saved = TxnSnapshot(found.position, found.open, parts)
+        self.saved = TxnSnapshot(found.position, found.open, parts, found.ended)
 
     def crash(self) -> None:
         """Those that ended are settled again: nothing was answered that the snapshot does not have."""
@@ -175,6 +175,7 @@ class Walk:
             if each.txn is not None and each.position > self.saved.position:
                 numbers = SequenceRange(each.sequence, each.sequence)
                 again.replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
+        again.replay_done()
         self.core = again
         self.view.show(again)
         before, hidden = set(self.model.shown()), set(self.positions())
@@ -288,6 +289,21 @@ def test_a_late_send_never_hides_committed_entries() -> None:
     assert core.stable == Position(1, 1)
     core.settle(Settlement(txn, False))
     assert core.aborted == {1: BitMap([1])}
+
+
+def test_a_receipt_without_a_position_counts_too() -> None:
+    """What was sent again over a new connection is called a duplicate, and its position is not known to the client."""
+    core, txn = opened(1), TxnId(0, 1)
+    for number in range(4):
+        store(core, txn, number, number)
+    end = core.settle(Settlement(txn, True, 3, Position(1, 0)))
+    assert core.aborted == {1: BitMap([3])}
+    assert list(core.aborted_indexes) == [3]
+    assert end.numbers == {}, "its last number had no receipt"
+    core, txn = opened(2), TxnId(0, 2)
+    store(core, txn, 0, 0)
+    assert core.settle(Settlement(txn, True, 1)).numbers["p"].number == 0
+    assert not core.aborted
 
 
 def test_entries_with_receipts_that_the_log_lacks_are_reported() -> None:

@@ -16,7 +16,8 @@ OPEN = OpenTxn(
     TxnId(3, 1 << 40), Position(7, 2), {7: BitMap([2, 5]), 9: BitMap([0])}, BitMap64([2, 3, 8]), BitMap64([2, 8]), 77,
     {"p": (SequenceProgress(4, "u", 1), Position(9, 0))},
 )  # fmt: skip
-MARKER = stored.Marker(Position(9, 4), (OPEN,), {7: stored.PartRow(3, 0, 1), 9: stored.PartRow(5, 12, 2)})
+ROWS = {7: stored.PartRow(3, 0, 1), 9: stored.PartRow(5, 12, 2)}
+MARKER = stored.Marker(Position(9, 4), (OPEN,), ROWS, (TxnId(1, 2),))
 PART = AbortedPart(BitMap([1, 3]), BitMap64([1 << 40, (1 << 40) + 1]), 12)
 
 
