@@ -437,6 +437,7 @@ class SinkOfTransaction:
     query_id: str
     batch: int
     run: str
+    adopt: bool  # of a begin; here always False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def test_a_holder_begins_more_and_retries_its_begin_over_a_take_over() -> None:
 
 
 def batch(world: World, request: int, number: int, *txns: int, query: str = "q", adopt: bool = False) -> object:
-    world.ask(CommitBatch(request, "me", {txn: () for txn in txns}, "sink", query, number, adopt))
+    world.ask(CommitBatch(request, "me", dict.fromkeys(txns, ()), "sink", query, number, adopt))
     world.flush()
     return world.answers[request]
 
