@@ -7,7 +7,7 @@
 
 A block is asked for when half of the last one is used. It is twice as large as the one before when that one was used
 in time, and half as large when it became void: an idle client holds few. An id is taken in the first half of its lease
-only: it is void when it is not used by the end of it. Guard: tests/client/core/test_transaction.py.
+only: it is void when it is not used by the end of it. A coordinator that is lost voids all that it leased. Guard: tests/client/core/test_transaction.py.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class LeasedIds:
         self._blocks.append((first, count, asked_at + lease_s / 2))
         if count >= self.wanted:
             self.wanted = min(MOST, 2 * self.wanted)
+
+    def forget(self, coordinator: int) -> None:
+        """It aborted one of them, or is not where it was: those of a coordinator that was lost are void."""
+        self._blocks = deque(block for block in self._blocks if block[0].most != coordinator)
 
     @property
     def runs_out(self) -> bool:

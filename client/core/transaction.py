@@ -306,6 +306,15 @@ class TransactionCore:
         return f"is {self.state.name.lower()}"
 
     @property
+    def was_lost(self) -> bool:
+        """The coordinator aborted it, not this client: it may have lost others with it."""
+        causes = (self.error, self.failure)
+        return self.state is TransactionState.ABORTED and any(
+            isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
+            for each in causes
+        )
+
+    @property
     def has_operations(self) -> bool:
         """It may have left something at a topic."""
         return bool(self._entries)

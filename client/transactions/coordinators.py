@@ -180,7 +180,10 @@ class Coordinators:
             raise
 
     def forget(self, coordinator: int) -> None:
+        """It is not where it was, or it lost transactions: it is looked for again, and no id that it leased is used."""
         self._owners.pop(coordinator, None)
+        for each in self._leases.values():
+            each.forget(coordinator)
 
     async def close(self) -> None:
         for each in self._refills.values():

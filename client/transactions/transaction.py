@@ -181,6 +181,8 @@ class Transaction(InTransaction):
             elif isinstance(effect, Ended):
                 self._parts.clear()
                 self._home.ended(self)
+                if self._known.was_lost:
+                    self._home.coordinators.forget(self.id.most)
 
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:
