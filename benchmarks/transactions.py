@@ -1,4 +1,4 @@
-"""txn-small, txn-large, txn-none, process: transactions through the SDK, against a server process, fsync before each answer.
+"""txn-small, txn-large, txn-none, process: transactions through the SDK, against a server process.
 
 txn-small    64 transactions are open at once; each sends 1 message to one of 4 topics, acknowledges 1, and commits
 txn-large    messages in transactions of 1,000 / without, the same producer taking turns
@@ -202,7 +202,7 @@ async def _process(url: str, pid: int, options: Options) -> Run:
                 )
             )
             while statistics.sent < options.messages and not running.done():
-                await asyncio.sleep(0.01)
+                await asyncio.wait([running], timeout=0.01)
             run.value = statistics.sent / (time.perf_counter() - begin)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -79,7 +79,7 @@ class Transaction:
         """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
 
         TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
-        OutcomeUnknown: nobody told; call it again, or ask `transaction_status`.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
         """
         self._finish(self.inner().commit(wait))
 

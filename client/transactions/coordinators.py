@@ -29,7 +29,7 @@ from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
 from ..common.guard import run
 from ..connect.connections import Connections
-from ..core.leased_ids import LeasedIds
+from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
@@ -52,7 +52,7 @@ class Coordinators:
         self._next = 0
         self._owners: dict[int, Channel] = {}
         self._leases: dict[int, LeasedIds] = {}
-        self._refills: dict[int, asyncio.Task[None]] = {}
+        self._refills: dict[int, asyncio.Task[MagnetarError | None]] = {}
         self._holders: dict[str, int] = {}
         self._queues: dict[tuple[int, bool], EndQueue] = {}
         self._tasks = Tasks()
@@ -65,23 +65,28 @@ class Coordinators:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
             ids = self._leases[timeout_ms] = LeasedIds()
         while (found := ids.take(self._now())) is None:
-            await asyncio.shield(self._refill(timeout_ms, ids))
+            failed = await asyncio.shield(self._refill(timeout_ms, ids))
+            if failed is not None:
+                raise failed
         if ids.runs_out:
             self._refill(timeout_ms, ids)
         return found
 
-    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[None]:
+    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[MagnetarError | None]:
         running = self._refills.get(timeout_ms)
         if running is None or running.done():
-            running = asyncio.get_running_loop().create_task(self._lease(timeout_ms, ids), name="lease of transactions")
-            running.add_done_callback(_retrieved)
-            self._refills[timeout_ms] = running
+            running = self._refills[timeout_ms] = self._tasks.spawn(self._lease(timeout_ms, ids), "lease of ids")
         return running
 
-    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> None:
+    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
+        """Its error is told to those that wait; of a lease ahead it does not matter: the next one asks again."""
         asked_at = self._now()
-        first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
+        try:
+            first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
+        except MagnetarError as error:
+            return error
         ids.leased(first, max(1, reply.count), reply.lease_ms / 1000, asked_at)
+        return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
         count = await self.count()
@@ -186,9 +191,6 @@ class Coordinators:
             each.forget(coordinator)
 
     async def close(self) -> None:
-        for each in self._refills.values():
-            each.cancel()
-        await asyncio.gather(*self._refills.values(), return_exceptions=True)
         await self._tasks.close()
 
 
@@ -256,8 +258,3 @@ def answer_of(reply: wire.TransactionReply) -> Answer:
     error = from_wire(reply.error) if reply.HasField("error") else None
     return Answer(TxnState(reply.state), error)
 
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Who waits gets its error; of a lease ahead it does not matter: the next one that needs an id asks again."""
-    if not task.cancelled():
-        task.exception()

@@ -7,7 +7,8 @@
 
 A block is asked for when half of the last one is used. It is twice as large as the one before when that one was used
 in time, and half as large when it became void: an idle client holds few. An id is taken in the first half of its lease
-only: it is void when it is not used by the end of it. A coordinator that is lost voids all that it leased. Guard: tests/client/core/test_transaction.py.
+only: it is void when it is not used by the end of it. A coordinator that is lost voids all that it leased.
+Guard: tests/client/transactions/test_leased_ids.py.
 """
 
 from __future__ import annotations
