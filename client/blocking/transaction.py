@@ -57,7 +57,8 @@ class Transaction:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
 
-        self._inner = self._thread.run(begin())
+        begun = client.transaction_now(timeout) if name is None and id_ is None else None
+        self._inner = begun if begun is not None else self._thread.run(begin())
 
     @property
     def id(self) -> TxnId:

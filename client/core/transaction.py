@@ -170,6 +170,15 @@ class TransactionCore:
             if topic not in self._entries:
                 self._entries[topic], self._last[topic] = 0, NOWHERE
 
+    def enter_again(self, *, message: bool) -> bool:
+        """The same at a topic where something was before. False: `enter` says why not."""
+        with self._lock:
+            if self.state is not TransactionState.OPEN or self.messages >= MESSAGES_MAX:
+                return False
+            self.messages += message
+            self.pending += 1
+            return True
+
     def left(self, *, message: bool) -> list[TransactionEffect]:
         """It was not begun after all: refused before anything was sent."""
         with self._lock:

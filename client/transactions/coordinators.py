@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -71,6 +72,18 @@ class Coordinators:
         if ids.runs_out:
             self._refill(timeout_ms, ids)
         return found
+
+    def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
+        """From any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        ids = self._leases.get(timeout_ms)
+        found = ids.take(self._now()) if ids is not None else None
+        if ids is not None and found is not None and ids.runs_out:
+            soon(lambda: self._refill_quietly(timeout_ms, ids))
+        return found
+
+    def _refill_quietly(self, timeout_ms: int, ids: LeasedIds) -> None:
+        if not self._tasks.closed:
+            self._refill(timeout_ms, ids)
 
     def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[MagnetarError | None]:
         running = self._refills.get(timeout_ms)

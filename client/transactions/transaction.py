@@ -66,6 +66,7 @@ class Home(Protocol):
     now: Callable[[], float]
 
     async def begin(self, transaction: Transaction) -> TxnId: ...
+    def begin_now(self, transaction: Transaction) -> TxnId | None: ...
     def ended(self, transaction: Transaction) -> None: ...
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
     def soon(self, work: Callable[[], None]) -> None: ...
@@ -111,9 +112,19 @@ class Transaction(InTransaction):
         except BaseException:
             self._begun = None
             raise
+        self._start(found)
+        return self
+
+    def begin_now(self) -> bool:
+        """From any thread: begins by an id that was leased ahead. False: there is none, and `await` it."""
+        found = self._home.begin_now(self)
+        if found is not None:
+            self._start(found)
+        return found is not None
+
+    def _start(self, found: TxnId) -> None:
         self._core = TransactionCore(found, self._lock, named=self.name is not None)
         self._deadline = self._home.now() + self.timeout_s
-        return self
 
     async def __aenter__(self) -> Transaction:
         if self._inside:
@@ -170,6 +181,9 @@ class Transaction(InTransaction):
         return core is not None and core.state in (TransactionState.OPEN, TransactionState.COMMITTING)
 
     def enter(self, where: Part, connections: object) -> None:
+        core = self._core
+        if where in self._parts and core is not None and core.enter_again(message=where.sends):
+            return
         if connections is not self._home.connections:
             raise WrongValue("the transaction is another client's: nothing was sent")
         self._known.enter(where.topic.full, message=where.sends)
