@@ -132,9 +132,11 @@ class InTransaction:
         raise NotImplementedError
 
     def refused(self, messages: int, error: MagnetarError) -> None:
+        """An entry is not stored, or may not be."""
         raise NotImplementedError
 
     def acknowledged(self, error: MagnetarError | None) -> None:
+        """An acknowledgement has its outcome; None: it is durable."""
         raise NotImplementedError
 
 
