@@ -74,7 +74,7 @@ BENCHMARKS = {
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
     "txn-large": Benchmark("transactions", "ratio", "messages in transactions of 1,000 / without, taking turns"),
-    "txn-none": Benchmark("transactions", "ratio", "produce without transactions here / in the tree of --baseline"),
+    "txn-none": Benchmark("transactions", "ratio", "produce here / in the tree before transactions, taking turns"),
     "process": Benchmark("transactions", "msg/s", "consume, transform, produce, exactly once, of --messages"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "schema-spark-read": Benchmark(
@@ -97,6 +97,8 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("small-sends", {"size": 1024}),
     ("txn-small", {"size": 100}),
     ("txn-large", {"size": 1024}),
+    ("txn-none", {"size": 1024, "runs": 1}),
+    ("txn-aborts", {"runs": 1}),
     ("process", {"size": 100}),
     ("secure-produce", {"size": 1024}),
     ("secure-cluster", {"size": 1024}),
@@ -189,7 +191,8 @@ def _help() -> str:
 @click.command(help=_help(), context_settings={"max_content_width": 120})
 @click.argument("name", type=click.Choice([*BENCHMARKS, "all"]), metavar="NAME")
 @click.option(
-    "--size", type=click.IntRange(1, 5 << 20), help="Bytes (default 1024; Spark, txn-small, process 100; journal 131072)."
+    "--size", type=click.IntRange(1, 5 << 20),
+    help="Bytes of a message (default 1024; Spark, txn-small and process 100; journal 131072).",
 )
 @click.option("--bookies", type=click.Choice(["1", "3"]), default="1", help="1: one copy; 3: 3/3/2.")
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")

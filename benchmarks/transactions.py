@@ -1,8 +1,8 @@
-"""txn-small, txn-large, txn-none, process: transactions through the SDK, against a server process, fsync before each answer.
+"""txn-small, txn-large, txn-none, process: transactions through the SDK, against a server process.
 
 txn-small    64 transactions are open at once; each sends 1 message to one of 4 topics, acknowledges 1, and commits
 txn-large    messages in transactions of 1,000 / without, the same producer taking turns
-txn-none     `produce` here / in the tree of `--baseline`, taking turns: what topics without transactions pay
+txn-none     `produce` here / in the tree before there were transactions, taking turns: what other topics pay for them
 process      `magnetar.asyncio.process` copies a backlog of --messages into another topic
 """
 
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -152,25 +156,47 @@ def _send(client: Any, producer: Any, contents: list[bytes], seconds: float, *, 
 
 
 # ------------------------------------------------------------------------------------- txn-none
+FIRST = "broker/transaction/coordinator.py"
+"""Came with transactions: the commit before it is the tree to compare with, unless `--baseline` names one."""
+
+
 def txn_none(options: Options) -> Run:
     """Both trees run their own client and server."""
-    other = options.extra.get("baseline")
-    if not other:
-        raise SystemExit("txn-none needs --baseline DIR: a tree of the commit before, with its own .venv")
-    rates: dict[str, list[float]] = {str(ROOT): [], str(Path(other).resolve()): []}
-    for _ in range(2):
-        for tree, found in rates.items():
-            found.append(_produce_in(tree, options))
-    here, there = (median(each) for each in rates.values())
+    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder, _other(folder, options) as other:
+        rates: dict[Path, list[float]] = {ROOT: [], other: []}
+        for turn in range(4):
+            for tree in (ROOT, other) if turn % 2 else (other, ROOT):
+                rates[tree].append(_produce_in(tree, Path(folder, f"path-{len(rates[tree])}-{tree is ROOT}"), options))
+    here, there = median(rates[ROOT]), median(rates[other])
     return Run(here / there, detail={"msg_s": round(here), "baseline_msg_s": round(there)})
 
 
-def _produce_in(tree: str, options: Options) -> float:
-    python = Path(tree, ".venv/bin/python")
+@contextmanager
+def _other(folder: str, options: Options) -> Iterator[Path]:
+    if (given := options.extra.get("baseline")) is not None:
+        yield Path(given).resolve()
+        return
+    first = _git("log", "--diff-filter=A", "--format=%H", "--", FIRST).split()[-1]
+    tree = Path(folder, "before")
+    _git("worktree", "add", "--detach", str(tree), f"{first}~1")
+    try:
+        yield tree
+    finally:
+        _git("worktree", "remove", "--force", str(tree))
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def _produce_in(tree: Path, path: Path, options: Options) -> float:
+    """The tree's own `magnetar`, under that name on the path."""
+    path.mkdir()
+    path.joinpath("magnetar").symlink_to(tree, target_is_directory=True)
     done = subprocess.run(
-        [str(python) if python.exists() else sys.executable, "-m", "benchmarks", "produce", "--json", "--runs", "1",
-         "--size", str(options.size), "--bookies", str(options.bookies), "--seconds", str(options.seconds)],
-        cwd=tree, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "benchmarks", "produce", "--json", "--runs", "1", "--size", str(options.size),
+         "--bookies", str(options.bookies), "--seconds", str(options.seconds)],
+        cwd=tree, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(path)},
     )  # fmt: skip
     return float(json.loads(done.stdout)["value"])
 
@@ -202,7 +228,7 @@ async def _process(url: str, pid: int, options: Options) -> Run:
                 )
             )
             while statistics.sent < options.messages and not running.done():
-                await asyncio.sleep(0.01)
+                await asyncio.wait([running], timeout=0.01)
             run.value = statistics.sent / (time.perf_counter() - begin)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -161,6 +161,14 @@ class Client(ClosedAfterAsyncWith):
             raise WrongValue("name and id are the same: give one of them")
         return Transaction(self.transactions, timeout, name if name is not None else id)
 
+    def transaction_now(self, timeout: float) -> Transaction | None:
+        """From any thread: one that is begun, by an id that was leased ahead. None: use `transaction`."""
+        if self._closed or self._connections is None or self._connections.transactions is None:
+            return None
+        check(TRANSACTION, {"timeout": timeout})
+        made = Transaction(Transactions.of(self._connections), timeout, None)
+        return made if made.begin_now() else None
+
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
         TransactionForgotten: it ended too long ago."""

@@ -55,7 +55,7 @@ DOMAINS = {
     "client.connect": ("common", "core", "model"),
     "client.produce": ("common", "connect", "core", "crypto", "model"),
     "client.consume": ("common", "connect", "core", "crypto", "model", "produce"),
-    "client.transactions": ("common", "connect", "consume", "core", "produce"),
+    "client.transactions": ("common", "connect", "consume", "core", "model", "produce"),
     "client.blocking": ("client", "common", "connect", "consume", "core", "crypto", "model", "produce", "transactions"),
     "client.admin": ("blocking", "common", "connect", "model"),
     "bookie.format": (),

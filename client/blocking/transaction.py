@@ -57,7 +57,8 @@ class Transaction:
         async def begin() -> AsyncTransaction:
             return await client.transaction(timeout, name=name, id=id_)
 
-        self._inner = self._thread.run(begin())
+        begun = client.transaction_now(timeout) if name is None and id_ is None else None
+        self._inner = begun if begun is not None else self._thread.run(begin())
 
     @property
     def id(self) -> TxnId:
@@ -79,7 +80,7 @@ class Transaction:
         """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
 
         TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
-        OutcomeUnknown: nobody told; call it again, or ask `transaction_status`.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
         """
         self._finish(self.inner().commit(wait))
 

@@ -132,9 +132,11 @@ class InTransaction:
         raise NotImplementedError
 
     def refused(self, messages: int, error: MagnetarError) -> None:
+        """An entry is not stored, or may not be."""
         raise NotImplementedError
 
     def acknowledged(self, error: MagnetarError | None) -> None:
+        """An acknowledgement has its outcome; None: it is durable."""
         raise NotImplementedError
 
 
@@ -169,6 +171,15 @@ class TransactionCore:
             self.pending += 1
             if topic not in self._entries:
                 self._entries[topic], self._last[topic] = 0, NOWHERE
+
+    def enter_again(self, *, message: bool) -> bool:
+        """The same at a topic where something was before. False: `enter` says why not."""
+        with self._lock:
+            if self.state is not TransactionState.OPEN or self.messages >= MESSAGES_MAX:
+                return False
+            self.messages += message
+            self.pending += 1
+            return True
 
     def left(self, *, message: bool) -> list[TransactionEffect]:
         """It was not begun after all: refused before anything was sent."""
@@ -304,6 +315,15 @@ class TransactionCore:
         if self.state is TransactionState.ERROR:
             return "has an unknown outcome"
         return f"is {self.state.name.lower()}"
+
+    @property
+    def was_lost(self) -> bool:
+        """The coordinator aborted it, not this client: it may have lost others with it."""
+        causes = (self.error, self.failure)
+        return self.state is TransactionState.ABORTED and any(
+            isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
+            for each in causes
+        )
 
     @property
     def has_operations(self) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -29,7 +30,7 @@ from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
 from ..common.guard import run
 from ..connect.connections import Connections
-from ..core.leased_ids import LeasedIds
+from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
@@ -52,7 +53,7 @@ class Coordinators:
         self._next = 0
         self._owners: dict[int, Channel] = {}
         self._leases: dict[int, LeasedIds] = {}
-        self._refills: dict[int, asyncio.Task[None]] = {}
+        self._refills: dict[int, asyncio.Task[MagnetarError | None]] = {}
         self._holders: dict[str, int] = {}
         self._queues: dict[tuple[int, bool], EndQueue] = {}
         self._tasks = Tasks()
@@ -65,23 +66,40 @@ class Coordinators:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
             ids = self._leases[timeout_ms] = LeasedIds()
         while (found := ids.take(self._now())) is None:
-            await asyncio.shield(self._refill(timeout_ms, ids))
+            failed = await asyncio.shield(self._refill(timeout_ms, ids))
+            if failed is not None:
+                raise failed
         if ids.runs_out:
             self._refill(timeout_ms, ids)
         return found
 
-    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[None]:
+    def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
+        """From any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        ids = self._leases.get(timeout_ms)
+        found = ids.take(self._now()) if ids is not None else None
+        if ids is not None and found is not None and ids.runs_out:
+            soon(lambda: self._refill_quietly(timeout_ms, ids))
+        return found
+
+    def _refill_quietly(self, timeout_ms: int, ids: LeasedIds) -> None:
+        if not self._tasks.closed:
+            self._refill(timeout_ms, ids)
+
+    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[MagnetarError | None]:
         running = self._refills.get(timeout_ms)
         if running is None or running.done():
-            running = asyncio.get_running_loop().create_task(self._lease(timeout_ms, ids), name="lease of transactions")
-            running.add_done_callback(_retrieved)
-            self._refills[timeout_ms] = running
+            running = self._refills[timeout_ms] = self._tasks.spawn(self._lease(timeout_ms, ids), "lease of ids")
         return running
 
-    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> None:
+    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
+        """Its error is told to those that wait; of a lease ahead it does not matter: the next one asks again."""
         asked_at = self._now()
-        first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
+        try:
+            first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
+        except MagnetarError as error:
+            return error
         ids.leased(first, max(1, reply.count), reply.lease_ms / 1000, asked_at)
+        return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
         count = await self.count()
@@ -180,12 +198,12 @@ class Coordinators:
             raise
 
     def forget(self, coordinator: int) -> None:
+        """It is not where it was, or it lost transactions: it is looked for again, and no id that it leased is used."""
         self._owners.pop(coordinator, None)
+        for each in self._leases.values():
+            each.forget(coordinator)
 
     async def close(self) -> None:
-        for each in self._refills.values():
-            each.cancel()
-        await asyncio.gather(*self._refills.values(), return_exceptions=True)
         await self._tasks.close()
 
 
@@ -253,8 +271,3 @@ def answer_of(reply: wire.TransactionReply) -> Answer:
     error = from_wire(reply.error) if reply.HasField("error") else None
     return Answer(TxnState(reply.state), error)
 
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Who waits gets its error; of a lease ahead it does not matter: the next one that needs an id asks again."""
-    if not task.cancelled():
-        task.exception()

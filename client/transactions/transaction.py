@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TimedOut
@@ -35,6 +35,7 @@ from ..common.errors import (
     Timeout,
     TransactionEnded,
 )
+from ..connect.connections import Connections
 from ..core.transaction import (
     End,
     Ended,
@@ -47,9 +48,7 @@ from ..core.transaction import (
     TransactionState,
     Verb,
 )
-
-if TYPE_CHECKING:
-    from .transactions import Transactions
+from .coordinators import Coordinators
 
 _LOG = logging.getLogger("magnetar.client")
 VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT}
@@ -57,6 +56,22 @@ WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "vis
 LEAVE_S = 5.0
 """How long a body that was cancelled waits for its abort, which goes on after it."""
 Wait = Literal["durable", "visible"]
+
+
+class Home(Protocol):
+    """The transactions of its client (client/transactions/transactions.py)."""
+
+    connections: Connections
+    coordinators: Coordinators
+    now: Callable[[], float]
+
+    async def begin(self, transaction: Transaction) -> TxnId: ...
+    def begin_now(self, transaction: Transaction) -> TxnId | None: ...
+    def ended(self, transaction: Transaction) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+    def soon(self, work: Callable[[], None]) -> None: ...
+    def enter_body(self, transaction: Transaction) -> None: ...
+    def leave_body(self, transaction: Transaction) -> None: ...
 
 
 class Transaction(InTransaction):
@@ -70,7 +85,7 @@ class Transaction(InTransaction):
     TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown.
     """
 
-    def __init__(self, home: Transactions, timeout_s: float, name: str | None) -> None:
+    def __init__(self, home: Home, timeout_s: float, name: str | None) -> None:
         self.timeout_s = timeout_s
         self.name = name
         self._home = home
@@ -97,9 +112,19 @@ class Transaction(InTransaction):
         except BaseException:
             self._begun = None
             raise
+        self._start(found)
+        return self
+
+    def begin_now(self) -> bool:
+        """From any thread: begins by an id that was leased ahead. False: there is none, and `await` it."""
+        found = self._home.begin_now(self)
+        if found is not None:
+            self._start(found)
+        return found is not None
+
+    def _start(self, found: TxnId) -> None:
         self._core = TransactionCore(found, self._lock, named=self.name is not None)
         self._deadline = self._home.now() + self.timeout_s
-        return self
 
     async def __aenter__(self) -> Transaction:
         if self._inside:
@@ -156,6 +181,9 @@ class Transaction(InTransaction):
         return core is not None and core.state in (TransactionState.OPEN, TransactionState.COMMITTING)
 
     def enter(self, where: Part, connections: object) -> None:
+        core = self._core
+        if where in self._parts and core is not None and core.enter_again(message=where.sends):
+            return
         if connections is not self._home.connections:
             raise WrongValue("the transaction is another client's: nothing was sent")
         self._known.enter(where.topic.full, message=where.sends)
@@ -181,13 +209,15 @@ class Transaction(InTransaction):
             elif isinstance(effect, Ended):
                 self._parts.clear()
                 self._home.ended(self)
+                if self._known.was_lost:
+                    self._home.coordinators.forget(self.id.most)
 
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:
         """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
 
         TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
-        OutcomeUnknown: nobody told; call it again, or ask `transaction_status`.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
         """
         check_one("wait", WAIT, wait)
         core = self._known
@@ -212,7 +242,7 @@ class Transaction(InTransaction):
             await self._outlive(self._ending)
 
     async def given_back(self) -> None:
-        """Returns when what an aborted one acknowledged may be delivered again; or when nobody says so."""
+        """Returns when what an aborted one acknowledged may be delivered again; or when no broker says so."""
         core = self._known
         assert core.state is TransactionState.ABORTED, "it is aborted"
         if core.pending or core.has_operations:
@@ -226,7 +256,7 @@ class Transaction(InTransaction):
         return self._ending
 
     async def _outlive(self, ending: asyncio.Task[None]) -> None:
-        """Waits for the outcome; whoever is cancelled meanwhile is cancelled after it."""
+        """Waits for the outcome; a caller that is cancelled meanwhile is cancelled after it."""
         interrupted: asyncio.CancelledError | None = None
         while not ending.done():
             try:

@@ -50,8 +50,17 @@ class Transactions:
         """Open ones."""
         return len(self._open)
 
+    def begin_now(self, transaction: Transaction) -> TxnId | None:
+        """From any thread."""
+        if transaction.name is not None:
+            return None
+        found = self.coordinators.begin_now(_timeout_ms(transaction), self.soon)
+        if found is not None:
+            self._open[transaction] = None
+        return found
+
     async def begin(self, transaction: Transaction) -> TxnId:
-        timeout_ms = max(1, round(transaction.timeout_s * 1000))
+        timeout_ms = _timeout_ms(transaction)
         try:
             if transaction.name is None:
                 found = await self.coordinators.begin(timeout_ms)
@@ -110,3 +119,7 @@ class Transactions:
         """At once: time-outs abort what is open."""
         self._open.clear()
         self._tasks.cancel()
+
+
+def _timeout_ms(transaction: Transaction) -> int:
+    return max(1, round(transaction.timeout_s * 1000))

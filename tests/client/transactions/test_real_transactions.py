@@ -1,4 +1,4 @@
-"""Transactions on real processes, which are killed: transfers between accounts, and `process`; both count exactly once."""
+"""Transactions on real processes, which are killed: transfers between accounts, and `process`; both count once."""
 
 from __future__ import annotations
 
@@ -64,8 +64,11 @@ class Transfers:
     async def resolve(self) -> None:
         for name, txn in self.unknown.items():
             async with asyncio.timeout(120):
-                while (state := await self.client.transaction_status(txn.id)).name not in ("COMMITTED", "ABORTED"):
-                    await asyncio.sleep(0.2)
+                while txn.state.name not in ("COMMITTED", "ABORTED"):
+                    with contextlib.suppress(magnetar.OutcomeUnknown, magnetar.TransactionAborted):
+                        await txn.commit()
+            state = await self.client.transaction_status(txn.id)
+            assert state is txn.state, "the coordinator tells everyone the same"
             (self.committed if state.name == "COMMITTED" else self.aborted).add(name)
 
     async def audit(self) -> None:

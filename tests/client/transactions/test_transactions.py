@@ -547,6 +547,28 @@ def test_ids_are_leased_ahead_and_none_is_used_after_its_lease() -> None:
     run(body)
 
 
+def test_no_id_of_a_coordinator_that_was_lost_is_used() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        first = await client.transaction()
+        await producer.send(b"x", txn=first)
+        for txn, known in broker.known.items():  # of its epoch, all ids are void
+            known.state, known.reason = 3, "coordinator lost"
+            assert txn.epoch == 1
+        lost = len(broker.known)
+        with pytest.raises(magnetar.TransactionAborted) as caught:
+            await first.commit()
+        assert caught.value.reason == "coordinator lost"
+        for _ in range(10):
+            async with client.transaction() as txn:
+                await producer.send(b"x", txn=txn)
+        assert len(broker.known) > lost
+        assert len(broker.visible(TOPIC)) == 10
+
+    run(body)
+
+
 def test_a_later_holder_of_a_name_fences_the_one_before() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)
