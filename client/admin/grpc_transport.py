@@ -205,7 +205,7 @@ def _value(kind: Any, found: Any) -> Any:
 
 
 def _field(hint: Any, found: Any, name: str) -> Any:
-    """A field of a message; a message that is not there is None, where the type says so."""
+    """A field of a message; a message that is absent is None, where the type says so."""
     optional = get_origin(hint) is UnionType and (is_dataclass(get_args(hint)[0]) or get_args(hint)[0] is TxnId)
     if optional and not found.HasField(name):
         return None

@@ -70,7 +70,8 @@ def test_a_message_and_an_acknowledgement_count_with_the_commit() -> None:
         raw.publish(2)
         await raw.next("send_receipt")
         raw.send(get_last_message_id=pulsar.CommandGetLastMessageId(consumer_id=1, request_id=3))
-        assert (await raw.next("get_last_message_id_response")).last_message_id.entryId == (1 << 64) - 1, "all is hidden"
+        last = await raw.next("get_last_message_id_response")
+        assert last.last_message_id.entryId == (1 << 64) - 1, "all is hidden"
         assert await ended(raw, txn, pulsar.COMMIT) is None
         first, second = await raw.next("message"), await raw.next("message")
         assert (first.message_id.entryId, second.message_id.entryId) == (0, 1)
@@ -110,7 +111,8 @@ def test_an_aborted_message_is_never_shown_and_takes_no_part_in_what_follows() -
         assert (await raw.next("message")).message_id.entryId == 1
         publish(raw, txn, 3)
         refused = await raw.next("send_error")
-        assert refused.sequence_id == 3 and refused.error == pulsar.NotAllowedError
+        assert refused.sequence_id == 3
+        assert refused.error == pulsar.NotAllowedError
 
     simulate(scenario)
 
