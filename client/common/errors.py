@@ -427,8 +427,8 @@ def exception_of(result: Result, message: str = "") -> PulsarException:
     return _CLASSES.get(result, UnknownError)(message)
 
 
-def translate(error: BaseException) -> PulsarException:
-    """The SDK's exception for any error, with the error as its cause."""
+def translate(error: BaseException, *, by_slots: bool = False) -> PulsarException:
+    """The SDK's exception for any error, with the error as its cause. `by_slots`: of a Key_Shared consumer."""
     if isinstance(error, PulsarException):
         return error
     target: type[PulsarException] = UnknownError
@@ -436,7 +436,7 @@ def translate(error: BaseException) -> PulsarException:
         if isinstance(error, family):
             target = candidate
             break
-    if isinstance(error, wire_errors.ConsumerBusy) and error.fields.get("refusal") in SLOTS_REFUSED:
+    if by_slots and isinstance(error, MagnetarError) and error.fields.get("refusal") in SLOTS_REFUSED:
         target = ConsumerAssignError
     text = error.message if isinstance(error, MagnetarError) else f"{type(error).__name__}: {error}"
     translated = target(text)

@@ -280,7 +280,7 @@ class PartitionConsumer:
         self._attachment.open()
         await self.requests.changed()
         if self.core.error is not None:
-            raise translate(self.core.error)
+            raise translate(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
 
     def on_open(self, error: MagnetarError | None) -> None:
         if error is not None:

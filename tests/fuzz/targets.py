@@ -22,6 +22,7 @@ from pyroaring import BitMap
 
 from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark, note
 from magnetar.bookie.format.framing import Damaged, crc32c
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.format import compacted
 from magnetar.broker.protocols.grpc import translate
 from magnetar.broker.subscription.acks import entries_of
@@ -130,7 +131,7 @@ def _frame(data: bytes) -> None:
     for frame in wire.ClientFrames.FromString(data).items:
         kind = frame.WhichOneof("kind")
         if kind == "open_producer":
-            translate.producer_options(frame.open_producer).check()
+            translate.producer_options(frame.open_producer, BrokerConfig()).check()
         elif kind == "subscribe":
             translate.subscribe_options(frame.subscribe)
         elif kind == "ack":
