@@ -20,6 +20,8 @@ from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
 from magnetar.broker.subscription.format import cursor, delays
 from magnetar.broker.topic.core.dedup import Snapshot
 from magnetar.broker.topic.format import dedup
+from magnetar.broker.topic.format import transactions as outcomes
+from magnetar.broker.transaction.format import entries as coordinator
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger.format import peer
 from magnetar.metadata import records
@@ -94,6 +96,18 @@ def _dedup() -> object:
     return dedup.decode_piece(_with_crc(entry, 2, 20, 20, entry[24:]))
 
 
+def _outcomes() -> object:
+    (entry,) = outcomes.encode_marker(outcomes.Marker(Position(7, 3), (), {}), 1)
+    size = outcomes.HEAD_BYTES - 4
+    return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.HEAD_BYTES :]))
+
+
+def _coordinator() -> object:
+    (entry,) = coordinator.encode_snapshot([])
+    size = coordinator.HEAD_BYTES - 4
+    return coordinator.decode(_with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path")
+
+
 def _delays() -> object:
     head = struct.pack(">2sBBII", b"MD", versions.DELAYS.version + 1, delays.DIRECTORY, 0, 0)
     return delays.decode_directory(head + struct.pack(">I", google_crc32c.value(head)), 0)
@@ -126,7 +140,8 @@ def _peer() -> object:
 READERS: dict[versions.Format, Callable[[], object]] = {
     **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
-    versions.COMPACTED: _compacted, versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
+    versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
+    versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
     versions.PEER: _peer,
 }  # fmt: skip
 RAISED: dict[versions.Format, type[Exception]] = {

@@ -36,6 +36,7 @@ from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_pa
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
+NO_RETENTION = {"retention_minutes": 0, "retention_mib": 0, "unsubscribed_minutes": 0, "unsubscribed_mib": 0}
 __all__ = ["coordinator"]
 
 
@@ -531,8 +532,7 @@ async def test_a_ledger_switch_inside_a_commit_changes_nothing(tmp_path: Path, c
 async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_with_them(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
-    changes = {"retention_minutes": 0, "retention_mib": 0}
-    async with cluster(tmp_path, **changes) as running:
+    async with cluster(tmp_path, **NO_RETENTION) as running:
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
         txn = coordinator.begin()
@@ -557,7 +557,7 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
 async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
-    async with cluster(tmp_path, retention_minutes=0, retention_mib=0) as running:
+    async with cluster(tmp_path, **NO_RETENTION) as running:
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
         txn = coordinator.begin()
