@@ -2,8 +2,8 @@
 
 The outcomes of a topic are written to a real bookie by the broker's own code, and loaded again: the ledger is recovered
 and read, and the state is made. `value` is the seconds of a load; `memory_mb` is what Python and its bitmaps keep
-for it (the growth of RSS). The log itself is a shape: a load reads none of its entries before the stored position. The aborted
-transactions are single entries at random places.
+for it (the growth of RSS). The log itself is a shape: a load reads none of its entries before the stored position.
+The aborted transactions are single entries at random places.
 """
 
 from __future__ import annotations
