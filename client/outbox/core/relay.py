@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from zlib import crc32
 
 from ....proto.errors import MagnetarError
@@ -197,7 +198,6 @@ class RelayCore:
         relay that opened it would fence the newer one."""
         at.put_off(error, now)
         self._ours_wanted[at.name] = self._begun
-        self._seen_due = min(self._seen_due, at.due)
 
     def _may_open(self, at: Destination) -> bool:
         return self.turns > self._ours_wanted.get(at.name, NONE)
@@ -229,8 +229,12 @@ class RelayCore:
         self._next_seq = next_seq
         for failure in turn.failures:
             self.destinations[failure.row.destination].recorded()
+        refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
         for row in rows:
-            self._destination(row.destination).add(row)
+            if (row.destination, row.key) in refused:  # the claim was made before the refusal was known
+                self._release.append(row)
+            else:
+                self._destination(row.destination).add(row)
         if turn.claim is not None and not rows:
             self._claim_due = now + self._settings.poll_s
         return self.time_passed(now)
@@ -278,13 +282,13 @@ class RelayCore:
         if not self.stopping:
             self._open_and_send(effects, now)
         if self._turning is not None and self._turn_failed and now >= self._turn_due:
-            self._turn_due = float("inf")
+            self._turn_due = inf
             effects.append(Transact(self._turning))
         elif self._turning is None:
             turn = self._next_turn(now)
             if turn is not None:
                 self._turning = turn
-                self._turn_due = float("inf")
+                self._turn_due = inf
                 effects.append(Transact(turn))
         return effects
 
@@ -306,12 +310,17 @@ class RelayCore:
     def _next_turn(self, now: float) -> Turn | None:
         claim = self._claim() if not self.stopping and now >= self._claim_due else None
         outcomes = bool(self._delete or self._failures or self._release)
-        if claim is None and not outcomes and now < self._seen_due:
+        if claim is None and not outcomes and now < min(self._seen_due, self._ours_due()):
             return None
         turn = Turn(self._epoch, self._next_seq, self._delete, self._stored, self._failures, self._release, claim)
         self._delete, self._stored, self._failures, self._release = [], {}, [], []
         self._begun += 1
         return turn
+
+    def _ours_due(self) -> float:
+        """When a destination is to be opened that waits for the database's word."""
+        waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
+        return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
     def _claim(self) -> Claim | None:
         topics = {}
@@ -345,8 +354,8 @@ class RelayCore:
     @property
     def due(self) -> float:
         """When `time_passed` is to be called, if no fact comes before."""
-        times = [self._turn_due] if self._turning is not None else [self._seen_due]
-        if self._turning is None and not self.stopping and any(each.takes for each in self.destinations.values()):
+        times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
+        if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)
         if not self.stopping:
             times += [] if self._finding else [self._find_due]
