@@ -1,6 +1,6 @@
-"""`python -m tests.postgres`: looks for PostgreSQL before the tests, installs it where we are root, and says what it found.
+"""`python -m tests.postgres`: looks for PostgreSQL before the tests, installs it where we are root, says what it found.
 
-Never fails: without it the tests of the outbox that need a PostgreSQL are skipped with the reason, and the others run.
+Never fails: without it the tests that need a PostgreSQL are skipped with the reason, and the others run.
 """
 
 from __future__ import annotations

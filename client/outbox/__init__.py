@@ -1,4 +1,5 @@
-"""`magnetar.outbox`: messages as rows in the application's own transaction, and the relay that sends them (docs/outbox.md).
+"""`magnetar.outbox`: messages as rows in the application's own transaction, and the relay that sends them
+(docs/outbox.md).
 
 Each name is loaded when it is first used: without SQLAlchemy or Django the rest of the SDK works.
 """

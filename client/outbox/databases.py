@@ -14,17 +14,20 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, SQLAlchemyError
 from .errors import OutboxColumnsMissing, OutboxError, OutboxReadOnly, OutboxTableMissing, OutboxUnreachable
 from .tables import SQLAlchemyOutbox
 
-_TABLE, _COLUMN = ("no such table", "undefinedtable", "doesn't exist"), ("no such column", "no column named", "unknown column")
+_TABLE = ("no such table", "undefinedtable", "doesn't exist")
+_COLUMN = ("no such column", "no column named", "unknown column")
 _READ_ONLY = ("readonly database", "read-only", "read only", "permission denied")
-_SQLSTATES = {"42P01": OutboxTableMissing, "42703": OutboxColumnsMissing, "25006": OutboxReadOnly, "42501": OutboxReadOnly}
+_SQLSTATES: dict[str, type[OutboxError]] = {
+    "42P01": OutboxTableMissing, "42703": OutboxColumnsMissing, "25006": OutboxReadOnly, "42501": OutboxReadOnly,
+}  # fmt: skip
 """Of PostgreSQL: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege."""
 
 WHAT_TO_DO = {
-    OutboxTableMissing: "'magnetar outbox create --database URL', metadata.create_all(engine) or a migration makes them",
+    OutboxTableMissing: "a migration makes it, or metadata.create_all(engine), or 'magnetar outbox create'",
     OutboxColumnsMissing: "a migration of this version is not applied, or another program has a table of that name:"
     " apply it, or choose another name (table=…, --table)",
-    OutboxReadOnly: "a relay claims and deletes rows: give it the primary server, and a role with SELECT, INSERT, UPDATE"
-    " and DELETE on the three tables of the outbox",
+    OutboxReadOnly: "a relay claims and deletes rows: give it the primary server, and a role that may SELECT, INSERT,"
+    " UPDATE and DELETE on the three tables of the outbox",
     OutboxUnreachable: "is the server there, and are URL and password right?",
 }
 

@@ -14,8 +14,8 @@ from ...proto.names import TopicName
 from ...proto.routing import key_hash
 from ...runtime.clock import SystemClock
 from ..common.errors import MessageTooBig, translate
-from ..produce.messages import Extras, outgoing
 from ..model.schema import BytesSchema, Schema
+from ..produce.messages import Extras, outgoing
 
 TABLE = "magnetar_outbox"
 """The name of the table; `_shards` and `_positions` are appended for the relay's own."""

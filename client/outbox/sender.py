@@ -74,7 +74,7 @@ class Sender:
         if not applied.deduplication:
             namespace = TopicName.parse(topic).namespace_name
             raise DeduplicationOff(
-                f"{topic} does not deduplicate: what a relay sends again after a crash would be there twice. Turn it on:"
+                f"{topic} does not deduplicate: what is sent again after a crash would be there twice. Turn it on:"
                 f" magnetar namespaces set-deduplication {namespace} --enable (or for the topic:"
                 f" magnetar topics set-deduplication {topic} --enable)"
             )

@@ -123,7 +123,21 @@ class Store:
             .where(rows.c.state == RowState.CLAIMED, rows.c.shard == self._shard, rows.c.seq >= from_seq)
             .order_by(rows.c.seq)
         )
-        return [ClaimedRow(*each) for each in found]
+        return [ClaimedRow._make(each) for each in found]
+
+    def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
+        """Ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
+        shards, rows = self._shards, self._rows
+        with translated(), self._engine.begin() as connection:
+            here = shards.c.shard == self._shard, shards.c.epoch == epoch
+            if connection.execute(update(shards).where(*here).values(next_seq=next_seq)).rowcount == 0:
+                raise RelayFenced(f"shard {self._shard} has a newer holder: stop its relay first")
+            connection.execute(
+                update(rows).where(rows.c.state == RowState.CLAIMED, rows.c.shard == self._shard)
+                .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
+            )  # fmt: skip
+            for destination, seq in stored.items():
+                self._store_position(connection, destination, seq)
 
     # ------------------------------------------------------------------------------ a turn
     def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
@@ -199,8 +213,8 @@ class Store:
         rows = self._rows
         claimed: list[ClaimedRow] = []
         for ids in _chunks(list(seqs)):
-            for row in connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids))):
-                claimed.append(ClaimedRow(*row))
+            of_them = connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids)))
+            claimed += [ClaimedRow._make(each) for each in of_them]
         return sorted(claimed, key=lambda row: row.seq)
 
     def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
@@ -235,7 +249,7 @@ class Store:
         """Rows of the destinations that have room."""
         rows = self._rows
         whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]
-        terms = [rows.c.topic.in_(whole)] if whole else []
+        terms: list[Any] = [rows.c.topic.in_(whole)] if whole else []
         for topic, (partitions, free) in claim.topics.items():
             if len(free) < max(1, partitions):
                 terms.append(and_(rows.c.topic == topic, (rows.c.key_hash % partitions).in_(free)))
@@ -286,16 +300,16 @@ class Store:
         """Of the whole outbox; it counts rows, so ask now and then."""
         rows = self._rows
         with translated(), self._engine.connect() as connection:
-            counts = dict(
-                connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).tuples().all()
-            )
+            counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
             first = [
                 select(rows.c.created).where(rows.c.state == state).order_by(rows.c.id).limit(1)
                 for state in (RowState.WAITING, RowState.CLAIMED, RowState.HELD)
             ]
             oldest = [found for query in first if (found := connection.scalar(query)) is not None]
         age = max(0, now_ms() - min(oldest)) / 1000 if oldest else 0.0
-        return Lag(*(counts.get(int(state), 0) for state in RowState), oldest_s=age)
+        counts: dict[int, int] = {each[0]: each[1] for each in counted}
+        waiting, claimed, held, parked = (counts.get(int(state), 0) for state in RowState)
+        return Lag(waiting, claimed, held, parked, age)
 
 
 def _chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:

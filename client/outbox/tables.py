@@ -64,7 +64,7 @@ class SQLAlchemyOutbox:
             Column("destination", String(640)),
             Index(f"{table}_state_id", "state", "id"),
             Index(f"{table}_state_topic", "state", "topic"),
-            schema=schema,
+            schema=schema, sqlite_autoincrement=True,  # no id is given twice there either
         )  # fmt: skip
         self.shards = Table(
             f"{table}_shards", metadata,

@@ -2,8 +2,8 @@
 
 **One group at a time.** Rows leave in groups that are one entry each, and the next group leaves when the outcome of the
 one before is known; when it was refused, only after that is recorded in the database. So the highest sequence id that
-the topic knows of this relay means: every row up to it is stored, or was refused and has given its id back. Without this
-rule a row that was refused before a crash, while later ones were stored, would count as a duplicate and be lost.
+the topic knows of this relay means: every row up to it is stored, or was refused and has given its id back. Without it
+a row that was refused before a crash, while later ones were stored, would count as a duplicate and be lost.
 
 | state | left by |
 |---|---|
@@ -14,7 +14,7 @@ rule a row that was refused before a crash, while later ones were stored, would 
 | RECORDS | the refusal is in the database → READY |
 | WAITS | its time has come → CLOSED |
 
-Guard: tests/client/outbox/core/test_destination.py.
+Guard: tests/client/outbox/core/test_relay_core.py.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@ one clock that does not go back.
 
 Facts in (`taken`, `found`, `resolved`, `opened`, `settled`, `turned`, …), effects out (core/values.py).
 
-**Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards. So no two relays ever send to one destination, and the producer there can be exclusive.
+**Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
+So no two relays ever send to one destination, and the producer there can be exclusive.
 
 **Exactly once.** A row gets its sequence id when it is claimed, in the database, and keeps it until its outcome is in
-the database. Ids follow the claims, not the row ids, which commit out of order: a row that commits late is claimed late.
+the database. Ids follow the claims, not the row ids, which commit out of order: what commits late is claimed late.
 A relay that starts takes the shard (a new epoch), opens the destinations, learns the highest id that each has stored,
 deletes the rows up to it, and sends the others again under their ids before anything new. What one destination may
 have in flight: core/destination.py.
@@ -141,7 +142,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """It is asked again later; with what is known of it the relay continues. DeduplicationOff at the start ends it."""
+        """It is asked again later; with what is known of it the relay continues. At the start DeduplicationOff ends it.
+        """
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -156,14 +158,15 @@ class RelayCore:
         if last > at.last_claimed:
             return self._stop(OutboxBehind(
                 f"{destination} has sequence id {last} of producer {self._name}, and this outbox has given it"
-                f" {at.last_claimed if at.last_claimed >= 0 else 'none'}: the database was restored from a backup or made"
-                " anew, or another database has the same name (name=…). Rows of a backup may be in the topic already."
+                f" {at.last_claimed if at.last_claimed >= 0 else 'none'}: the database was restored from a backup, or"
+                " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic already."
                 f" To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
         if last < at.stored and at.queue:
-            return self._stop(self._forgotten(f"{destination} has sequence id {last}, and had {at.stored}", len(at.queue)))
-        absent = self._absent_s
-        if last == NONE and at.stored == NONE and at.queue and absent is not None and absent > self._settings.remembered_s:
+            what = f"{destination} has sequence id {last}, and had {at.stored}"
+            return self._stop(self._forgotten(what, len(at.queue)))
+        absent = self._absent_s or 0.0
+        if last == at.stored == NONE and at.queue and absent > self._settings.remembered_s:
             return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", len(at.queue)))
         for row in at.opened(last):
             self._done(row, at)

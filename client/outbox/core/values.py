@@ -52,7 +52,7 @@ class Outcome(Enum):
 
 
 class Failure(NamedTuple):
-    """A row that was refused: it gives its sequence id back and waits for `retry_at_ms`, or is parked."""
+    """A row that was refused: it gives its sequence id back, and waits or is parked."""
 
     row: ClaimedRow
     error: str
