@@ -10,8 +10,8 @@ KEY_MAX = 255
 """Characters of a key: it is part of a unique index."""
 
 KEPT_S = 7 * 86_400.0
-"""How long a key is kept by default: longer than any message may be delivered again (retention and TTL of its topic, and
-how long a subscription may be away)."""
+"""How long a key is kept by default: longer than any message may be delivered again (retention and TTL of its topic,
+and how long a subscription may be away)."""
 
 
 def message_key(message: Message) -> str:

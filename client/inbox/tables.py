@@ -1,4 +1,5 @@
-"""The inbox of an application that uses SQLAlchemy: a row for each message that is done, in the transaction that did it.
+"""The inbox of an application that uses SQLAlchemy: a row for each message that is done, in the transaction that did
+it.
 
     inbox = SQLAlchemyInbox(Base.metadata)
     with Session(engine) as session, session.begin():

@@ -159,8 +159,8 @@ class RelayCore:
             return self._stop(OutboxBehind(
                 f"{destination} has sequence id {last} of producer {self._name}, and this outbox has given it"
                 f" {at.last_claimed if at.last_claimed >= 0 else 'none'}: the database was restored from a backup, or"
-                " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic already."
-                f" To send them all the same: magnetar outbox renumber --shard {self.shard}"
+                " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
+                f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
         if last < at.stored and at.queue:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
