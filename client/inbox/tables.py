@@ -53,8 +53,8 @@ class SQLAlchemyInbox:
                 statement = mysql.insert(self.rows).prefix_with("IGNORE")
             case _:
                 return self._insert_if_missing(session, row)
-        done: Any = session.execute(statement, row)
-        return bool(done.rowcount)
+        done: Any = session.execute(statement, row, execution_options={"preserve_rowcount": True})
+        return bool(done.rowcount == 1)
 
     def _insert_if_missing(self, session: Session | Connection, row: dict[str, Any]) -> bool:
         """A conflict between two transactions raises IntegrityError in one of them: roll back and receive again."""
