@@ -30,7 +30,8 @@ from tests.support.postgres import Postgres
 from tests.support.processes import Processes
 
 PLAIN, PARTED = "kills-plain", "kills-parted"
-RECEIVE_MS = 5000
+RECEIVE_MS = 10_000
+DEADLINE_S = 120.0
 
 
 def tables() -> tuple[MetaData, SQLAlchemyOutbox, Table]:
@@ -100,7 +101,8 @@ class Kills:
                 time.sleep(self._rng.random() ** 2)
                 if fenced and number % fenced == fenced - 1:
                     newer = self.relay()
-                    assert relay.wait() == 5, relay.output()
+                    newer.wait_ready()
+                    assert relay.wait(DEADLINE_S) == 5, relay.output()
                     relay = newer
                     continue
                 relay.kill()
@@ -115,7 +117,7 @@ class Kills:
             application.wait()
         relay.stop()
         last = self.relay("--until-empty")
-        assert last.wait(300) == 0, last.output()
+        assert last.wait(10 * DEADLINE_S) == 0, last.output()
         return self.judge()
 
     def judge(self) -> dict[str, int]:
