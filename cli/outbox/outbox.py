@@ -188,4 +188,7 @@ COMMANDS = {
     "renumber": Lazy(".outbox.outbox", "renumber", "Continue after a restored backup."),
 }
 
-outbox = LazyGroup("outbox", COMMANDS, help="Messages as rows of a database (docs/outbox.md).")
+outbox = LazyGroup(
+    "outbox", COMMANDS,
+    help="Messages as rows of a database.\n\nExample: magnetar outbox relay --database sqlite:///shop.db",
+)  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .django.inbox import DjangoInbox
+    from .keys import message_key
     from .tables import SQLAlchemyInbox
 
 __all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key"]
