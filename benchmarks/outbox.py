@@ -44,6 +44,7 @@ def outbox(options: Options) -> Run:
             with measured(run, server=running.pid):
                 before, since = relay.statistics()["stored_rows"], time.perf_counter()
                 time.sleep(options.seconds)
+                _until_stored(relay, before + 1, DEADLINE_S)
                 stored, took = relay.statistics()["stored_rows"] - before, time.perf_counter() - since
             lag = relay.lag()
         assert lag.waiting, "the rows ended before the time did"

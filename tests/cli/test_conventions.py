@@ -54,6 +54,7 @@ OPTIONS = {
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
     "source_url": ("--from", "pulsar://127.0.0.1:1"), "topics": ("--topics", "t"),
     "actions": ("-a", "consume"), "mode": ("-m", "Prefix"), "keys": ("-k", "owner"),
+    "database_url": ("-d", "sqlite:///none.db"),
 }  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], u
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
     if path[-1] == "gc":
         arguments = ["--now", "--force"]
-    done = run_cli(*path, *arguments, stdin="", MAGNETAR_URL=url, MAGNETAR_OUTBOX_DATABASE="sqlite:///none.db")
+    done = run_cli(*path, *arguments, stdin="", MAGNETAR_URL=url)
     assert done.code == 2, done
     assert "--yes" in done.err
 
