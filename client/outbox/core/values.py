@@ -130,7 +130,7 @@ class RelaySettings:
     rows_per_claim: int = 1000  # of one transaction; more: fewer transactions, more memory and a longer one
     bytes_per_claim: int = 8 << 20  # of one transaction; one row may be larger
     rows_per_entry: int = 1000  # of one entry in a topic, which is stored or refused as a whole
-    bytes_per_entry: int = 512 << 10  # of one entry; a larger row is alone in its own
+    bytes_per_entry: int = 1 << 20  # of one entry; a larger row is alone in its own
     poll_s: float = 0.05  # between two looks at an outbox that had nothing; `wake` ends the wait
     find_s: float = 0.25  # between two looks for topics that were not known
     refresh_s: float = 60.0  # between two questions for partitions that were added, and for the policy
