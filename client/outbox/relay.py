@@ -190,13 +190,8 @@ class Relay:
             except Empty:
                 self._run_effects(core, sender, core.time_passed(_clock.monotonic()))
                 continue
-            while True:  # all that waits, then its effects at once
-                if fact is not None:
-                    self._run_effects(core, sender, fact(core, _clock.monotonic()))
-                try:
-                    fact = facts.get_nowait()
-                except Empty:
-                    break
+            if fact is not None:
+                self._run_effects(core, sender, fact(core, _clock.monotonic()))
 
     def _run_effects(self, core: RelayCore, sender: Sender, effects: list[Effect]) -> None:
         left = deque(effects)

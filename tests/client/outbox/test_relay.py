@@ -181,6 +181,20 @@ def test_rows_reach_topics_and_partitions_with_all_that_they_say(broker: Broker,
     assert relay.statistics()["phase"] == "stopped"
 
 
+def test_a_relay_stops_in_the_middle_of_a_backlog_and_the_next_one_goes_on(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("backlog")
+    rows = [str(number) for number in range(2000)]
+    shop.send("backlog", *rows)
+    relay = shop.relay(broker, "backlog").start()
+    shop.wait_for(lambda: relay.statistics()["stored_rows"] > 0, relay)
+    relay.stop()
+    assert relay.statistics()["phase"] == "stopped"
+    assert shop.admin.rows(limit=1), "it did not go on to the end"
+    with Relay(broker.client, shop.engine, shop.outbox, name="backlog") as relay:
+        shop.wait_empty(relay)
+    assert broker.stored("backlog") == rows
+
+
 def test_a_commit_wakes_a_relay_of_the_same_process(broker: Broker, shop: Shop) -> None:
     from sqlalchemy.orm import Session
 
