@@ -30,7 +30,7 @@ from ...runtime.clock import SystemClock
 from ..blocking.client import Client
 from .core.relay import RelayCore
 from .core.values import Effect, Find, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
-from .errors import OutboxUnreachable, RelayFenced
+from .errors import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
 from .sender import Fact, Sender
 from .store import Lag, Store
 from .tables import SQLAlchemyOutbox
@@ -208,7 +208,14 @@ class Relay:
                 case Find():
                     left.extend(self._find(core))
                 case Stop(error):
-                    raise error
+                    raise self._why(core, error)
+
+    def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
+        """A newer relay may have sent what looks like rows of another database: then it has the shard, and that is
+        the reason."""
+        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
+            return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
+        return error
 
     def _transact(self, core: RelayCore, turn: Turn) -> list[Effect]:
         try:

@@ -115,10 +115,15 @@ class Sender:
         """One entry; its outcome is told when all its rows have theirs."""
         producer = self._producers[destination]
         group = _Group(len(rows), producer, lambda outcome, text: self._settled(destination, outcome, text))
+        try:
+            extras = [_extras(row) for row in rows]
+        except ValueError as error:  # another program wrote the row; nothing is sent
+            group.tell(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
+            return
         added = 0
         try:
-            for row in rows:
-                partition = producer.enqueue(row.value, group.done, _extras(row))
+            for row, extra in zip(rows, extras, strict=True):
+                partition = producer.enqueue(row.value, group.done, extra)
                 added += 1
         except PulsarException as error:
             if added:  # those before it are sent; the producer is opened anew and says how far they came
@@ -177,7 +182,10 @@ class _Group:
 
 
 def _extras(row: ClaimedRow) -> Extras:
-    properties: dict[str, Any] | None = json.loads(row.properties) if row.properties else None
+    """ValueError: its properties are no JSON object."""
+    properties: Any = json.loads(row.properties) if row.properties else None
+    if not isinstance(properties, dict | None):
+        raise ValueError("properties is no JSON object")
     return Extras(
         properties, row.key, sequence_id=row.seq, event_timestamp=row.event_time, deliver_at=row.deliver_at
     )

@@ -71,6 +71,7 @@ class _Topic:
     due: float = 0.0  # when it is asked again
     failed: int = 0
     error: str = ""
+    deduplicates: bool = True  # as far as is known; its rows are claimed only then
 
 
 class RelayCore:
@@ -133,7 +134,7 @@ class RelayCore:
     def resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
         """0: it has no partitions."""
         known = self.topics[topic]
-        known.asked, known.failed, known.error = False, 0, ""
+        known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
         known.due = now + self._settings.refresh_s
         for number in self._owned(topic):
@@ -142,12 +143,13 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """It is asked again later; with what is known of it the relay continues. At the start DeduplicationOff ends it.
-        """
+        """It is asked again later; with what is known of it the relay continues. DeduplicationOff ends it at the start,
+        and later no row of that topic is claimed until the policy is on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
             return self._stop(error)
+        known.deduplicates = known.deduplicates and not isinstance(error, DeduplicationOff)
         known.due = now + min(self._settings.back_off_last_s, 0.25 * 2 ** min(known.failed, 20))
         known.failed += 1
         return []
@@ -271,6 +273,11 @@ class RelayCore:
         return self.time_passed(now)
 
     @property
+    def epoch(self) -> int:
+        """Of the shard, as this relay took it."""
+        return self._epoch
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is in flight and everything is recorded."""
         flying = any(each.flight for each in self.destinations.values())
@@ -328,6 +335,8 @@ class RelayCore:
     def _claim(self) -> Claim | None:
         topics = {}
         for topic, known in self.topics.items():
+            if not known.deduplicates:
+                continue
             free = tuple(
                 number
                 for number in self._owned(topic)

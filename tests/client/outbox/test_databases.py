@@ -10,11 +10,16 @@ from sqlalchemy import Engine, MetaData, create_engine, text
 from sqlalchemy.orm import Session
 
 import magnetar
+from magnetar.client.outbox.core.relay import RelayCore
+from magnetar.client.outbox.core.values import RelaySettings
 from magnetar.client.outbox.errors import (
+    OutboxBehind,
     OutboxColumnsMissing,
     OutboxReadOnly,
     OutboxTableMissing,
     OutboxUnreachable,
+    RelayFenced,
+    SequencesForgotten,
 )
 from magnetar.client.outbox.relay import Relay, producer_name
 from magnetar.client.outbox.store import Store
@@ -32,6 +37,20 @@ def made(engine: Engine) -> SQLAlchemyOutbox:
 
 def no_client() -> magnetar.Client:
     return magnetar.Client("magnetar://127.0.0.1:1", operation_timeout_seconds=1)
+
+
+def test_an_older_relay_that_sees_rows_of_the_newer_one_says_that_it_is_fenced(engine: Engine) -> None:
+    """Not that the database is older than the topic, after which a person would number its rows anew."""
+    outbox = made(engine)
+    store = Store(engine, outbox)
+    core = RelayCore(0, 1, RelaySettings())
+    with no_client() as client:
+        relay = Relay(client, engine, outbox, name="older")
+        core.taken(store.take("older"), 0.0)
+        assert type(relay._why(core, OutboxBehind("rows of another"))) is OutboxBehind
+        store.take("newer")
+        assert type(relay._why(core, OutboxBehind("rows of another"))) is RelayFenced
+        assert type(relay._why(core, SequencesForgotten("rows of another"))) is RelayFenced
 
 
 def test_a_missing_table_is_told_at_the_start(engine: Engine) -> None:

@@ -256,6 +256,21 @@ def test_a_refused_row_is_parked_and_rows_of_other_keys_pass(broker: Broker, sho
     assert sorted(broker.stored("poison")) == ["bad", "passes", "waits"]
 
 
+def test_a_row_that_another_program_spoiled_is_parked_and_the_others_pass(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("spoiled")
+    shop.send("spoiled", "1", "no JSON", "2", "no object", "3")
+    rows = shop.outbox.rows
+    with shop.engine.begin() as connection:
+        for value, text in ((b"no JSON", "{"), (b"no object", "[1]")):
+            connection.execute(rows.update().where(rows.c.value == value).values(properties=text))
+    with shop.relay(broker, "spoiled") as relay:
+        shop.wait_empty(relay, but=2)
+        shop.wait_for(lambda: relay.lag().parked == 2, relay)
+        assert relay.restarts == 0
+    assert all("cannot be read" in (each.error or "") for each in shop.admin.rows(state=RowState.PARKED))
+    assert broker.stored("spoiled") == ["1", "2", "3"]
+
+
 def test_of_two_relays_the_older_is_fenced_and_the_newer_sends(broker: Broker, shop: Shop) -> None:
     broker.deduplicate("two")
     shop.send("two", "1")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from magnetar.client.outbox.core.relay import RelayCore, shard_of
-from magnetar.client.outbox.core.values import Claim, Open, RelaySettings, Resolve, Stop, Taken, Transact, Turn
+from magnetar.client.outbox.core.values import Claim, Effect, Open, RelaySettings, Resolve, Stop, Taken, Transact, Turn
 from magnetar.client.outbox.errors import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 from magnetar.client.outbox.rows import RowState
 
@@ -247,6 +247,26 @@ def test_a_topic_that_does_not_deduplicate_stops_a_relay_that_starts_and_later_o
     assert core.resolve_failed("b", error, 1.0) == []
     assert core.topics["b"].error == error.message
     core.check()
+
+
+def test_no_row_is_claimed_for_a_topic_whose_deduplication_was_switched_off_until_it_is_on_again() -> None:
+    core = RelayCore(0, 1, SMALL)
+    for each in core.taken(Taken(1, 0, {}, []), 0.0):
+        if isinstance(each, Transact):
+            core.turned(each.turn, [], 0, 0.0)
+    core.found(["a"], 0.0)
+    core.resolved("a", 0, 0.0)
+
+    def turns(effects: list[Effect]) -> list[Turn]:
+        return [each.turn for each in effects if isinstance(each, Transact)]
+
+    core.resolve_failed("a", DeduplicationOff("it is off"), 60.0)
+    for turn in turns(core.opened("a", -1, 60.0)):
+        assert turn.claim is None
+        core.turned(turn, [], 0, 60.0)
+    core.check()
+    claims = [each.claim for each in turns(core.resolved("a", 0, 61.0)) if each.claim is not None]
+    assert [each.topics for each in claims] == [{"a": (0, (0,))}]
 
 
 def test_each_destination_has_one_shard_whatever_the_number_of_partitions() -> None:
