@@ -15,7 +15,7 @@ INSTALL_TIMEOUT_S = 600.0
 
 
 def _install() -> None:
-    """Without a cluster of the system's own: the tests make theirs."""
+    """The package may make a cluster of the system's own; the tests make theirs and leave that one alone."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
