@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,security,patterns,demo,bench,docs,dev]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,outbox,security,patterns,demo,bench,docs,dev]'
 	$(link-pyspark-package)
 	@touch $@
 
@@ -29,11 +29,13 @@ endef
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
-# Looks for Java first, and installs it where we are root; without it the Spark tests are skipped and say so.
+# Looks for Java and PostgreSQL first, and installs them where we are root; without them the tests of Spark and of the
+# outbox with PostgreSQL are skipped and say so.
 # What starts processes runs by itself, one test after the other: time is real there. Not so where only what the
 # documents show is run.
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
+	@$(BIN)/python -m tests.postgres
 	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses auto
 	$(BIN)/python -m pytest tests/docs -m 'processes or spark' --numprocesses auto
 	$(BIN)/python -m pytest -m 'processes or spark' --ignore=tests/docs

@@ -295,6 +295,12 @@ _MODULES = {
     "functions.context": "client.functions.context",
     "functions.function": "client.functions.function",
     "functions.serde": "client.functions.serde",
+    "inbox": "client.inbox",
+    "outbox": "client.outbox",
+    "outbox.django": "client.outbox.django",
+    "outbox.django.apps": "client.outbox.django.apps",
+    "inbox.django": "client.inbox.django",
+    "inbox.django.apps": "client.inbox.django.apps",
     "schema.definition": "client.model.record",
     "schema.schema": "client.model.schema",
     "schema.schema_avro": "client.model.schema",
@@ -334,15 +340,11 @@ class _SecondNames:
         return importlib.machinery.ModuleSpec(fullname, self, is_package=has_modules)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> ModuleType:
-        """Its modules come with it: else the import would load a second copy of them, by its `__path__`."""
-        package, _, name = spec.name.partition(".")
-        for each, place in _MODULES.items():
-            if each.startswith(f"{name}."):
-                sys.modules[f"{package}.{each}"] = importlib.import_module(f".{place}", __name__)
+        _, _, name = spec.name.partition(".")
         return importlib.import_module(f".{_MODULES[name]}", __name__)
 
     def exec_module(self, module: ModuleType) -> None:
         """It was executed under its own name."""
 
 
-sys.meta_path.append(_SecondNames())
+sys.meta_path.insert(0, _SecondNames())  # before the path is searched, which would load second copies

@@ -17,6 +17,7 @@ COMMANDS = {
     "produce": Lazy(".messages.produce", "produce", "Send messages to a topic."),
     "consume": Lazy(".messages.consume", "consume", "Receive messages of a topic."),
     "migrate": Lazy(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),
+    "outbox": Lazy(".outbox.outbox", "outbox", "Outbox of a database: relay its rows; list, park, revive, drop them."),
     "tenants": Lazy(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
     "namespaces": Lazy(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
     "topics": Lazy(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),

@@ -121,6 +121,9 @@ SDK_CODES = {
     "SubscriptionNotFound": NOT_FOUND,
     "ConsumerBusy": IN_USE,
     "ProducerBusy": IN_USE,
+    "OutboxTableMissing": NOT_FOUND,
+    "RelayFenced": IN_USE,
+    "ShardsDiffer": IN_USE,
 }
 """Of exceptions that the SDK raises itself (client/common/errors.py), by class name: importing them would load the
 SDK."""

@@ -38,12 +38,16 @@ def _leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 LEAVES = dict(_leaves(root))
-CONNECTED = {path: each for path, each in LEAVES.items() if any("--url" in option.opts for option in each.params)}
+CONNECTED = {
+    path: each for path, each in LEAVES.items()
+    if any("--url" in option.opts for option in each.params) and path[0] != "outbox"  # its database is asked first
+}  # fmt: skip
 ASKING = {path: each for path, each in LEAVES.items() if any("--yes" in option.opts for option in each.params)}
 
 VALUES = {
     "topic": "t", "namespace": "public/default", "target": "public/default", "tenant": "public", "bookie": "0" * 8,
-    "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r",
+    "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r", "ids": "1",
+    "query": "q",
 }  # fmt: skip
 OPTIONS = {
     "file": ("-f", "-"), "classname": ("-c", "magnetar.client.model.record:Record"),
@@ -51,6 +55,7 @@ OPTIONS = {
     "moment": ("-d", "1h"), "count": ("-n", "1"), "role": ("-r", "etl"), "roles": ("-r", "etl,web"),
     "source_url": ("--from", "pulsar://127.0.0.1:1"), "topics": ("--topics", "t"),
     "actions": ("-a", "consume"), "mode": ("-m", "Prefix"), "keys": ("-k", "owner"),
+    "database_url": ("-d", "sqlite:///none.db"),
 }  # fmt: skip
 
 

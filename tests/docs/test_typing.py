@@ -1,4 +1,4 @@
-"""A user's programs are typed: `mypy --strict` sees the types of an installed wheel, in all five modules of the face.
+"""A user's programs are typed: `mypy --strict` sees the types of an installed wheel, in all modules of the face.
 
 The programs are `typed_program.py` and those of examples/.
 """
@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("typed_program.py")
 def test_a_users_program_is_typed_against_an_installed_wheel(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     names = build_and_import(tmp_path)
-    stubs = {f"magnetar/{name}.pyi" for name in ("asyncio", "schema", "admin", "exceptions")}
+    stubs = {f"magnetar/{name}.pyi" for name in ("asyncio", "schema", "admin", "exceptions", "outbox", "inbox")}
     assert stubs <= set(names), "what is imported by a second name has a stub in the wheel"
     python = _installed(tmp_path)
     programs = [PROGRAM, *(ROOT / "examples").glob("*.py")]
@@ -51,7 +51,7 @@ def _installed(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-@pytest.mark.parametrize("name", ["asyncio", "schema", "admin", "exceptions"])
+@pytest.mark.parametrize("name", ["asyncio", "schema", "admin", "exceptions", "outbox", "inbox"])
 def test_a_stub_stands_for_the_module_of_that_name(name: str) -> None:
     stub = Path(magnetar.__file__).with_name(f"{name}.pyi").read_text(encoding="utf-8")
     module = importlib.import_module(f"magnetar.{name}").__name__

@@ -11,7 +11,8 @@
 
 Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
 the earlier, because a broker detects a broken connection later than the client; an earlier one that arrives late is
-refused, and so is another producer of that name.
+refused, and so is another producer of that name, unless it takes the topic with EXCLUSIVE_WITH_FENCING: then the one
+that was there is fenced, as after any such taking.
 
 **Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
 publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
@@ -103,6 +104,8 @@ class ProducerTable:
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
                 if other.instance and registration.instance and other.instance != registration.instance:
+                    if registration.mode == EXCLUSIVE_WITH_FENCING:
+                        continue  # it is fenced below, as all others are
                     answer.denied = Denied.NAME_TAKEN
                     return answer
                 if registration.connection < other.connection:

@@ -61,6 +61,17 @@ def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table.check()
 
 
+def test_one_that_takes_the_topic_with_fencing_fences_one_of_its_own_name() -> None:
+    """A program that was started a second time; the first one still runs."""
+    table = ProducerTable()
+    table.join(ProducerRegistration(1, "a", EXCLUSIVE_WITH_FENCING, "x"))
+    second = table.join(ProducerRegistration(2, "a", EXCLUSIVE_WITH_FENCING, "y"))
+    assert second.registered
+    assert [each.id for each in second.fenced] == [1]
+    assert not second.replaced
+    table.check()
+
+
 def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind_it() -> None:
     shape = shape_of(3, 3, 3)
     none = Retention()

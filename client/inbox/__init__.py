@@ -1,0 +1,24 @@
+"""`magnetar.inbox`: consumers that do their work once for each message, in the application's own transaction
+(docs/outbox.md)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .django.inbox import DjangoInbox
+    from .keys import message_key
+    from .tables import SQLAlchemyInbox
+
+__all__ = ["DjangoInbox", "SQLAlchemyInbox", "message_key"]
+
+_PLACES = {"DjangoInbox": "django.inbox", "SQLAlchemyInbox": "tables", "message_key": "keys"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,48 @@
+"""`DjangoInbox`: as client/inbox/tables.py, for an application that uses Django.
+
+    inbox = DjangoInbox()
+    with transaction.atomic():
+        if inbox.first_time("billing", message_key(message)):
+            ...                                   # the work, in this transaction
+    consumer.acknowledge(message)
+"""
+
+from __future__ import annotations
+
+from django.db import router, transaction
+
+from ....runtime.clock import SystemClock
+from ..keys import KEPT_S, checked_key
+
+_clock = SystemClock()
+
+
+class DjangoInbox:
+    """`using`: the alias of the database; by default the one that Django's routers say."""
+
+    def __init__(self, using: str | None = None) -> None:
+        self._using = using
+
+    def first_time(self, subscription: str, key: str) -> bool:
+        """Whether the message was not done yet; it is from here on, if this transaction commits.
+        TransactionManagementError outside of `atomic()`: the row would commit before the work is done."""
+        from .models import InboxRow
+
+        using = self._using or router.db_for_write(InboxRow)
+        if not transaction.get_connection(using).in_atomic_block:
+            raise transaction.TransactionManagementError(
+                "inbox.first_time belongs into the transaction of the work: with transaction.atomic(): …"
+            )
+        row = {"subscription": subscription, "key": checked_key(key)}
+        _, created = InboxRow.objects.using(using).get_or_create(**row, defaults={"done": _clock.wall_ms()})
+        return bool(created)
+
+    def purge(self, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
+        """Deletes up to `limit` rows that are older than any message may be delivered again; how many there were."""
+        from .models import InboxRow
+
+        using = self._using or router.db_for_write(InboxRow)
+        before = _clock.wall_ms() - int(older_than_s * 1000)
+        ids = InboxRow.objects.using(using).filter(done__lt=before).values_list("pk", flat=True)[:limit]
+        deleted, _ = InboxRow.objects.using(using).filter(pk__in=list(ids)).delete()
+        return int(deleted)

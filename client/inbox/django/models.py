@@ -1,0 +1,22 @@
+"""The inbox's table as Django's model."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class InboxRow(models.Model):  # type: ignore[misc]  # Django has no types
+    """A message that a subscription has done."""
+
+    subscription = models.CharField(max_length=255)
+    key = models.CharField(max_length=255)
+    done = models.BigIntegerField()
+
+    class Meta:
+        db_table = "magnetar_inbox"
+        constraints = [  # noqa: RUF012 - Django's form
+            models.UniqueConstraint(fields=["subscription", "key"], name="magnetar_inbox_key"),
+        ]
+        indexes = [  # noqa: RUF012
+            models.Index(fields=["done"], name="magnetar_inbox_done"),
+        ]

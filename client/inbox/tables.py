@@ -1,0 +1,74 @@
+"""The inbox of an application that uses SQLAlchemy: a row for each message that is done, in the transaction that did
+it.
+
+    inbox = SQLAlchemyInbox(Base.metadata)
+    with Session(engine) as session, session.begin():
+        if inbox.first_time(session, "billing", message_key(message)):
+            ...                                   # the work, in this transaction
+    consumer.acknowledge(message)                 # after the commit, whether it was done now or before
+
+The row and the work commit together or not at all. A crash before the commit undoes both, and the message comes again;
+one after it leaves the row, and the next delivery is recognised. Two consumers at once: the later insert waits for the
+earlier transaction, and then finds its row (or does the work, when that one was rolled back).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, String, Table, delete, insert, select
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from ...runtime.clock import SystemClock
+from .keys import KEPT_S, KEY_MAX, checked_key
+
+_clock = SystemClock()
+
+
+class SQLAlchemyInbox:
+    """`metadata`: the application's, so that its migrations make the table."""
+
+    def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
+        self.rows = Table(
+            table, metadata,
+            Column("subscription", String(KEY_MAX), primary_key=True),
+            Column("key", String(KEY_MAX), primary_key=True),
+            Column("done", BigInteger, nullable=False),
+            Index(f"{table}_done", "done"),
+            schema=schema,
+        )  # fmt: skip
+
+    def first_time(self, session: Session | Connection, subscription: str, key: str) -> bool:
+        """Whether the message was not done yet; it is from here on, if this transaction commits."""
+        row = {"subscription": subscription, "key": checked_key(key), "done": _clock.wall_ms()}
+        dialect = session.get_bind().dialect.name if isinstance(session, Session) else session.dialect.name
+        statement: Any
+        match dialect:
+            case "postgresql":
+                statement = postgresql.insert(self.rows).on_conflict_do_nothing()
+            case "sqlite":
+                statement = sqlite.insert(self.rows).on_conflict_do_nothing()
+            case "mysql" | "mariadb":
+                statement = mysql.insert(self.rows).prefix_with("IGNORE")
+            case _:
+                return self._insert_if_missing(session, row)
+        done: Any = session.execute(statement, row, execution_options={"preserve_rowcount": True})
+        return bool(done.rowcount == 1)
+
+    def _insert_if_missing(self, session: Session | Connection, row: dict[str, Any]) -> bool:
+        """A conflict between two transactions raises IntegrityError in one of them: roll back and receive again."""
+        here = self.rows.c.subscription == row["subscription"], self.rows.c.key == row["key"]
+        if session.execute(select(self.rows.c.done).where(*here)).first() is not None:
+            return False
+        session.execute(insert(self.rows), row)
+        return True
+
+    def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
+        """Deletes up to `limit` rows that are older than any message may be delivered again; how many there were."""
+        c = self.rows.c
+        before = _clock.wall_ms() - int(older_than_s * 1000)
+        old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()
+        for row in old:
+            session.execute(delete(self.rows).where(c.subscription == row.subscription, c.key == row.key))
+        return len(old)

@@ -1,0 +1,35 @@
+"""`magnetar.outbox`: messages as rows in the application's own transaction, and the relay that sends them
+(docs/outbox.md).
+
+Each name is loaded when it is first used: without SQLAlchemy or Django the rest of the SDK works.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .core.values import RelaySettings
+    from .django.outbox import DjangoOutbox
+    from .relay import Relay
+    from .store import Lag
+    from .tables import SQLAlchemyOutbox
+
+__all__ = ["DjangoOutbox", "Lag", "Relay", "RelaySettings", "SQLAlchemyOutbox"]
+
+_PLACES = {
+    "DjangoOutbox": "django.outbox",
+    "Lag": "store",
+    "Relay": "relay",
+    "RelaySettings": "core.values",
+    "SQLAlchemyOutbox": "tables",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    globals()[name] = value
+    return value

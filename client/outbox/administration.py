@@ -1,0 +1,158 @@
+"""What a person does with an outbox: looks at rows, parks, revives and drops them; for `magnetar outbox`.
+
+All of it may be done while relays run: rows that are claimed are left to their relay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Engine, delete, select, update
+
+from ..blocking.client import Client
+from ..blocking.loop_thread import loop_thread
+from .core.relay import partition_name, shard_of
+from .core.values import RelaySettings
+from .databases import translated
+from .errors import OutboxError, ShardsDiffer
+from .rows import RowState, now_ms
+from .sender import Sender
+from .store import Store
+from .tables import SQLAlchemyOutbox
+
+ALIVE_MS = 10_000
+"""A relay that was seen so recently runs."""
+
+
+class OutboxRow(NamedTuple):
+    """A row as a person sees it; without its value. `created_ms`: since the epoch."""
+
+    id: int
+    state: str
+    topic: str
+    key: str | None
+    size: int
+    created_ms: int
+    attempts: int
+    seq: int | None
+    shard: int | None
+    error: str | None
+
+
+class ShardRecord(NamedTuple):
+    """Who has a shard. `seen_s`: how long ago its holder was there."""
+
+    shard: int
+    shards: int
+    epoch: int
+    holder: str
+    seen_s: float
+    next_seq: int
+
+
+class OutboxAdmin:
+    def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
+        self._engine, self._outbox = engine, outbox
+        self._rows = outbox.rows
+        self._store = Store(engine, outbox)
+
+    def create(self) -> None:
+        """Makes the tables that are missing. OutboxColumnsMissing: another table has the name."""
+        with translated():
+            for table in (self._outbox.rows, self._outbox.shards, self._outbox.positions):
+                table.create(self._engine, checkfirst=True)
+        self._store.check()
+
+    def check(self) -> None:
+        """OutboxTableMissing, OutboxColumnsMissing."""
+        self._store.check()
+
+    def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
+        """In the order of their ids."""
+        c = self._rows.c
+        query = select(
+            c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error
+        ).order_by(c.id).limit(limit)  # fmt: skip
+        if state is not None:
+            query = query.where(c.state == state)
+        if topic is not None:
+            query = query.where(c.topic == topic)
+        with translated(), self._engine.connect() as connection:
+            found = connection.execute(query).all()
+        return [OutboxRow._make(each)._replace(state=RowState(each[1]).name.lower()) for each in found]
+
+    def shards(self) -> list[ShardRecord]:
+        table = self._outbox.shards
+        with translated(), self._engine.connect() as connection:
+            found = connection.execute(select(table).order_by(table.c.shard)).all()
+        now = now_ms()
+        return [
+            ShardRecord(r.shard, r.shards, r.epoch, r.holder, max(0, now - r.seen) / 1000, r.next_seq) for r in found
+        ]
+
+    def park(self, ids: Sequence[int]) -> int:
+        """Waiting and refused rows: no relay sends them, and rows of their key wait. How many there were."""
+        return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
+
+    def revive(self, ids: Sequence[int] | None = None) -> int:
+        """Parked and refused rows wait again, with no attempt counted; None: all of them. How many there were."""
+        return self._change(
+            ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
+        )
+
+    def _change(self, ids: Sequence[int] | None, states: tuple[RowState, ...], **values: Any) -> int:
+        wanted = [self._rows.c.state.in_(tuple(int(state) for state in states))]
+        if ids is not None:
+            wanted.append(self._rows.c.id.in_(ids))
+        with translated(), self._engine.begin() as connection:
+            return connection.execute(update(self._rows).where(*wanted).values(**values)).rowcount
+
+    def drop(self, ids: Sequence[int]) -> int:
+        """Deletes rows that are not claimed: their messages are never sent. How many there were."""
+        with translated(), self._engine.begin() as connection:
+            here = self._rows.c.id.in_(ids), self._rows.c.state != int(RowState.CLAIMED)
+            return connection.execute(delete(self._rows).where(*here)).rowcount
+
+    def divide(self, shards: int) -> None:
+        """Changes the number of shards. OutboxError: a relay runs, or rows are claimed."""
+        running = [each for each in self.shards() if each.seen_s * 1000 < ALIVE_MS]
+        if running:
+            names = ", ".join(f"{each.shard} ({each.holder})" for each in running)
+            raise ShardsDiffer(f"relays of shards {names} run: stop them, and try again 10 s later")
+        if self.rows(state=RowState.CLAIMED, limit=1):
+            raise ShardsDiffer("rows are claimed: let the relays run as they did until none is, and stop them then")
+        table = self._outbox.shards
+        with translated(), self._engine.begin() as connection:
+            connection.execute(update(table).values(shards=shards))
+
+    def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
+        """After OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have, and
+        claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is fenced.
+        Returns the highest id of each destination."""
+        known = [each for each in self.shards() if each.shard == shard]
+        if not known:
+            raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
+        store = Store(self._engine, self._outbox, shard, known[0].shards)
+        taken = store.take("magnetar outbox renumber")
+        destinations = {*taken.stored, *(row.destination for row in taken.claimed)}
+        for topic in store.topics():
+            count = len(client.get_topic_partitions(topic))
+            partitions = 0 if count == 1 and client.get_topic_partitions(topic) == [topic] else count
+            destinations |= {partition_name(topic, number, partitions) for number in range(max(1, partitions))}
+        owned = sorted(each for each in destinations if shard_of(each, known[0].shards) == shard)
+        last = self._last_ids(client, name, owned)
+        store.renumber(taken.epoch, max([taken.next_seq, *(each + 1 for each in last.values())]), last)
+        return last
+
+    def _last_ids(self, client: Client, name: str, destinations: Sequence[str]) -> dict[str, int]:
+        sender = Sender(client, name, RelaySettings(), lambda fact: None)
+
+        async def one(destination: str) -> int:
+            producer = await sender.open_producer(destination)
+            try:
+                return producer.last_sequence_id()
+            finally:
+                await producer.close()
+
+        return {each: loop_thread().run(one(each)) for each in destinations}

@@ -1,0 +1,64 @@
+"""The tables of client/outbox/tables.py as Django's models: the migration makes them, and the admin site shows them.
+
+Guard: tests/client/outbox/test_django.py compares both.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
+    """A message that waits for a relay."""
+
+    topic = models.CharField(max_length=600)
+    key = models.TextField(null=True)
+    value = models.BinaryField(null=True)
+    properties = models.TextField(null=True)
+    event_time = models.BigIntegerField(null=True)
+    deliver_at = models.BigIntegerField(null=True)
+    created = models.BigIntegerField()
+    key_hash = models.IntegerField()
+    size = models.IntegerField()
+    state = models.SmallIntegerField()
+    attempts = models.SmallIntegerField()
+    error = models.TextField(null=True)
+    retry_at = models.BigIntegerField(null=True)
+    seq = models.BigIntegerField(null=True)
+    shard = models.SmallIntegerField(null=True)
+    destination = models.CharField(max_length=640, null=True)
+
+    class Meta:
+        db_table = "magnetar_outbox"
+        indexes = [  # noqa: RUF012 - Django's form
+            models.Index(fields=["state", "id"], name="magnetar_outbox_state_id"),
+            models.Index(fields=["state", "topic"], name="magnetar_outbox_state_topic"),
+        ]
+
+
+class OutboxShard(models.Model):  # type: ignore[misc]
+    """Who relays a shard."""
+
+    shard = models.SmallIntegerField(primary_key=True)
+    shards = models.SmallIntegerField()
+    epoch = models.BigIntegerField()
+    next_seq = models.BigIntegerField()
+    holder = models.TextField()
+    seen = models.BigIntegerField()
+
+    class Meta:
+        db_table = "magnetar_outbox_shards"
+
+
+class OutboxPosition(models.Model):  # type: ignore[misc]
+    """What a destination has stored."""
+
+    shard = models.SmallIntegerField()
+    destination = models.CharField(max_length=640)
+    seq = models.BigIntegerField()
+
+    class Meta:
+        db_table = "magnetar_outbox_positions"
+        constraints = [  # noqa: RUF012 - Django's form
+            models.UniqueConstraint(fields=["shard", "destination"], name="magnetar_outbox_position"),
+        ]

@@ -1,0 +1,298 @@
+"""The relay of one shard: a thread beside the application, or all of a process.
+
+    relay = Relay(client, engine, outbox, shard=0, shards=1)
+    relay.start()                    # a thread; `relay.run()` does the same in this one
+    …
+    relay.stop()
+
+It owns a core (client/outbox/core/relay.py), which decides, and runs its effects: transactions in this thread, all else
+in the client's loop. What fails for a while is tried again: a database or a broker that is away, for as long as it
+takes. An error that a person has to look at ends it, and is in `error`. An unforeseen one is logged, and the relay
+starts anew, as after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from pathlib import PurePath
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, Self
+
+from sqlalchemy import Engine
+
+from ...proto.errors import InvalidRequest, MagnetarError
+from ...proto.names import check_producer_name
+from ...runtime.clock import SystemClock
+from ..blocking.client import Client
+from .core.relay import RelayCore
+from .core.values import Effect, Find, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
+from .errors import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
+from .sender import Fact, Sender
+from .store import Lag, Store
+from .tables import SQLAlchemyOutbox
+
+_LOG = logging.getLogger("magnetar.outbox")
+STANDBY_S = 10.0
+"""A relay in standby takes the shard when its holder was not seen for so long, by its own clock."""
+_clock = SystemClock()
+
+
+class HasTables(Protocol):
+    """SQLAlchemyOutbox and DjangoOutbox."""
+
+    relays: Any
+
+    def tables(self) -> SQLAlchemyOutbox: ...
+
+
+class Relay:
+    """Sends the rows of one shard. One relay per shard at a time: a newer one fences the older, which ends with
+    RelayFenced. With `standby` it waits until no other has the shard: every worker of an application can have one.
+
+    `engine`: an engine of SQLAlchemy for the application's database. `name`: of the producers,
+    `outbox-NAME-SHARD`; by default that of the database; it must stay the same, and differ between databases that send
+    to the same topics. `shards`: how many relays share the outbox, the same for all of them.
+    """
+
+    def __init__(
+        self, client: Client, engine: Engine, outbox: HasTables, shard: int = 0, shards: int = 1, *,
+        name: str | None = None, standby: bool = False, settings: RelaySettings | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 <= shard < shards:
+            raise InvalidRequest(f"shard {shard} of {shards}: shards count from 0")
+        self.name = producer_name(engine, name, shard)
+        self.error: MagnetarError | None = None  # why it ended
+        self.restarts = 0  # after unforeseen errors
+        self._client = client
+        self._outbox = outbox
+        self._shard, self._shards = shard, shards
+        self._settings = settings or RelaySettings()
+        self._store = Store(engine, outbox.tables(), shard, shards)
+        self._standby = standby
+        self._facts: SimpleQueue[Fact | None] = SimpleQueue()
+        self._core: RelayCore | None = None
+        self._sender: Sender | None = None
+        self._phase = "new"
+        self._trouble = ""  # what it waits for
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before = {"sent_rows": 0, "stored_rows": 0, "refused_rows": 0, "parked_rows": 0}
+
+    # ------------------------------------------------------------------------------ start and stop
+    def start(self) -> Self:
+        """Starts its thread. OutboxTableMissing, OutboxColumnsMissing: at once. What is wrong later is in `error`."""
+        assert self._thread is None, "a relay is started once"
+        try:
+            self._store.check()
+        except OutboxUnreachable as error:
+            _LOG.warning("%s: %s", self.name, error)
+        self._thread = threading.Thread(target=self._in_thread, name=f"magnetar-{self.name}", daemon=True)
+        self._thread.start()
+        return self
+
+    def _in_thread(self) -> None:
+        try:
+            self.run()
+        except MagnetarError as error:
+            _LOG.error("%s: the relay ended: %s: %s", self.name, type(error).__name__, error)
+        except BaseException as error:
+            self.error = MagnetarError(f"{type(error).__name__}: {error}")
+            _LOG.exception("%s: the relay ended", self.name)
+
+    def run(self) -> None:
+        """Relays until `stop`. Raises the error that ended it."""
+        self._outbox.relays.add(self)
+        failed = 0
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._serve()
+                except OutboxUnreachable as error:
+                    self._trouble = error.message
+                    _LOG.warning("%s: %s", self.name, error)
+                except MagnetarError as error:
+                    self.error = error
+                    raise
+                except Exception:
+                    self.restarts += 1
+                    self._trouble = "an unforeseen error; see the log"
+                    _LOG.exception("%s: the relay starts anew", self.name)
+                else:
+                    failed = 0
+                    continue
+                self._stop.wait(min(self._settings.back_off_last_s, 0.1 * 2 ** min(failed, 20)))
+                failed += 1
+        finally:
+            self._phase = "failed" if self.error else "stopped"
+            self._ready.set()
+            self._outbox.relays.discard(self)
+
+    def wake(self) -> None:
+        """Look for rows at once; from any thread."""
+        self._facts.put(lambda core, now: core.woken(now))
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether it has its shard, or has ended, within that time."""
+        return self._ready.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Claims nothing more, waits up to `stop_s` for what is in flight, and ends. What was claimed and not sent
+        is sent by the next relay of the shard. Idempotent; raises nothing: see `error`."""
+        self._stop.set()
+        self._facts.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._settings.stop_s + 30.0)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------------------ the loop
+    def _serve(self) -> None:
+        self._store.check()
+        if not self._wait_turn():
+            return
+        holder = f"{socket.gethostname()}:{os.getpid()}"
+        taken = self._store.take(holder)
+        self._facts = SimpleQueue()  # what concerns an earlier life is not told to this one
+        facts = self._facts
+        core = RelayCore(self._shard, self._shards, self._settings, name=self.name)
+        sender = Sender(self._client, self.name, self._settings, facts.put)
+        self._core, self._sender = core, sender
+        self._phase, self._trouble = "running", ""
+        self._ready.set()
+        try:
+            self._run_effects(core, sender, core.taken(taken, _clock.monotonic()))
+            self._follow(core, sender, facts)
+        finally:
+            self._before = self._counters()
+            self._core = self._sender = None
+            sender.close()
+
+    def _follow(self, core: RelayCore, sender: Sender, facts: SimpleQueue[Fact | None]) -> None:
+        ends_at = float("inf")
+        while True:
+            now = _clock.monotonic()
+            if self._stop.is_set() and not core.stopping:
+                ends_at = now + self._settings.stop_s
+                self._run_effects(core, sender, core.stop_soon(now))
+            if core.stopping and (core.is_idle or now >= ends_at):
+                return
+            try:
+                fact = facts.get(timeout=max(0.0, min(core.due, ends_at) - now))
+            except Empty:
+                self._run_effects(core, sender, core.time_passed(_clock.monotonic()))
+                continue
+            if fact is not None:
+                self._run_effects(core, sender, fact(core, _clock.monotonic()))
+
+    def _run_effects(self, core: RelayCore, sender: Sender, effects: list[Effect]) -> None:
+        left = deque(effects)
+        while left:
+            match left.popleft():
+                case Send(destination, rows):
+                    sender.send(destination, rows)
+                case Transact(turn):
+                    left.extend(self._transact(core, turn))
+                case Open(destination):
+                    sender.open(destination)
+                case Resolve(topic):
+                    sender.resolve(topic)
+                case Find():
+                    left.extend(self._find(core))
+                case Stop(error):
+                    raise self._why(core, error)
+
+    def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
+        """A newer relay may have sent what looks like rows of another database: then it has the shard, and that is
+        the reason."""
+        if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
+            return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
+        return error
+
+    def _transact(self, core: RelayCore, turn: Turn) -> list[Effect]:
+        try:
+            rows, next_seq = self._store.turn(turn)
+        except RelayFenced:
+            return core.fenced()
+        except OutboxUnreachable as error:
+            self._note(error)
+            return core.turn_failed(_clock.monotonic())
+        self._trouble = ""
+        return core.turned(turn, rows, next_seq, _clock.monotonic())
+
+    def _find(self, core: RelayCore) -> list[Effect]:
+        try:
+            topics = self._store.topics()
+        except OutboxUnreachable as error:
+            self._note(error)
+            return core.find_failed(_clock.monotonic())
+        return core.found(topics, _clock.monotonic())
+
+    def _note(self, error: OutboxUnreachable) -> None:
+        if not self._trouble:
+            _LOG.warning("%s: %s", self.name, error)
+        self._trouble = error.message
+
+    def _wait_turn(self) -> bool:
+        """In standby: until the shard's holder was not seen for STANDBY_S. False: stopped before."""
+        if not self._standby:
+            return True
+        self._phase = "standby"
+        before, since = self._store.holder(), _clock.monotonic()
+        while before != (0, 0) and _clock.monotonic() - since < STANDBY_S:
+            if self._stop.wait(STANDBY_S / 10):
+                return False
+            found = self._store.holder()
+            if found != before:
+                before, since = found, _clock.monotonic()
+        return True
+
+    # ------------------------------------------------------------------------------ what it does
+    def _counters(self) -> dict[str, int]:
+        core = self._core
+        return {
+            name: count + (int(getattr(core, name)) if core is not None else 0) for name, count in self._before.items()
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters since the start, without a question to the database: rows sent, stored, refused and parked; claimed
+        ones in memory; destinations and topics that wait, with the reason; `trouble`: what the relay waits for."""
+        core = self._core
+        found: dict[str, Any] = {
+            "name": self.name, "shard": self._shard, "shards": self._shards, "phase": self._phase, **self._counters(),
+            "restarts": self.restarts, "trouble": self._trouble,
+            "error": f"{type(self.error).__name__}: {self.error.message}" if self.error else "",
+        }  # fmt: skip
+        destinations = list(core.destinations.values()) if core is not None else []
+        topics = dict(core.topics) if core is not None else {}
+        found["in_memory_rows"] = sum(each.rows for each in destinations)
+        found["destinations"] = len(destinations)
+        found["waits"] = {
+            **{name: each.error for name, each in topics.items() if each.error},
+            **{each.name: each.error for each in destinations if each.error},
+        }
+        return found
+
+    def lag(self) -> Lag:
+        """Rows of the whole outbox by state, and the age of the oldest: a question to the database."""
+        return self._store.lag()
+
+
+def producer_name(engine: Engine, name: str | None, shard: int) -> str:
+    """`outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
+    given = name if name is not None else PurePath(engine.url.database or "").stem
+    if not given or given == ":memory:":
+        raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")
+    try:
+        return check_producer_name(f"outbox-{given}-{shard}")
+    except MagnetarError as error:
+        raise InvalidRequest(f"{error.message}: choose another name (name=…, --name)") from error
+

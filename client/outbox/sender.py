@@ -1,0 +1,191 @@
+"""The relay's side of the broker: asks for topics, opens one producer per destination, sends groups of rows.
+
+Each call returns at once; its answer is a fact that is given to `tell`, from the client's loop thread. A group is one
+entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing else is
+in flight in that producer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...proto.errors import MagnetarError, Unauthorized
+from ...proto.names import TopicName
+from ..admin.client import AdminClient
+from ..blocking.client import Client
+from ..blocking.loop_thread import loop_thread
+from ..common.errors import PulsarException, Result, translate
+from ..model.message_id import MessageId
+from ..model.settings import ProducerAccessMode
+from ..produce.messages import Extras
+from ..produce.producer import Producer
+from .core.relay import RelayCore
+from .core.values import ClaimedRow, Effect, Outcome, RelaySettings
+from .errors import DeduplicationOff
+
+Fact = Callable[[RelayCore, float], list[Effect]]
+
+NO_DELAY_MS = 3_600_000
+"""No batch is closed by time: the last row of a group closes it."""
+
+_OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
+"""Refusals of an entry because of what is in it (docs/refusals.md)."""
+
+
+class Sender:
+    def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
+        """`name`: of all its producers."""
+        self._client = client
+        self._name = name
+        self._settings = settings
+        self._tell = tell
+        self._producers: dict[str, Producer] = {}
+        self._admin: AdminClient | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------------------ topics
+    def resolve(self, topic: str) -> None:
+        loop_thread().start_soon(self._resolve(topic))
+
+    async def _resolve(self, topic: str) -> None:
+        try:
+            partitions = await self._client.inner().connections.partitions(TopicName.parse(topic))
+            await self._check_deduplication(topic)
+        except Exception as error:
+            wrong = error if isinstance(error, MagnetarError) else translate(error)
+            self._tell(lambda core, now: core.resolve_failed(topic, wrong, now))
+        else:
+            self._tell(lambda core, now: core.resolved(topic, partitions, now))
+
+    async def _check_deduplication(self, topic: str) -> None:
+        if self._admin is None:
+            info = self._client.get_service_info()
+            self._admin = AdminClient(
+                info.service_url, authentication=info.authentication,
+                tls_trust_certs_file_path=info.tls_trust_certs_file_path or "",
+            )  # fmt: skip
+        try:
+            applied = await self._admin.topic_policies(topic, applied=True)
+        except Unauthorized as error:
+            text = f"the policy deduplication of {topic} cannot be read: {error.message}; the relay's role needs it"
+            raise type(error)(text) from error
+        if not applied.deduplication:
+            namespace = TopicName.parse(topic).namespace_name
+            raise DeduplicationOff(
+                f"{topic} does not deduplicate: what is sent again after a crash would be there twice. Turn it on:"
+                f" magnetar namespaces set-deduplication {namespace} --enable (or for the topic:"
+                f" magnetar topics set-deduplication {topic} --enable)"
+            )
+
+    # ------------------------------------------------------------------------------ producers
+    def open(self, destination: str) -> None:
+        loop_thread().start_soon(self._open(destination))
+
+    async def _open(self, destination: str) -> None:
+        before = self._producers.pop(destination, None)
+        if before is not None:
+            before.abort()
+        try:
+            producer = await self.open_producer(destination)
+        except Exception as error:
+            text = translate(error).message
+            self._tell(lambda core, now: core.open_failed(destination, text, now))
+            return
+        if self._closed:
+            producer.abort()
+            return
+        self._producers[destination] = producer
+        last = producer.last_sequence_id()
+        self._tell(lambda core, now: core.opened(destination, last, now))
+
+    async def open_producer(self, destination: str) -> Producer:
+        """Fences the one before; nothing of that one is in flight when this returns."""
+        return await self._client.inner().create_producer(
+            destination, self._name, send_timeout_millis=0, access_mode=ProducerAccessMode.ExclusiveWithFencing,
+            max_pending_messages=self._settings.rows_per_entry + 1, batching_enabled=True,
+            batching_max_messages=self._settings.rows_per_entry + 1,
+            batching_max_allowed_size_in_bytes=2 * self._settings.bytes_per_entry,
+            batching_max_publish_delay_ms=NO_DELAY_MS,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ rows
+    def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
+        """One entry; its outcome is told when all its rows have theirs."""
+        producer = self._producers[destination]
+        group = _Group(len(rows), producer, lambda outcome, text: self._settled(destination, outcome, text))
+        try:
+            extras = [_extras(row) for row in rows]
+        except ValueError as error:  # another program wrote the row; nothing is sent
+            group.tell(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
+            return
+        added = 0
+        try:
+            for row, extra in zip(rows, extras, strict=True):
+                partition = producer.enqueue(row.value, group.done, extra)
+                added += 1
+        except PulsarException as error:
+            if added:  # those before it are sent; the producer is opened anew and says how far they came
+                partition.flush_soon()
+            refused = not added and error.error() in _OF_THE_ROW
+            outcome = Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF
+            group.tell(outcome, f"{type(error).__name__}: {error.message}")
+            return
+        partition.flush_soon()
+
+    def _settled(self, destination: str, outcome: Outcome, text: str) -> None:
+        self._tell(lambda core, now: core.settled(destination, outcome, text, now))
+
+    # ------------------------------------------------------------------------------ the end
+    def close(self) -> None:
+        """At once: what is in flight stays unknown."""
+        self._closed = True
+        loop_thread().run(self._close())
+
+    async def _close(self) -> None:
+        for producer in self._producers.values():
+            producer.abort()
+        self._producers.clear()
+        if self._admin is not None:
+            await self._admin.close()
+
+
+class _Group:
+    """Counts the outcomes of a group's rows; `tell` is called once."""
+
+    __slots__ = ("_left", "_producer", "_results", "_tell", "_told")
+
+    def __init__(self, rows: int, producer: Producer, tell: Callable[[Outcome, str], None]) -> None:
+        self._left = rows
+        self._producer = producer
+        self._tell = tell
+        self._results: set[Result] = set()
+        self._told = False
+
+    def done(self, result: Result, _message_id: MessageId) -> None:
+        self._results.add(result)
+        self._left -= 1
+        if self._left:
+            return
+        if self._results == {Result.Ok}:
+            self.tell(Outcome.STORED, "")
+            return
+        why = self._producer.partitions[0].why or ", ".join(each.name for each in self._results)
+        refused = self._results <= _OF_THE_ROW and not self._producer.is_over
+        self.tell(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, why)
+
+    def tell(self, outcome: Outcome, text: str) -> None:
+        if not self._told:
+            self._told = True
+            self._tell(outcome, text)
+
+
+def _extras(row: ClaimedRow) -> Extras:
+    """ValueError: its properties are no JSON object."""
+    properties: Any = json.loads(row.properties) if row.properties else None
+    if not isinstance(properties, dict | None):
+        raise ValueError("properties is no JSON object")
+    return Extras(
+        properties, row.key, sequence_id=row.seq, event_timestamp=row.event_time, deliver_at=row.deliver_at
+    )

@@ -1,0 +1,316 @@
+"""The relay's transactions in the database. One shard has one holder at a time: its record has an epoch, which each new
+holder raises, and every transaction begins by writing that record under its own epoch. That write is the lease and the
+lock in one: an older holder changes no row and is told so (RelayFenced).
+
+`turn` may be repeated when its outcome is not known: deletes and refusals of rows that are gone change nothing, and a
+claim that took place is recognised by the record's next sequence id. SQLite, PostgreSQL, MySQL 8: `SKIP LOCKED` where
+there is one, so that a person who revives a row stops no relay.
+Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Engine,
+    and_,
+    bindparam,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from .core.relay import partition_name
+from .core.values import Claim, ClaimedRow, Failure, Taken, Turn
+from .databases import check_tables, translated
+from .errors import RelayFenced, ShardsDiffer
+from .rows import RowState, now_ms
+from .tables import SQLAlchemyOutbox
+
+CHUNK = 500
+"""Ids of one statement: SQLite had a limit of 999 parameters."""
+
+
+class Lag(NamedTuple):
+    """What waits: rows by state, and the age of the oldest one that waits or is claimed."""
+
+    waiting: int
+    claimed: int
+    held: int
+    parked: int
+    oldest_s: float
+
+
+class Store:
+    def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
+        self._engine = engine
+        self._outbox = outbox
+        self._rows, self._shards, self._positions = outbox.rows, outbox.shards, outbox.positions
+        self._shard, self._count = shard, shards
+        rows = self._rows
+        self._claimed_columns = (
+            rows.c.id, rows.c.seq, rows.c.destination, rows.c.size, rows.c.key, rows.c.value, rows.c.properties,
+            rows.c.event_time, rows.c.deliver_at, rows.c.attempts,
+        )  # fmt: skip
+        self._mark = (
+            update(rows).where(rows.c.id == bindparam("row_id"))
+            .values(state=int(RowState.CLAIMED), shard=shard, seq=bindparam("new_seq"), destination=bindparam("to"))
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """OutboxTableMissing, OutboxColumnsMissing."""
+        check_tables(self._engine, self._outbox)
+
+    # ------------------------------------------------------------------------------ the shard
+    def holder(self) -> tuple[int, int]:
+        """The shard's epoch, and when its holder was seen, in ms; (0, 0): it never had one."""
+        shards = self._shards
+        with translated(), self._engine.connect() as connection:
+            found = connection.execute(
+                select(shards.c.epoch, shards.c.seen).where(shards.c.shard == self._shard)
+            ).one_or_none()
+        return (0, 0) if found is None else (found.epoch, found.seen)
+
+    def take(self, holder: str) -> Taken:
+        """Takes the shard; who had it is fenced. ShardsDiffer."""
+        shards, now = self._shards, now_ms()
+        with translated(), self._engine.begin() as connection:
+            taken = connection.execute(
+                update(shards).where(shards.c.shard == self._shard)
+                .values(epoch=shards.c.epoch + 1, holder=holder)
+            )  # fmt: skip
+            if taken.rowcount == 0:
+                connection.execute(
+                    insert(shards).values(
+                        shard=self._shard, shards=self._count, epoch=1, next_seq=0, holder=holder, seen=0
+                    )
+                )
+            others = connection.scalars(select(shards.c.shards).distinct().where(shards.c.shards != 0)).all()
+            if any(each != self._count for each in others):
+                raise ShardsDiffer(
+                    f"the outbox has {next(each for each in others if each != self._count)} shards, and this relay was"
+                    f" started for {self._count}: start it with that number, or stop all relays and change it:"
+                    f" magnetar outbox shards {self._count}"
+                )
+            found = connection.execute(select(shards).where(shards.c.shard == self._shard)).one()
+            connection.execute(update(shards).where(shards.c.shard == self._shard).values(seen=now))
+            stored = self._stored(connection)
+            claimed = self._claimed(connection, -1)
+        absent = max(0, now - found.seen) / 1000 if found.seen else None
+        return Taken(found.epoch, found.next_seq, stored, claimed, absent)
+
+    def _stored(self, connection: Connection) -> dict[str, int]:
+        positions = self._positions
+        found = connection.execute(
+            select(positions.c.destination, positions.c.seq).where(positions.c.shard == self._shard)
+        )
+        return {each.destination: each.seq for each in found}
+
+    def _claimed(self, connection: Connection, from_seq: int) -> list[ClaimedRow]:
+        rows = self._rows
+        found = connection.execute(
+            select(*self._claimed_columns)
+            .where(rows.c.state == RowState.CLAIMED, rows.c.shard == self._shard, rows.c.seq >= from_seq)
+            .order_by(rows.c.seq)
+        )
+        return [ClaimedRow._make(each) for each in found]
+
+    def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
+        """Ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
+        shards, rows = self._shards, self._rows
+        with translated(), self._engine.begin() as connection:
+            here = shards.c.shard == self._shard, shards.c.epoch == epoch
+            if connection.execute(update(shards).where(*here).values(next_seq=next_seq)).rowcount == 0:
+                raise RelayFenced(f"shard {self._shard} has a newer holder: stop its relay first")
+            connection.execute(
+                update(rows).where(rows.c.state == RowState.CLAIMED, rows.c.shard == self._shard)
+                .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
+            )  # fmt: skip
+            for destination, seq in stored.items():
+                self._store_position(connection, destination, seq)
+
+    # ------------------------------------------------------------------------------ a turn
+    def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
+        """One transaction; the rows that were claimed and the next sequence id. RelayFenced: nothing was changed."""
+        shards = self._shards
+        with translated(), self._engine.begin() as connection:
+            ours = connection.execute(
+                update(shards).where(shards.c.shard == self._shard, shards.c.epoch == turn.epoch).values(seen=now_ms())
+            )
+            if ours.rowcount == 0:
+                raise RelayFenced(f"shard {self._shard} has a newer holder")
+            next_seq = connection.scalar(select(shards.c.next_seq).where(shards.c.shard == self._shard))
+            assert next_seq is not None, "the shard has its record"
+            self._record(connection, turn)
+            if next_seq > turn.next_seq:  # this turn took place before
+                return self._claimed(connection, turn.next_seq), next_seq
+            if turn.claim is None:
+                return [], next_seq
+            claimed = self._claim(connection, turn.claim, next_seq)
+            if claimed:
+                next_seq += len(claimed)
+                connection.execute(update(shards).where(shards.c.shard == self._shard).values(next_seq=next_seq))
+        return claimed, next_seq
+
+    def _record(self, connection: Connection, turn: Turn) -> None:
+        rows = self._rows
+        for ids in _chunks(turn.delete):
+            connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))
+        for destination, seq in turn.stored.items():
+            self._store_position(connection, destination, seq)
+        for failure in turn.failures:
+            self._refused(connection, failure)
+        for ids in _chunks([each.id for each in turn.release]):
+            connection.execute(
+                update(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED)
+                .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
+            )  # fmt: skip
+
+    def _store_position(self, connection: Connection, destination: str, seq: int) -> None:
+        positions = self._positions
+        here = and_(positions.c.shard == self._shard, positions.c.destination == destination)
+        if connection.execute(update(positions).where(here).values(seq=seq)).rowcount == 0:
+            there = connection.scalar(select(positions.c.seq).where(here))  # MySQL counts only rows that changed
+            if there is None:
+                connection.execute(insert(positions).values(shard=self._shard, destination=destination, seq=seq))
+
+    def _refused(self, connection: Connection, failure: Failure) -> None:
+        rows, row = self._rows, failure.row
+        state = RowState.PARKED if failure.parked else RowState.HELD
+        connection.execute(
+            update(rows).where(rows.c.id == row.id, rows.c.state == RowState.CLAIMED, rows.c.seq == row.seq)
+            .values(
+                state=int(state), attempts=row.attempts + 1, error=failure.error[:2000],
+                retry_at=now_ms() + int(failure.retry_after_s * 1000), shard=None, seq=None, destination=None,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ a claim
+    def _claim(self, connection: Connection, claim: Claim, next_seq: int) -> list[ClaimedRow]:
+        found = self._candidates(connection, claim)
+        if not found:
+            return []
+        seqs: dict[int, tuple[int, str]] = {}
+        size = 0
+        for each in found:
+            size += each.size
+            if seqs and size > claim.bytes_max:
+                break
+            partitions = claim.topics[each.topic][0]
+            destination = partition_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
+            seqs[each.id] = (next_seq + len(seqs), destination)
+        self._assign(connection, seqs)
+        rows = self._rows
+        claimed: list[ClaimedRow] = []
+        for ids in _chunks(list(seqs)):
+            of_them = connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids)))
+            claimed += [ClaimedRow._make(each) for each in of_them]
+        return sorted(claimed, key=lambda row: row.seq)
+
+    def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
+        """What may be claimed, in the order of the ids: refused rows whose time has come, then waiting ones."""
+        rows = self._rows
+        stuck = connection.scalar(select(exists().where(rows.c.state >= RowState.HELD)))
+        found: list[Any] = []
+        if stuck:
+            due = and_(rows.c.state == RowState.HELD, rows.c.retry_at <= now_ms())
+            found += connection.execute(self._select(claim, due, claim.rows_max, older=True)).all()
+        if len(found) < claim.rows_max:
+            waiting = rows.c.state == RowState.WAITING
+            query = self._select(claim, waiting, claim.rows_max - len(found), older=False if stuck else None)
+            found += connection.execute(query).all()
+        return found
+
+    def _select(self, claim: Claim, state: Any, limit: int, *, older: bool | None) -> Any:
+        """`older`: an older row of the key that was refused is in the way; False: any one; None: there is none."""
+        rows = self._rows
+        wanted = [state, self._places(claim)]
+        if older is not None:
+            other = rows.alias()
+            stuck = and_(other.c.state >= RowState.HELD, other.c.topic == rows.c.topic, other.c.key == rows.c.key)
+            wanted.append(~exists().where(and_(stuck, other.c.id < rows.c.id) if older else stuck))
+        return (
+            select(rows.c.id, rows.c.topic, rows.c.key_hash, rows.c.size)
+            .where(*wanted).order_by(rows.c.id).limit(limit)
+            .with_for_update(skip_locked=True, of=rows)
+        )  # fmt: skip
+
+    def _places(self, claim: Claim) -> Any:
+        """Rows of the destinations that have room."""
+        rows = self._rows
+        whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]
+        terms: list[Any] = [rows.c.topic.in_(whole)] if whole else []
+        for topic, (partitions, free) in claim.topics.items():
+            if len(free) < max(1, partitions):
+                terms.append(and_(rows.c.topic == topic, (rows.c.key_hash % partitions).in_(free)))
+        return or_(*terms)
+
+    def _assign(self, connection: Connection, seqs: dict[int, tuple[int, str]]) -> None:
+        if connection.dialect.name == "postgresql":
+            self._assign_at_once(connection, seqs)
+            return
+        connection.execute(
+            self._mark, [{"row_id": id_, "new_seq": seq, "to": to} for id_, (seq, to) in seqs.items()]
+        )
+
+    def _assign_at_once(self, connection: Connection, seqs: dict[int, tuple[int, str]]) -> None:
+        """UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a claim's time."""
+        rows = self._rows
+        by_destination: dict[str, list[tuple[int, int]]] = {}
+        for id_, (seq, to) in seqs.items():
+            by_destination.setdefault(to, []).append((id_, seq))
+        for to, pairs in by_destination.items():
+            ids = bindparam("ids", [id_ for id_, _ in pairs], type_=ARRAY(BigInteger))
+            numbers = bindparam("numbers", [seq for _, seq in pairs], type_=ARRAY(BigInteger))
+            columns = column("id", BigInteger), column("seq", BigInteger)
+            given = func.unnest(ids, numbers).table_valued(*columns).render_derived(name="given")
+            connection.execute(
+                update(rows).where(rows.c.id == given.c.id)
+                .values(state=int(RowState.CLAIMED), shard=self._shard, seq=given.c.seq, destination=to)
+            )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ questions
+    def topics(self) -> list[str]:
+        """Topics of rows that wait or were refused: one look into the index for each."""
+        rows = self._rows
+        found: set[str] = set()
+        with translated(), self._engine.connect() as connection:
+            for state in (RowState.WAITING, RowState.HELD):
+                last = ""
+                while True:
+                    query = select(func.min(rows.c.topic)).where(rows.c.state == state, rows.c.topic > last)
+                    topic = connection.scalar(query)
+                    if topic is None:
+                        break
+                    found.add(topic)
+                    last = topic
+        return sorted(found)
+
+    def lag(self) -> Lag:
+        """Of the whole outbox; it counts rows, so ask now and then."""
+        rows = self._rows
+        with translated(), self._engine.connect() as connection:
+            counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
+            first = [
+                select(rows.c.created).where(rows.c.state == state).order_by(rows.c.id).limit(1)
+                for state in (RowState.WAITING, RowState.CLAIMED, RowState.HELD)
+            ]
+            oldest = [found for query in first if (found := connection.scalar(query)) is not None]
+        age = max(0, now_ms() - min(oldest)) / 1000 if oldest else 0.0
+        counts: dict[int, int] = {each[0]: each[1] for each in counted}
+        waiting, claimed, held, parked = (counts.get(int(state), 0) for state in RowState)
+        return Lag(waiting, claimed, held, parked, age)
+
+
+def _chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))

@@ -1,0 +1,115 @@
+"""The outbox of an application that uses SQLAlchemy: its tables, and `send`.
+
+    outbox = SQLAlchemyOutbox(Base.metadata)
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.send(session, "orders", b"…", key="17")      # a row in this transaction, and nothing on the network
+
+Three tables: the rows; one record per shard (its holder, the next sequence id); one per shard and destination (the
+highest sequence id that is stored). `metadata.create_all(engine)` or Alembic makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    event,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import Session
+
+from ..model.schema import Schema
+from .rows import TABLE, new_row
+
+_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
+_VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+class SQLAlchemyOutbox:
+    """`metadata`: the application's, so that its migrations make the tables; `table`: the name of the first."""
+
+    def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
+        self.rows = Table(
+            table, metadata,
+            Column("id", _ID, primary_key=True, autoincrement=True),
+            Column("topic", String(600), nullable=False),
+            Column("key", Text),
+            Column("value", _VALUE),
+            Column("properties", Text),
+            Column("event_time", BigInteger),
+            Column("deliver_at", BigInteger),
+            Column("created", BigInteger, nullable=False),
+            Column("key_hash", Integer, nullable=False),
+            Column("size", Integer, nullable=False),
+            Column("state", SmallInteger, nullable=False),
+            Column("attempts", SmallInteger, nullable=False),
+            Column("error", Text),
+            Column("retry_at", BigInteger),
+            Column("seq", BigInteger),
+            Column("shard", SmallInteger),
+            Column("destination", String(640)),
+            Index(f"{table}_state_id", "state", "id"),
+            Index(f"{table}_state_topic", "state", "topic"),
+            schema=schema, sqlite_autoincrement=True,  # no id is given twice there either
+        )  # fmt: skip
+        self.shards = Table(
+            f"{table}_shards", metadata,
+            Column("shard", SmallInteger, primary_key=True, autoincrement=False),
+            Column("shards", SmallInteger, nullable=False),
+            Column("epoch", BigInteger, nullable=False),
+            Column("next_seq", BigInteger, nullable=False),
+            Column("holder", Text, nullable=False),
+            Column("seen", BigInteger, nullable=False),
+            schema=schema,
+        )  # fmt: skip
+        self.positions = Table(
+            f"{table}_positions", metadata,
+            Column("shard", SmallInteger, primary_key=True, autoincrement=False),
+            Column("destination", String(640), primary_key=True),
+            Column("seq", BigInteger, nullable=False),
+            schema=schema,
+        )  # fmt: skip
+        self.relays: WeakSet[Any] = WeakSet()  # of this process: they are woken by a commit
+        self._insert = self.rows.insert()
+
+    def tables(self) -> SQLAlchemyOutbox:
+        return self
+
+    def send(
+        self, session: Session | Connection, topic: str, value: object, *, key: str | None = None,
+        properties: Mapping[str, str] | None = None, event_time: int | None = None, deliver_at: int | None = None,
+        schema: Schema | None = None,
+    ) -> None:  # fmt: skip
+        """A message for `topic`, if and when the transaction of `session` commits. Nothing is sent here.
+
+        `value` is bytes, or what `schema` encodes; None: a message without a value. Times are ms since the epoch. With
+        an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises InvalidTopicName,
+        InvalidMessage, MessageTooBig before anything is written; then what the database raises.
+        """
+        row = new_row(topic, value, key, properties, event_time, deliver_at, schema)
+        if isinstance(session, Session) and self.relays and self not in session.info:
+            session.info[self] = "commits of this session wake relays"
+            event.listen(session, "after_commit", self._committed)
+        session.execute(self._insert, row)
+
+    def _committed(self, _session: Session) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        """Relays of this process look at once."""
+        for relay in list(self.relays):
+            relay.wake()

@@ -1,0 +1,369 @@
+"""The relay against a real broker: it dies at each of its steps, the broker is away, rows are refused, two relays run.
+
+`python -m tests.client.outbox.kills --kills 200` kills its process at random.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, MetaData, create_engine
+
+import magnetar
+from magnetar.admin import Admin
+from magnetar.client.outbox.administration import OutboxAdmin
+from magnetar.client.outbox.core.values import ClaimedRow, RelaySettings, Turn
+from magnetar.client.outbox.errors import DeduplicationOff, OutboxBehind, RelayFenced
+from magnetar.client.outbox.relay import Relay
+from magnetar.client.outbox.rows import RowState
+from magnetar.client.outbox.sender import Sender
+from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.proto.policies import Policies
+from tests.support.processes import Process, Processes
+
+pytestmark = pytest.mark.processes
+
+DEADLINE_S = 60.0
+DEADLINE_MS = 60_000
+QUICK = RelaySettings(
+    rows_per_claim=5, rows_per_entry=3, attempts_max=2, retry_first_s=0.05, back_off_last_s=0.5, stop_s=1.0
+)
+
+
+class Broker:
+    """A standalone server and what a test asks of it."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.url = process.wait_ready()
+        self.client = magnetar.Client(self.url)
+
+    def deduplicate(self, *topics: str, partitions: int = 0, **more: int) -> None:
+        with Admin(self.url) as admin:
+            for topic in topics:
+                admin.create_topic(topic, partitions=partitions)
+                admin.set_topic_policies(topic, Policies(deduplication=True, **more))
+
+    def stored(self, topic: str, at_least: int = 0) -> list[str]:
+        """Everything that the topic has, in its order."""
+        reader = self.client.create_reader(topic, magnetar.MessageId.earliest)
+        found: list[str] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while reader.has_message_available() or (len(found) < at_least and time.monotonic() < deadline):
+            found.append(reader.read_next(timeout_millis=DEADLINE_MS).data().decode())
+        reader.close()
+        return found
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Processes(tmp_path_factory.mktemp("outbox")) as processes:
+        made = Broker(processes.start("standalone", "standalone", "--port", "0", "--data", "data"))
+        yield made
+        made.client.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    made.engine.dispose()
+
+
+class Shop:
+    """An application: a SQLite database with an outbox."""
+
+    def __init__(self, folder: Path, name: str = "shop.db") -> None:
+        self.engine: Engine = create_engine(f"sqlite:///{folder / name}")
+        metadata = MetaData()
+        self.outbox = SQLAlchemyOutbox(metadata)
+        metadata.create_all(self.engine)
+        self.admin = OutboxAdmin(self.engine, self.outbox)
+
+    def send(self, topic: str, *values: str, key: str | None = None, deliver_at: int | None = None) -> None:
+        with self.engine.begin() as connection:
+            for value in values:
+                self.outbox.send(connection, topic, value.encode(), key=key, deliver_at=deliver_at)
+
+    def relay(self, broker: Broker, name: str, **more: object) -> Relay:
+        return Relay(broker.client, self.engine, self.outbox, name=name, settings=QUICK, **more)  # type: ignore[arg-type]
+
+    def wait_for(self, what: Callable[[], bool], relay: Relay) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not what():
+            assert time.monotonic() < deadline, (relay.statistics(), relay.lag())
+            assert relay.error is None, relay.error
+            relay.wait_ready(0.05)
+            time.sleep(0.02)
+
+    def wait_empty(self, relay: Relay, *, but: int = 0) -> None:
+        self.wait_for(lambda: len(self.admin.rows()) == but, relay)
+
+
+class Death(BaseException):
+    """kill -9, as far as this process allows: nothing of the relay's runs after it."""
+
+
+def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after each transaction, and before and after each group is sent."""
+    turn, send = Store.turn, Sender.send
+    left = [0]
+
+    def dies() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Death
+
+    def dying_turn(self: Store, given: Turn) -> tuple[list[ClaimedRow], int]:
+        dies()
+        found = turn(self, given)
+        dies()
+        return found
+
+    def dying_send(self: Sender, destination: str, rows: tuple[ClaimedRow, ...]) -> None:
+        dies()
+        send(self, destination, rows)
+        dies()
+
+    deaths = 0
+    for step in range(1, 40):
+        topic, shop = f"step-{step}", Shop(tmp_path, f"{step}.db")
+        broker.deduplicate(topic)
+        shop.send(topic, *(str(number) for number in range(8)), key="a")
+        with monkeypatch.context() as patched:
+            left[0] = step
+            patched.setattr(Store, "turn", dying_turn)
+            patched.setattr(Sender, "send", dying_send)
+            relay = shop.relay(broker, topic).start()
+            deadline = time.monotonic() + DEADLINE_S
+            while left[0] > 0 and shop.admin.rows() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            died = left[0] <= 0
+            left[0] = -1
+            relay.stop()
+        deaths += died
+        with shop.relay(broker, topic) as again:
+            shop.wait_empty(again)
+        assert broker.stored(topic) == [str(number) for number in range(8)], f"died at step {step}"
+        shop.engine.dispose()
+        if not died:
+            break
+    assert deaths >= 8, "the relay has as many steps"
+
+
+def test_rows_reach_topics_and_partitions_with_all_that_they_say(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("whole-plain")
+    broker.deduplicate("whole-parted", partitions=4)
+    parted = broker.client.subscribe("whole-parted", "s", initial_position=magnetar.InitialPosition.Earliest)
+    with shop.engine.begin() as connection:
+        shop.outbox.send(connection, "whole-plain", b"v", key="k", properties={"a": "ü"}, event_time=77)
+        shop.outbox.send(connection, "whole-plain", None, key="k")
+        for number in range(20):
+            shop.outbox.send(connection, "whole-parted", b"%d" % number, key=str(number))
+    reader = broker.client.create_reader("whole-plain", magnetar.MessageId.earliest)
+    with shop.relay(broker, "whole") as relay:
+        first, second = reader.read_next(DEADLINE_MS), reader.read_next(DEADLINE_MS)
+        found = {parted.receive(DEADLINE_MS).data() for _ in range(20)}
+        shop.wait_empty(relay)
+        counted = relay.statistics()
+    assert (first.data(), first.partition_key(), first.properties()) == (b"v", "k", {"a": "ü"})
+    assert first.event_timestamp() == 77
+    assert first.producer_name() == "outbox-whole-0"
+    assert second.data() == b""
+    assert found == {b"%d" % number for number in range(20)}
+    assert (counted["stored_rows"], counted["in_memory_rows"], counted["phase"]) == (22, 0, "running")
+    assert relay.statistics()["phase"] == "stopped"
+
+
+def test_a_relay_stops_in_the_middle_of_a_backlog_and_the_next_one_goes_on(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("backlog")
+    rows = [str(number) for number in range(2000)]
+    shop.send("backlog", *rows)
+    relay = shop.relay(broker, "backlog").start()
+    shop.wait_for(lambda: relay.statistics()["stored_rows"] > 0, relay)
+    relay.stop()
+    assert relay.statistics()["phase"] == "stopped"
+    assert shop.admin.rows(limit=1), "it did not go on to the end"
+    with Relay(broker.client, shop.engine, shop.outbox, name="backlog") as relay:
+        shop.wait_empty(relay)
+    assert broker.stored("backlog") == rows
+
+
+def test_a_commit_wakes_a_relay_of_the_same_process(broker: Broker, shop: Shop) -> None:
+    from sqlalchemy.orm import Session
+
+    broker.deduplicate("woken")
+    settings = RelaySettings(poll_s=3600.0, find_s=3600.0)
+    with Relay(broker.client, shop.engine, shop.outbox, name="woken", settings=settings) as relay:
+        assert relay.wait_ready(DEADLINE_S)
+        with Session(shop.engine) as session:
+            for number in range(3):
+                shop.outbox.send(session, "woken", b"%d" % number)
+                session.commit()
+                shop.wait_empty(relay)
+    assert broker.stored("woken") == ["0", "1", "2"]
+
+
+def test_a_topic_without_deduplication_is_refused_with_the_command(broker: Broker, shop: Shop) -> None:
+    shop.send("no-dedup", "1")
+    relay = shop.relay(broker, "no-dedup")
+    with pytest.raises(DeduplicationOff, match="magnetar namespaces set-deduplication public/default --enable"):
+        relay.run()
+    assert relay.statistics()["phase"] == "failed"
+
+
+def test_a_topic_without_deduplication_that_is_new_to_a_running_relay_waits_alone(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("with-dedup")
+    shop.send("with-dedup", "1")
+    with shop.relay(broker, "mixed") as relay:
+        shop.wait_empty(relay)
+        shop.send("new-without", "waits")
+        shop.wait_for(lambda: bool(relay.statistics()["waits"]), relay)
+        assert "set-deduplication" in relay.statistics()["waits"]["persistent://public/default/new-without"]
+        shop.send("with-dedup", "2")
+        shop.wait_empty(relay, but=1)
+        with Admin(broker.url) as admin:
+            admin.set_topic_policies("new-without", Policies(deduplication=True))
+        shop.wait_empty(relay)
+    assert broker.stored("with-dedup") == ["1", "2"]
+    assert broker.stored("new-without") == ["waits"]
+
+
+def test_a_refused_row_is_parked_and_rows_of_other_keys_pass(broker: Broker, shop: Shop) -> None:
+    """The topic allows a delay of a second; the row asks for a day."""
+    broker.deduplicate("poison", max_delay_ms=1000)
+    far = int(time.time() * 1000) + 86_400_000
+    shop.send("poison", "bad", key="a", deliver_at=far)
+    shop.send("poison", "waits", key="a")
+    shop.send("poison", "passes", key="b")
+    with shop.relay(broker, "poison") as relay:
+        shop.wait_for(lambda: relay.lag().parked == 1 and relay.lag().waiting == 1, relay)
+        assert broker.stored("poison", at_least=1) == ["passes"]
+        (row,) = shop.admin.rows(state=RowState.PARKED)
+        assert "delay" in (row.error or "")
+        assert row.attempts == QUICK.attempts_max
+        assert relay.statistics()["parked_rows"] == 1
+        with Admin(broker.url) as admin:
+            admin.remove_topic_policies("poison", "max_delay_ms")
+        assert shop.admin.revive([row.id]) == 1
+        shop.wait_empty(relay)
+    assert sorted(broker.stored("poison")) == ["bad", "passes", "waits"]
+
+
+def test_a_row_that_another_program_spoiled_is_parked_and_the_others_pass(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("spoiled")
+    shop.send("spoiled", "1", "no JSON", "2", "no object", "3")
+    rows = shop.outbox.rows
+    with shop.engine.begin() as connection:
+        for value, text in ((b"no JSON", "{"), (b"no object", "[1]")):
+            connection.execute(rows.update().where(rows.c.value == value).values(properties=text))
+    with shop.relay(broker, "spoiled") as relay:
+        shop.wait_empty(relay, but=2)
+        shop.wait_for(lambda: relay.lag().parked == 2, relay)
+        assert relay.restarts == 0
+    assert all("cannot be read" in (each.error or "") for each in shop.admin.rows(state=RowState.PARKED))
+    assert broker.stored("spoiled") == ["1", "2", "3"]
+
+
+def test_of_two_relays_the_older_is_fenced_and_the_newer_sends(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("two")
+    shop.send("two", "1")
+    old = shop.relay(broker, "two").start()
+    shop.wait_empty(old)
+    new = shop.relay(broker, "two").start()
+    assert new.wait_ready(DEADLINE_S)
+    shop.send("two", "2", "3")
+    shop.wait_empty(new)
+    deadline = time.monotonic() + DEADLINE_S
+    while old.error is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert isinstance(old.error, RelayFenced)
+    new.stop()
+    old.stop()
+    assert new.error is None
+    assert broker.stored("two") == ["1", "2", "3"]
+
+
+def test_a_relay_in_standby_takes_over_when_the_other_is_gone(
+    broker: Broker, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.client.outbox.relay.STANDBY_S", 1.0)
+    broker.deduplicate("standby")
+    first = Relay(
+        broker.client, shop.engine, shop.outbox, name="standby", settings=RelaySettings(seen_s=0.1)
+    ).start()
+    shop.send("standby", "1")
+    shop.wait_empty(first)
+    second = shop.relay(broker, "standby", standby=True).start()
+    assert not second.wait_ready(2.0)
+    assert second.statistics()["phase"] == "standby"
+    first.stop()
+    assert first.error is None
+    shop.send("standby", "2")
+    shop.wait_empty(second)
+    second.stop()
+    assert broker.stored("standby") == ["1", "2"]
+
+
+def test_a_database_from_a_backup_is_refused_and_goes_on_after_renumber(broker: Broker, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "now.db")
+    broker.deduplicate("backup")
+    with shop.relay(broker, "backup") as relay:
+        shop.send("backup", "1", "2")
+        shop.wait_empty(relay)
+    backup = tmp_path / "backup.db"
+    backup.write_bytes((tmp_path / "now.db").read_bytes())
+    with shop.relay(broker, "backup") as relay:
+        shop.send("backup", "3", "4")
+        shop.wait_empty(relay)
+    restored = Shop(tmp_path, "backup.db")
+    restored.send("backup", "5")
+    relay = restored.relay(broker, "backup")
+    with pytest.raises(OutboxBehind, match="renumber"):
+        relay.run()
+    assert restored.admin.renumber(broker.client, "outbox-backup-0", 0) == {"persistent://public/default/backup": 3}
+    with restored.relay(broker, "backup") as relay:
+        restored.wait_empty(relay)
+    assert broker.stored("backup") == ["1", "2", "3", "4", "5"]
+
+
+def test_a_broker_that_is_away_for_long_loses_nothing_and_stop_does_not_hang(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        broker = Broker(processes.start("standalone", "standalone", "--port", "0", "--data", "data"))
+        broker.deduplicate("away")
+        shop = Shop(tmp_path)
+        relay = shop.relay(broker, "away").start()
+        shop.send("away", "1")
+        shop.wait_empty(relay)
+        broker.process.kill()
+        shop.send("away", *(str(number) for number in range(2, 40)))
+        shop.wait_for(lambda: relay.lag().claimed > 0, relay)
+        relay.stop()
+        relay = shop.relay(broker, "away").start()  # one that starts while the broker is away
+        broker.process.start()
+        broker.process.wait_ready()
+        shop.wait_empty(relay)
+        relay.stop()
+        assert broker.stored("away") == [str(number) for number in range(1, 40)]
+        broker.client.close()
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_relays_and_applications_that_are_killed_lose_nothing_and_double_nothing(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from .kills import Kills
+
+    url = f"sqlite:///{tmp_path}/kills.db"
+    if database == "postgresql":
+        url = request.getfixturevalue("postgres").database("kills")
+    with Processes(tmp_path) as processes:
+        server = processes.start("standalone", "standalone", "--port", "0", "--data", "data").wait_ready()
+        found = Kills(processes, server, url, seed=1).run(4, fenced=4)
+    assert found["stored"] > 0
