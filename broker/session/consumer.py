@@ -259,10 +259,12 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ requests
     async def ack_in(
-        self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False
-    ) -> None:
+        self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
         """They are pending in the transaction, and that is durable, when this returns: acknowledged if it commits.
-        `cumulative`: everything up to and with the one entry that is named.
+        `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
+        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves.
 
         All of them or, whatever this raises before they are pending, none. NotAllowed, InvalidRequest,
         TransactionConflict, BackPressure; TransactionEnded and what Coordinators.join raises. When it is not stored for
@@ -285,7 +287,7 @@ class ConsumerSession:
             raise ConnectionLost("the consumer is closed: nothing was acknowledged")
         if not transactions.is_open(txn):
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
-        subscription.ack_in(self._consumer, txn, wanted, last)
+        subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
         await subscription.stored()
 
     async def durable(self) -> None:

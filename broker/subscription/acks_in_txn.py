@@ -68,13 +68,14 @@ class AcksInTxn(Acks):
 
     # ------------------------------------------------------------------ pending
     def pend(
-        self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int
-    ) -> bool:
+        self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
+        rest: bool = False,
+    ) -> bool:  # fmt: skip
         """All of it is pending in the transaction; False: it was. TransactionConflict, InvalidRequest, BackPressure:
         nothing has changed.
         """
         cursor, dispatcher = self._cursor, self._dispatcher
-        asked, named = self._exact(member, wanted), NOWHERE
+        asked, named = self._exact(member, wanted, rest=rest), NOWHERE
         if cumulative is not None:
             named = cumulative.position
             self._add_cumulative(member, cumulative, asked)
@@ -99,13 +100,15 @@ class AcksInTxn(Acks):
             dispatcher.acked_up_to(max(new.up_to, cursor.mark))
         return True
 
-    def _exact(self, member: Member, wanted: TxnAcks) -> TxnAcks:
-        """Message by message where not all of an entry is meant, and as an entry where all of it is."""
+    def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
+        """Message by message where not all of an entry is meant, and as an entry where all of it is. `rest`: a whole
+        entry means what is left of it, else all of its messages, and one of them may be acknowledged already.
+        """
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(cursor.touched_in(exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
         for position in touched:
-            bits = self._shown(member, position)
+            bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1
             if bits:
                 exact.entries[position[0]].discard(position[1])
                 exact.parts[position] = Partial(bits, self._size(member, position))

@@ -279,9 +279,12 @@ class Subscription(Pump):
         """Puts them into `wanted`, in steps, and changes nothing. InvalidRequest, TransactionConflict."""
         return self._acks.gather(entries, sets, wanted)
 
-    def ack_in(self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None) -> None:
+    def ack_in(
+        self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
         """All of it is pending in the transaction, at once: acknowledged if it commits. Repeated: nothing more happens.
-        The topic has joined the transaction in the same turn of the loop.
+        The topic has joined the transaction in the same turn of the loop. `rest`: as the session's.
 
         NotAllowed: the subscription keeps nothing, or is shared and it is cumulative. TransactionConflict,
         InvalidRequest, BackPressure. Nothing has changed then.
@@ -289,7 +292,7 @@ class Subscription(Pump):
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
-        if self._acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes):
+        if self._acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
             self._changed()
 
     def check_transactional(self) -> None:

@@ -85,7 +85,7 @@ async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
-        await session.ack_in(txn, individual(ack.message_id, session.messages_of))
+        await session.ack_in(txn, individual(ack.message_id, session.messages_of), rest=True)
         return
     if len(ack.message_id) != 1:
         raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")

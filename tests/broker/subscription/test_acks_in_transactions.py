@@ -191,6 +191,26 @@ async def test_messages_of_a_batch_in_two_transactions_are_hidden_and_come_back_
     subscription.dispatcher.check()
 
 
+async def test_a_whole_entry_means_all_of_its_messages_and_is_refused_when_one_is_acknowledged(
+    running: Cluster,
+) -> None:
+    """A program that got the batch again before it acknowledged a message of the first delivery in X."""
+    await filled(running, 1, batch=2)
+    joins_of(running)
+    mine = await consumer(running, type=SHARED)
+    (batch,) = await received(mine, 1)
+    await ack_in(mine, X, batch, indexes=[1])
+    subscription = subscription_of(running)
+    subscription.settle(X, True)
+    with pytest.raises(TransactionConflict):
+        await ack_in(mine, Y, batch)
+    assert subscription.pending_transactions == ()
+    await ack_in(mine, Y, batch, indexes=[0])
+    subscription.settle(Y, True)
+    assert subscription.cursor.mark.entry_id == 0
+    subscription.dispatcher.check()
+
+
 async def test_order_is_kept_after_an_aborted_cumulative_acknowledgement(running: Cluster) -> None:
     await filled(running, 6)
     joins_of(running)

@@ -482,15 +482,17 @@ class Walk:
         """One that it holds, as it was shown: that is always taken, unless another one has acknowledged of it."""
         if found := self.some_held():
             account, position = found
-            meant = self.meant(account, position)
+            rest = self.rng.random() < 0.5
+            meant = self.meant(account, position) if rest else None
             sure = meant is None or account.held[position] == len(meant)
             hidden = self.acked_indexes.get(position, set()) | self.pending_at(position)
-            self.pend(account, position, meant, sure=sure and not (meant is None and hidden))
+            self.pend(account, position, meant, sure=sure and not (meant is None and hidden), rest=rest)
 
     def ack_in_by_another(self) -> None:
         if self.items and self.accounts:
             account, position = self.accounts[self.some_id()], self.rng.choice(list(self.items))
-            self.pend(account, position, self.meant(account, position), sure=False)
+            rest = self.rng.random() < 0.5
+            self.pend(account, position, self.meant(account, position) if rest else None, sure=False, rest=rest)
 
     def ack_part_in(self) -> None:
         if (found := self.some_held()) and self.items[found[1]].count > 1:
@@ -500,8 +502,9 @@ class Walk:
             self.pend(account, position, {index}, sure=not busy, bits=1 << index)
 
     def pend(
-        self, account: Account, position: Position, indexes: set[int] | None, *, sure: bool, bits: int = 0
-    ) -> None:
+        self, account: Account, position: Position, indexes: set[int] | None, *, sure: bool, bits: int = 0,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
         txn, wanted = self.some_txn(), TxnAcks()
         own = self.in_txn.get(txn, {}).get(position, set())
         everything = set(range(self.items[position].count))
@@ -509,7 +512,7 @@ class Walk:
         taken = self.acked_indexes.get(position, set()) | (self.pending_at(position) - own)
         wanted.add(position, bits)
         try:
-            self.acks.pend(account.member, txn, wanted, None, 1 << 60)
+            self.acks.pend(account.member, txn, wanted, None, 1 << 60, rest=rest)
         except TransactionConflict:
             assert not sure, f"{position} is free, and was refused"
             assert asked & taken or position in self.acked, f"{position} was refused without a reason"
