@@ -31,6 +31,7 @@ from datetime import timedelta
 from types import GeneratorType
 from typing import Any, NamedTuple
 
+from ...proto.names import Position
 from ...runtime.tasks import Tasks
 from ..common.checks import MS, TIMEOUT_MS, TRANSACTION, Check, WrongValue, check, check_one, instance, shown, whole
 from ..common.errors import (
@@ -264,11 +265,16 @@ class Loop:
         return True
 
     def _gathered(self) -> list[Message]:
+        """Each message once: what came again while its former copy still waited would count twice in one transaction.
+        """
         taken: list[Message] = []
+        places: set[tuple[object, Position, int]] = set()
         take = self._consumer.inbox.take_nowait
         try:
             while len(taken) < self._options.messages_max and (message := take()) is not None:
-                taken.append(message)
+                places.add((message.entry.consumer, message.entry.position, message.batch_index))
+                if len(places) > len(taken):
+                    taken.append(message)
         except BaseException:  # a damaged message
             self._consumer.inbox.put_back(taken)
             raise

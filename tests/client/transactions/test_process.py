@@ -99,6 +99,22 @@ def test_an_aborted_transaction_is_done_again_and_its_messages_count_once(kind: 
     run(body)
 
 
+def test_a_message_that_waits_twice_counts_once() -> None:
+    """A batch came again after an abort of some of its messages, while the others of its first delivery still waited."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await fill(client, 7)
+        consumer = await subscribe(client, ConsumerType.Shared)
+        producer = await client.create_producer("out")
+        await consumer.inbox.wait_filled(None)
+        consumer.inbox.put_back(list(consumer.inbox.messages)[3:])
+        statistics = await process(consumer, producer, lambda message: message.data(), idle_timeout_ms=5000)
+        assert sorted(await output(client)) == [b"%d" % number for number in range(7)]
+        assert (statistics.received, statistics.acknowledged) == (7, 7)
+
+    run(body)
+
+
 def test_a_function_may_wait_and_return_nothing_or_several() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         await fill(client, 6)
