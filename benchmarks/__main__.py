@@ -205,6 +205,7 @@ def _help() -> str:
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
 @click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
+@click.option("--exactly-once", is_flag=True, help="In transactions; at least once in the same run (spark-write).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
 @click.option("--peer", type=click.Choice(["pulsar"]), help="Start a real Pulsar to compare with (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
@@ -215,8 +216,9 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, url: str | None, peer: str | None,
-    only: str | None, runs: int, seed: int, as_json: bool, compare: str | None, plot: str | None,
+    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, exactly_once: bool,
+    url: str | None, peer: str | None, only: str | None, runs: int, seed: int, as_json: bool, compare: str | None,
+    plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
@@ -225,6 +227,7 @@ def main(
         raise click.UsageError("--peer is for pulsar-python, instead of --url")
     extra = {
         "mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline, "peer": peer,
+        "exactly_once": exactly_once or None,
     }  # fmt: skip
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":

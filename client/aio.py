@@ -36,10 +36,13 @@ from .model.settings import (
 )
 from .produce.messages import Extras
 from .produce.producer import Producer
+from .transactions.batches import Batch, BatchOutcome, SinkStatus
 from .transactions.process import Output, ProcessStatistics, process
 from .transactions.transaction import Transaction
 
 __all__ = [
+    "Batch",
+    "BatchOutcome",
     "BatchingType",
     "Client",
     "CompressionType",
@@ -69,6 +72,7 @@ __all__ = [
     "Reader",
     "RegexSubscriptionMode",
     "Result",
+    "SinkStatus",
     "StoredEntry",
     "TableView",
     "Transaction",

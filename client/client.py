@@ -66,6 +66,8 @@ from .model.settings import (
     RegexSubscriptionMode,
 )
 from .produce.producer import Producer
+from .transactions import batches
+from .transactions.batches import Batch, BatchOutcome, SinkStatus
 from .transactions.transaction import Transaction
 from .transactions.transactions import Transactions
 
@@ -169,14 +171,43 @@ class Client(ClosedAfterAsyncWith):
         made = Transaction(Transactions.of(self._connections), timeout, None)
         return made if made.begin_now() else None
 
+    async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
+        """A transaction that writes a part of a batch, begun; None: the sink has the batch already, and there is
+        nothing to write. It is prepared, and committed with the batch (client/transactions/batches.py). SinkFenced:
+        another query writes the sink."""
+        check(TRANSACTION, {"timeout": timeout})
+        batch.check()
+        transactions = self.transactions
+        found = await translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
+        return None if found is None else transactions.begun(found, timeout)
+
+    async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
+        """Commits prepared transactions of a batch together, and once for each number of a sink. TransactionAborted:
+        one of them is, and none was committed. SinkFenced; OutcomeUnknown: call it again, or ask `sink_status`."""
+        batch.check()
+        txns = [_txn_id(each) for each in txn_ids]
+        return await translated(batches.commit(self.transactions.coordinators, batch, txns))
+
+    async def sink_status(self, sink_id: str) -> SinkStatus | None:
+        """The last batch that was committed for a sink, and its query; None: none was."""
+        return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
+
+    async def commit_transaction(self, txn_id: TxnId | str) -> None:
+        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
+        TransactionForgotten; InvalidTxnStatusError: it is open."""
+        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
+        await translated(work)
+
+    async def abort_transaction(self, txn_id: TxnId | str) -> None:
+        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
+        InvalidTxnStatusError: it is committed."""
+        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
+        await translated(work)
+
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
         TransactionForgotten: it ended too long ago."""
-        try:
-            txn = TxnId.checked(*txn_id) if isinstance(txn_id, TxnId) else TxnId.parse(txn_id)
-        except (MagnetarError, TypeError) as error:
-            raise WrongValue(f"txn_id is the id of a transaction, not {shown(txn_id)}") from error
-        state, refused = await translated(self.transactions.coordinators.status(txn))
+        state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
             raise translate(refused) from refused
         return TransactionState[state.name]
@@ -268,7 +299,10 @@ class Client(ClosedAfterAsyncWith):
         check_names(check_subscription_name, subscription_name)
         settings = consumer_settings(
             given(
-                options, "subscription_name", "batch_receive_policy", "is_pattern_topic",
+                options,
+                "subscription_name",
+                "batch_receive_policy",
+                "is_pattern_topic",
                 "pattern_auto_discovery_period",
             )
         )
@@ -466,3 +500,10 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise WrongTopic(f"{shown(text)} is no regular expression: {error}") from error
+
+
+def _txn_id(given: TxnId | str) -> TxnId:
+    try:
+        return TxnId.checked(*given) if isinstance(given, TxnId) else TxnId.parse(given)
+    except (MagnetarError, TypeError) as error:
+        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shown(given)}") from error

@@ -548,28 +548,34 @@ class WatchTopicsReply(_message.Message):
     def __init__(self, topics: _Optional[_Union[Names, _Mapping]] = ..., added: _Optional[str] = ..., removed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class OffsetsRequest(_message.Message):
-    __slots__ = ("topic", "publish_times_ms", "subscription")
+    __slots__ = ("topic", "publish_times_ms", "subscription", "aborted_first", "aborted_end")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_END_FIELD_NUMBER: _ClassVar[int]
     topic: str
     publish_times_ms: _containers.RepeatedScalarFieldContainer[int]
     subscription: str
-    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ...) -> None: ...
+    aborted_first: int
+    aborted_end: int
+    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ..., aborted_first: _Optional[int] = ..., aborted_end: _Optional[int] = ...) -> None: ...
 
 class OffsetsReply(_message.Message):
-    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index")
+    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index", "aborted")
     EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     BY_TIME_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
     earliest_index: int
     end_index: int
     by_time: _containers.RepeatedScalarFieldContainer[int]
     bytes: int
     subscription_index: int
-    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ...) -> None: ...
+    aborted: int
+    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class AdvanceSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "subscription", "index")

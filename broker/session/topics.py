@@ -48,6 +48,7 @@ class Offsets(msgspec.Struct, frozen=True):
     size: int  # bytes stored between them
     by_time: list[int] = []  # the first one at or after each time; `end` where there is none
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
+    aborted: int = 0  # messages of the range that was asked for
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
@@ -84,8 +85,13 @@ class Topics:
                 owner = await self.lookup(topic)
         return Partitions(count, owner)
 
-    async def offsets(self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "") -> Offsets:
-        """A durable `subscription` is made at the earliest message when it is missing."""
+    async def offsets(
+        self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
+        aborted_in: tuple[int, int] = (0, 0),
+    ) -> Offsets:  # fmt: skip
+        """A durable `subscription` is made at the earliest message when it is missing. `aborted_in`: a range of
+        indexes, whose messages of aborted transactions are counted; an index without a message that is none of them
+        has lost its message."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -100,7 +106,8 @@ class Topics:
             if turns.over:
                 await turns.next()
         topic.check_end()
-        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index)
+        aborted = shape.aborted_messages(*aborted_in)
+        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted)
 
     async def _one(self, name: TopicName) -> Topic:
         """A partition, or a topic without partitions. NotAllowed: it has partitions. TopicNotFound."""

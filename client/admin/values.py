@@ -323,6 +323,7 @@ class TopicOffsets:
     bytes: int  # stored between the two
     by_time: tuple[int, ...] = ()  # per time asked for: first index published then or later, `end_index` when none
     subscription_index: int = -1  # first that the subscription has not acknowledged; -1: none asked for
+    aborted: int = 0  # of the range that was asked for: messages of aborted transactions, which no reader is shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from ..model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from ..transactions.batches import SinkStatus
 from .consumer import Consumer, ConsumerEvents, Reader
 from .handle import close_soon
 from .loop_thread import loop_thread
@@ -260,6 +261,20 @@ class Client(ClosedAfterWith):
         `id`, the same) a later client that begins a transaction of that name fences this one.
         """
         return Transaction(self.inner(), timeout, name, id, self._bodies)
+
+    def sink_status(self, sink_id: str) -> SinkStatus | None:
+        """The last batch that was committed for a sink, and its query; None: none was."""
+        return loop_thread().run(self.inner().sink_status(sink_id))
+
+    def commit_transaction(self, txn_id: TxnId | str) -> None:
+        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
+        TransactionForgotten; InvalidTxnStatusError: it is open."""
+        loop_thread().run(self.inner().commit_transaction(txn_id))
+
+    def abort_transaction(self, txn_id: TxnId | str) -> None:
+        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
+        InvalidTxnStatusError: it is committed."""
+        loop_thread().run(self.inner().abort_transaction(txn_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.

@@ -67,7 +67,8 @@ class Transaction:
 
     @property
     def state(self) -> TransactionState:
-        """OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: `commit` got no answer, and asks again."""
+        """OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer, and
+        `commit` asks again."""
         return self._inner.state
 
     def inner(self) -> AsyncTransaction:
@@ -83,6 +84,14 @@ class Transaction:
         OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
         """
         self._finish(self.inner().commit(wait))
+
+    def prepare(self, until: float = 0) -> None:
+        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
+        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
+        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`.
+        Readers wait for it until then. Errors as of `commit`.
+        """
+        self._finish(self.inner().prepare(until))
 
     def abort(self, wait: Wait = "durable") -> None:
         """Nothing of it counts; what it acknowledged is delivered again. Once more is no harm. TransactionEnded: it is
@@ -118,7 +127,8 @@ class Transaction:
             return
         state = self.state
         if kind is None:
-            if state not in (TransactionState.ABORTED, TransactionState.ABORTING):  # by hand, in the body
+            ended = TransactionState.ABORTED, TransactionState.ABORTING, TransactionState.PREPARED
+            if state not in ended:  # by hand, in the body
                 self.commit()
         elif state is TransactionState.OPEN:
             with suppress(PulsarException, TimeoutError):

@@ -62,6 +62,7 @@ __all__ = [
     "ReadError",
     "Result",
     "ServiceUnitNotReady",
+    "SinkFenced",
     "SubscriptionNotFound",
     "Timeout",
     "TooManyLookupRequestException",
@@ -363,6 +364,10 @@ class TransactionFenced(InvalidTxnStatusError):
     definite = True
 
 
+class SinkFenced(TransactionFenced):
+    """Another query writes the batches of this sink: choose another sink, or adopt it; nothing was written."""
+
+
 class TransactionForgotten(TransactionNotFound):
     """The transaction ended so long ago that its outcome is not kept any more."""
 
@@ -418,7 +423,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.TransactionEnded, TransactionEnded),
     (wire_errors.TransactionFenced, TransactionFenced),
     (wire_errors.TransactionForgotten, TransactionForgotten),
-    (wire_errors.SinkFenced, TransactionFenced),
+    (wire_errors.SinkFenced, SinkFenced),
 ]
 
 

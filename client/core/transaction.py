@@ -8,6 +8,9 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | OPEN | | `commit`, and an operation failed; or `abort` | ABORTING: End(ABORT) |
 | COMMITTING | | the coordinator says COMMITTED, or ABORTED | COMMITTED; ABORTED, TransactionAborted is raised |
 | COMMITTING | | no answer in time, and no status either | ERROR: the outcome is unknown; `commit` asks again |
+| OPEN | | `prepare`, and every operation has its outcome, none failed | PREPARING: End(PREPARE) |
+| PREPARING | | the coordinator says PREPARED; ABORTED; no answer | PREPARED; ABORTED; ERROR |
+| PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
 **Operations.** A send or an acknowledgement belongs to the transaction from `enter` to its outcome. `commit` waits for
@@ -50,9 +53,11 @@ NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """Of a transaction. PREPARED is of Spark's tasks; ERROR: its commit got no answer, and `commit` asks again."""
+    """Of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its `prepare`, got
+    no answer, and `commit` asks again."""
 
     OPEN = "OPEN"
+    PREPARING = "PREPARING"
     PREPARED = "PREPARED"
     COMMITTING = "COMMITTING"
     ABORTING = "ABORTING"
@@ -61,9 +66,14 @@ class TransactionState(Enum):
     ERROR = "ERROR"
 
 
+WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
+"""The end waits for the operations."""
+
+
 class Verb(Enum):
     COMMIT = 0
     ABORT = 1
+    PREPARE = 2
 
 
 class Receipts(NamedTuple):
@@ -228,17 +238,27 @@ class TransactionCore:
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
         """Idle comes now, or when all operations have their outcomes; then `decide`."""
+        may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
+        return self._wait(TransactionState.COMMITTING, may_be)
+
+    def prepare(self) -> list[TransactionEffect]:
+        """As `commit`."""
+        return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
+
+    def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
         with self._lock:
-            assert self.state in (TransactionState.OPEN, TransactionState.ERROR), "it commits once at a time"
-            self.state = TransactionState.COMMITTING
+            assert self.state in may_be, "it ends once at a time"
+            self.state = state
             self._waiting = True
             return self._look()
 
     def decide(self) -> list[TransactionEffect]:
         """After Idle, or when the operations took too long (`give_up`)."""
-        assert self.state is TransactionState.COMMITTING, "a commit waits for this"
+        assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
+        if self.state is TransactionState.PREPARING:
+            return [End(Verb.PREPARE, self._participants())]
         if not self._entries and not self._named:
             return self._end(TransactionState.COMMITTED, None)
         return [End(Verb.COMMIT, self._participants())]
@@ -250,7 +270,7 @@ class TransactionCore:
         return self.decide()
 
     def abort(self) -> list[TransactionEffect]:
-        assert self.state is TransactionState.OPEN, "what is ending has its end"
+        assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
         return self._abort(None)
 
     def _abort(self, error: PulsarException | None) -> list[TransactionEffect]:
@@ -264,7 +284,9 @@ class TransactionCore:
         """The coordinator's answer to End, or to a question for the status."""
         if error is not None:
             return self._refused(error)
-        committing = self.state is TransactionState.COMMITTING
+        committing = self.state in WAITING
+        if state is TxnState.PREPARED and self.state is TransactionState.PREPARING:
+            return self._end(TransactionState.PREPARED, None)
         if state is TxnState.COMMITTED:
             why = None if committing else TransactionEnded(f"transaction {self.txn} is committed")
             return self._end(TransactionState.COMMITTED, why)
@@ -291,7 +313,7 @@ class TransactionCore:
         if self.state is TransactionState.ABORTING:
             return self._end(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
-            f"transaction {self.txn}: its commit got no answer, and its coordinator does not tell what became of it;"
+            f"transaction {self.txn}: its end got no answer, and its coordinator does not tell what became of it;"
             " ask for it later by transaction_status", txn=self.txn,
         )  # fmt: skip
         return self._end(TransactionState.ERROR, unknown)
@@ -337,7 +359,7 @@ class TransactionCore:
     def check(self) -> None:
         assert self.pending >= 0, "an outcome is told once"
         assert 0 <= self.messages <= MESSAGES_MAX, "no more messages than may be"
-        assert not self._waiting or self.state is TransactionState.COMMITTING, "a commit waits for the operations"
+        assert not self._waiting or self.state in WAITING, "an end waits for the operations"
         if self.state is TransactionState.COMMITTED:
             assert self.failure is None, "what failed is not committed"
             assert not self.pending, "a commit waits for every operation"

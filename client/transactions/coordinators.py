@@ -105,7 +105,7 @@ class Coordinators:
         count = await self.count()
         request.coordinator = self._next % count
         self._next += 1
-        reply: wire.BeginReply = await self._ask(request.coordinator, "Begin", request)
+        reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
@@ -114,7 +114,7 @@ class Coordinators:
             coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
             holder=self._holders.get(name, 0),
         )  # fmt: skip
-        reply: wire.BeginReply = await self._ask(request.coordinator, "Begin", request)
+        reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
         self._holders[name] = reply.holder
         return TxnId(reply.first.most, reply.first.least)
 
@@ -154,7 +154,7 @@ class Coordinators:
     async def status(self, txn: TxnId) -> Answer:
         """TransactionForgotten is an Answer too."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
-        reply: wire.StatusReply = await self._ask(txn.most, "Status", request)
+        reply: wire.StatusReply = await self.ask(txn.most, "Status", request)
         return answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("an empty answer"))
 
     # ------------------------------------------------------------------------------ where they are
@@ -184,7 +184,7 @@ class Coordinators:
         self._owners[coordinator] = found
         return found
 
-    async def _ask(self, coordinator: int, method: str, request: Message) -> Any:
+    async def ask(self, coordinator: int, method: str, request: Message) -> Any:
         """Again where it may have moved to, as long as an operation may take."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))

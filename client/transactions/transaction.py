@@ -37,6 +37,7 @@ from ..common.errors import (
 )
 from ..connect.connections import Connections
 from ..core.transaction import (
+    WAITING,
     End,
     Ended,
     Idle,
@@ -51,8 +52,10 @@ from ..core.transaction import (
 from .coordinators import Coordinators
 
 _LOG = logging.getLogger("magnetar.client")
-VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT}
+VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT, Verb.PREPARE: wire.EndItem.PREPARE}
 WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
+UNTIL_MAX = 10 * 365 * 86400.0
+UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
 LEAVE_S = 5.0
 """How long a body that was cancelled waits for its abort, which goes on after it."""
 Wait = Literal["durable", "visible"]
@@ -85,7 +88,8 @@ class Transaction(InTransaction):
     TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown.
     """
 
-    def __init__(self, home: Home, timeout_s: float, name: str | None) -> None:
+    def __init__(self, home: Home, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
+        """`begun`: it has its id."""
         self.timeout_s = timeout_s
         self.name = name
         self._home = home
@@ -98,6 +102,8 @@ class Transaction(InTransaction):
         self._deadline = 0.0
         self._inside = False
         self._unseen: Timeout | None = None  # it is committed, and was not visible in time
+        if begun is not None:
+            self._start(begun)
 
     # ------------------------------------------------------------------------------ the beginning
     def __await__(self) -> Generator[Any, None, Transaction]:
@@ -167,7 +173,8 @@ class Transaction(InTransaction):
 
     @property
     def state(self) -> TransactionState:
-        """OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: `commit` got no answer, and asks again."""
+        """OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer, and
+        `commit` asks again."""
         return self._known.state
 
     def __repr__(self) -> str:
@@ -178,7 +185,7 @@ class Transaction(InTransaction):
     @property
     def is_under_way(self) -> bool:
         core = self._core
-        return core is not None and core.state in (TransactionState.OPEN, TransactionState.COMMITTING)
+        return core is not None and core.state in (TransactionState.OPEN, *WAITING)
 
     def enter(self, where: Part, connections: object) -> None:
         core = self._core
@@ -221,10 +228,29 @@ class Transaction(InTransaction):
         """
         check_one("wait", WAIT, wait)
         core = self._known
-        if core.state in (TransactionState.OPEN, TransactionState.ERROR):
+        if core.state is TransactionState.PREPARING and self._ending is not None:
+            await self._outlive(self._ending)
+        if core.state in (TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR):
             self._end(self._commit(visible=wait == "visible"))
         elif core.state is TransactionState.ABORTED and core.error is None:
             raise TransactionEnded(f"transaction {core.txn} was aborted by this program")
+        if self._ending is not None:
+            await self._outlive(self._ending)
+        self._raise_error()
+
+    async def prepare(self, until: float = 0) -> None:
+        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
+        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
+        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
+        `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        """
+        check_one("until", UNTIL, until)
+        core = self._known
+        if core.state is TransactionState.OPEN:
+            self._end(self._prepare(until))
+        elif core.state not in (TransactionState.PREPARING, TransactionState.PREPARED):
+            self._raise_error()
+            raise TransactionEnded(f"transaction {core.txn} is {core.state.name.lower()}: it cannot be prepared")
         if self._ending is not None:
             await self._outlive(self._ending)
         self._raise_error()
@@ -234,9 +260,11 @@ class Transaction(InTransaction):
         committed, or may be."""
         check_one("wait", WAIT, wait)
         core = self._known
+        if core.state is TransactionState.PREPARING and self._ending is not None:
+            await self._outlive(self._ending)
         if core.state in (TransactionState.COMMITTING, TransactionState.COMMITTED, TransactionState.ERROR):
             raise TransactionEnded(f"transaction {core.txn}: its commit was asked for ({core.state.name})")
-        if core.state is TransactionState.OPEN:
+        if core.state in (TransactionState.OPEN, TransactionState.PREPARED):
             self._end(self._abort(visible=wait == "visible"))
         if self._ending is not None:
             await self._outlive(self._ending)
@@ -280,9 +308,16 @@ class Transaction(InTransaction):
             raise self._unseen
 
     async def _commit(self, *, visible: bool) -> None:
+        await self._ask(await self._settled(self._known.commit), visible=visible)
+
+    async def _prepare(self, until_s: float) -> None:
+        await self._ask(await self._settled(self._known.prepare), visible=False, prepared_ms=round(until_s * 1000))
+
+    async def _settled(self, ending: Callable[[], list[TransactionEffect]]) -> list[TransactionEffect]:
+        """What is to be done when every operation has its outcome."""
         core = self._known
         self._idle = asyncio.get_running_loop().create_future()
-        self._do(core.commit())
+        self._do(ending())
         try:
             if not self._idle.done():
                 for each in list(self._parts):
@@ -290,22 +325,20 @@ class Transaction(InTransaction):
                 async with asyncio.timeout(max(0.0, self._deadline - self._home.now())):
                     await self._idle
         except TimeoutError:
-            effects = core.give_up(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
-        else:
-            effects = core.decide()
-        await self._ask(effects, visible=visible)
+            return core.give_up(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
+        return core.decide()
 
     async def _abort(self, *, visible: bool) -> None:
         await self._ask(self._known.abort(), visible=visible)
 
-    async def _ask(self, effects: list[TransactionEffect], *, visible: bool) -> None:
+    async def _ask(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int = 0) -> None:
         """Asks the coordinator for the end, until it is known or not told in time."""
         self._do(effects)
         core = self._known
         end = next((each for each in effects if isinstance(each, End)), None)
         if end is None:
             return
-        item = wire.EndItem(verb=VERBS[end.verb], visible=visible)
+        item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
         item.txn.most, item.txn.least = core.txn
         item.participants.extend(map(participant, end.participants))
         try:
@@ -328,6 +361,8 @@ class Transaction(InTransaction):
             try:
                 state, error = await self._home.coordinators.status(self._known.txn)
                 if error is not None or state in (TxnState.COMMITTED, TxnState.ABORTED):
+                    return state, error
+                if state is TxnState.PREPARED and item.verb == wire.EndItem.PREPARE:
                     return state, error
                 state, error = await self._home.coordinators.end(item)
                 return state, error

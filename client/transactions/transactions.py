@@ -71,6 +71,12 @@ class Transactions:
         self._open[transaction] = None
         return found
 
+    def begun(self, found: TxnId, timeout_s: float) -> Transaction:
+        """One that has its id."""
+        transaction = Transaction(self, timeout_s, None, found)
+        self._open[transaction] = None
+        return transaction
+
     def ended(self, transaction: Transaction) -> None:
         self._open.pop(transaction, None)
 

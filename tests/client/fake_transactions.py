@@ -14,6 +14,8 @@ from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
     MagnetarError,
     NotOwner,
+    OutcomeUnknown,
+    SinkFenced,
     TransactionAborted,
     TransactionConflict,
     TransactionEnded,
@@ -26,7 +28,7 @@ from magnetar.proto.transactions import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from tests.client.fake_broker import LEDGER, FakeBroker, FakeConsumer, FakeProducer, Subscription, Topic
 
-OPEN, COMMITTED, ABORTED = wire.OPEN, wire.COMMITTED, wire.ABORTED
+OPEN, PREPARED, COMMITTED, ABORTED = wire.OPEN, wire.PREPARED, wire.COMMITTED, wire.ABORTED
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Known:
 
     name: str = ""
     holder: int = 0
+    sink: wire.SinkTag | None = None
     state: int = OPEN
     reason: str = ""
     joined: set[str] = field(default_factory=set)
@@ -64,6 +67,8 @@ class TransactionalBroker(FakeBroker):
         self.pending: dict[tuple[str, int], dict[int, dict[TxnId, int]]] = {}  # topic, id(sub) → entry → txn → bits
         self.in_txn: dict[str, dict[int, TxnId]] = {}  # topic → entry → txn
         self.ack_requests: list[wire.Ack] = []
+        self.sinks: dict[str, wire.SinkReply] = {}
+        self.lose_batches = 0  # so many commits of a batch are done and not answered
         self._holders: dict[str, int] = {}
         self._last = 0
 
@@ -98,10 +103,13 @@ class TransactionalBroker(FakeBroker):
             for known in self.known.values():
                 if known.name == request.name and known.holder < holder and known.state == OPEN:
                     known.state, known.reason = ABORTED, "fenced"
+        sink = request.sink if request.HasField("sink") else None
+        if sink is not None and self._has_batch(sink):
+            return wire.BeginReply(already=True)
         first = TxnId.of(request.coordinator, 1, self._last)
         count = request.count or 1
         for number in range(count):
-            self.known[TxnId.of(request.coordinator, 1, self._last + number)] = Known(request.name, holder)
+            self.known[TxnId.of(request.coordinator, 1, self._last + number)] = Known(request.name, holder, sink)
         self._last += count
         return wire.BeginReply(
             first=wire.TransactionId(most=first.most, least=first.least), count=count, lease_ms=self.lease_ms,
@@ -131,12 +139,16 @@ class TransactionalBroker(FakeBroker):
             reply.state = ABORTED
             return reply
         known.ends.append(item)
-        if known.state == OPEN:
+        if known.state == OPEN and item.verb == wire.EndItem.PREPARE:
+            known.state = PREPARED
+        elif known.state == PREPARED and item.verb == wire.EndItem.PREPARE:
+            pass
+        elif known.state in (OPEN, PREPARED):
             if known.name and known.holder != self._holders[known.name]:
                 reply.error.CopyFrom(to_wire(TransactionFenced("a later holder")))
                 return reply
             self.settle(txn, committed=item.verb == wire.EndItem.COMMIT)
-        elif known.state == ABORTED and item.verb == wire.EndItem.COMMIT:
+        elif known.state == ABORTED and item.verb != wire.EndItem.ABORT:
             if known.reason == "fenced":
                 reply.error.CopyFrom(to_wire(TransactionFenced("a later holder")))
                 return reply
@@ -169,6 +181,44 @@ class TransactionalBroker(FakeBroker):
                             subscription.done.add(entry_id)
                 self.dispatch(topic, subscription)
 
+    # ------------------------------------------------------------------------------ sinks
+    def _has_batch(self, sink: wire.SinkTag) -> bool:
+        stored = self.sinks.get(sink.sink_id)
+        if stored is None or (stored.query_id != sink.query_id and sink.adopt):
+            return False
+        if stored.query_id != sink.query_id:
+            raise SinkFenced(f"another query writes {sink.sink_id}: onNewCheckpoint=adopt")
+        return sink.batch <= stored.batch
+
+    async def commit_batch(self, request: Any, context: Any) -> wire.CommitBatchReply:
+        self._check()
+        sink, txns = request.sink, [TxnId(each.txn.most, each.txn.least) for each in request.items]
+        assert {txn.coordinator for txn in txns} <= {request.coordinator}, "a batch has one coordinator"
+        if sink.sink_id and self._has_batch(sink):
+            return wire.CommitBatchReply(already=True)
+        known = [self.known[txn] for txn in txns]
+        if known and all(each.state == COMMITTED for each in known):
+            return wire.CommitBatchReply()
+        if any(each.state not in (OPEN, PREPARED) for each in known):
+            raise TransactionAborted("one of them is aborted", reason="timeout")
+        for txn in txns:
+            self.settle(txn, committed=True)
+        if sink.sink_id:
+            self.sinks[sink.sink_id] = wire.SinkReply(known=True, query_id=sink.query_id, batch=sink.batch)
+            for txn, each in self.known.items():
+                tag = each.sink
+                if tag and each.state in (OPEN, PREPARED) and tag.sink_id == sink.sink_id and tag.batch <= sink.batch:
+                    self.settle(txn, committed=False)
+        if self.lose_batches:
+            self.lose_batches -= 1
+            raise OutcomeUnknown("the answer is lost on purpose")
+        return wire.CommitBatchReply()
+
+    async def sink_status(self, request: Any, context: Any) -> wire.SinkReply:
+        self._check()
+        return self.sinks.get(request.sink_id) or wire.SinkReply(batch=-1)
+
+    # ------------------------------------------------------------------------------ statuses
     async def status(self, request: Any, context: Any) -> wire.StatusReply:
         self._check()
         items = []
@@ -208,7 +258,8 @@ class TransactionalBroker(FakeBroker):
 
     def end_of(self, topic: Topic) -> int:
         of = self.in_txn.get(topic.name, {})
-        return min((e for e, txn in of.items() if self.known[txn].state == OPEN), default=len(topic.entries))
+        undecided = (e for e, txn in of.items() if self.known[txn].state in (OPEN, PREPARED))
+        return min(undecided, default=len(topic.entries))
 
     def is_hidden(self, topic: Topic, subscription: Subscription, entry_id: int) -> bool:
         txn = self.in_txn.get(topic.name, {}).get(entry_id)

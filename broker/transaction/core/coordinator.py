@@ -684,9 +684,11 @@ class Coordinator:
             self._batch_ended(record.sink, now)
 
     def _batch_ended(self, sink: SinkBatch, now: float) -> None:
+        """What else was begun for it, or for a query that the sink was taken from, is aborted."""
         for txn in list(self._of_sink.get(sink.sink_id, ())):
             owned = self._unused[txn].owned if txn in self._unused else self._live[txn].owned
-            if owned.tag is not None and owned.tag.query_id == sink.query_id and owned.tag.batch <= sink.batch:
+            assert owned.tag is not None, "it is of a sink"
+            if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
                 self._void(txn, Reason.SUPERSEDED, now)
         self._again(self._sinks_in_doubt.pop(sink.sink_id), now)
 

@@ -89,6 +89,20 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
     assert batch(world, 13, 0, query="other", adopt=True) is False
 
 
+def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
+    world = World()
+    left = world.begin(0, tag=Tag("sink", "q", 5, "run 1"))
+    world.ask(Join(1, left, "a"))
+    assert batch(world, 2, 4) is False
+    world.ask(End(3, left, Verb.PREPARE, "me"))
+    world.flush()
+    assert world.answers[3] is TxnState.PREPARED
+    assert batch(world, 4, 0, query="other", adopt=True) is False
+    world.flush()
+    world.ask(Status(5, left))
+    assert world.answers[5] is TxnState.ABORTED, "readers do not wait for it"
+
+
 def test_a_batch_commits_whole_or_not_at_all() -> None:
     world = World()
     one, two = world.begin(0), world.begin(1)
