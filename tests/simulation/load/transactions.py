@@ -31,7 +31,7 @@ from tests.simulation.load.topics import id_of
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
 from tests.simulation.verdict.rest import LIVENESS_S, at_rest
-from tests.simulation.verdict.transactions import MINT, PLAIN, Coordination, Seen, Transfer, TransferHistory
+from tests.simulation.verdict.transactions import MINT, PLAIN, Seen, Transfer, TransferHistory
 
 T = TypeVar("T")
 
