@@ -27,7 +27,8 @@ def tier_of(seed: int, wanted: str = "both") -> str:
 def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None, details: bool = False) -> Outcome:
     wanted = tier_of(seed, tier)
     if wanted in ("cluster", SECURED, TRANSACTIONS):
-        drawn = draw(seed, secured=True if tier == SECURED else None, transactions=True if tier == TRANSACTIONS else None)
+        secured, transactions = (True if tier == each else None for each in (SECURED, TRANSACTIONS))
+        drawn = draw(seed, secured=secured, transactions=transactions)
         return run_seed(seed, show=show, details=details, change=lambda _: drawn)
     if show is not None:
         show(f"options {protocol_options.draw(seed).describe()}")

@@ -21,6 +21,14 @@ from tests.client.fake_transactions import TransactionalBroker
 TOPIC = "persistent://public/default/t"
 
 
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A process that was started in the background ignores SIGINT, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def broker() -> Iterator[tuple[str, TransactionalBroker]]:
     serving = TransactionalBroker()

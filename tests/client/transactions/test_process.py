@@ -100,7 +100,7 @@ def test_an_aborted_transaction_is_done_again_and_its_messages_count_once(kind: 
 
 
 def test_a_message_that_waits_twice_counts_once() -> None:
-    """A batch came again after an abort of some of its messages, while the others of its first delivery still waited."""
+    """A batch came again after an abort of some of its messages, while the others of its first delivery waited."""
 
     async def body(client: Client, broker: FakeBroker) -> None:
         await fill(client, 7)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from magnetar.client.client import Client
@@ -312,7 +313,8 @@ class TransactionLoad:
         end = self._simulation.loop.time() + self._timeout_s + ENDS_S
         for transfer in self.history.transfers.values():
             while transfer.outcome is None and transfer.txn is not None:
-                state: TransactionState = await self._again("status", lambda t=transfer: client.transaction_status(t.txn))
+                asked = partial(client.transaction_status, transfer.txn)
+                state: TransactionState = await self._again("status", asked)
                 transfer.outcome = outcome_of(state)
                 if transfer.outcome is None:
                     if self._simulation.loop.time() > end:
@@ -327,7 +329,7 @@ class TransactionLoad:
 
     async def _until_stable(self) -> None:
         for topic in self._topics:
-            while not await self._simulation.spawn(ADMIN, self._is_stable(topic)):
+            while not await self._simulation.spawn(ADMIN, self._is_stable(topic)):  # noqa: ASYNC110 - it is asked over the network
                 await asyncio.sleep(RETRY_S)
 
     async def _is_stable(self, topic: str) -> bool:

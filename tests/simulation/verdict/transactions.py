@@ -8,8 +8,8 @@ Two halves. `Coordination` watches every coordinator in the moment of each event
 | 64 | ABORTED is answered of no id whose commit is durable, or is in doubt (65) |
 | 66 | what an epoch is told is durable the next epoch has read |
 
-`TransferHistory.check` judges what is left when everything has ended. Each topic was read from its beginning twice: what
-readers of committed data see (`shown`), and all that is in the log (`stored`).
+`TransferHistory.check` judges what is left when everything has ended. Each topic was read from its beginning twice:
+what readers of committed data see (`shown`), and all that is in the log (`stored`).
 
 | 68 | nothing of a transaction that is not committed was delivered or is shown |
 | 69 | every message of a committed one is shown, and came to the subscription that was there all the time |
@@ -270,12 +270,14 @@ class TransferHistory:
             if ids != sorted(set(ids)):
                 found.append(f"40: {topic} is read out of order")
         first: dict[str, Id] = {}
-        for each in self.shown[topic]:
-            if each.label != PLAIN and first.setdefault(each.value, each.id) != each.id:
-                found.append(f"70: {each.value} is shown at {first[each.value]} and at {each.id} of {topic}")
+        found += [
+            f"70: {each.value} is shown at {first[each.value]} and at {each.id} of {topic}"
+            for each in self.shown[topic]
+            if each.label != PLAIN and first.setdefault(each.value, each.id) != each.id
+        ]
         for at, each in enumerate(self.stored[topic]):
             if each.index != self.stored[topic][0].index + at:
-                found.append(f"76: {each.value} at {each.id} of {topic} has index {each.index}, not {at} from the first")
+                found.append(f"76: {each.value} at {each.id} of {topic} is not {at} after the first: {each.index}")
                 break
         for each in self.stored[topic]:
             transfer = self.transfers.get(each.label)
