@@ -95,6 +95,10 @@ class Driver:
                 continue
         return found
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def kill_worker(self, rng: random.Random) -> bool:
         workers = [pid for pid, line in self._below() if b"pyspark" in line and b"java" not in line]
         if not workers:
@@ -126,7 +130,7 @@ class Killing:
             self.client.subscribe(topic, "keep", initial_position=magnetar.InitialPosition.Earliest).close()
 
     def driver(self) -> Driver:
-        if self._driver is None:
+        if self._driver is None or not self._driver.running:  # it may be killed when the query has just ended
             arguments = self.cluster.url, self._folder / "checkpoint", self._guarantee, self._folder / "driver.log"
             self._driver = Driver(*arguments)
         return self._driver
@@ -163,14 +167,14 @@ class Killing:
         return -1 if found is None else found.batch
 
     def _kill(self, target: str, driver: Driver, before: int) -> None:
-        if target == "commit":
+        if target == "commit" and self._guarantee == "exactly-once":  # else there is none: at a random moment
             deadline = time.monotonic() + 60
             while self._committed() <= before and time.monotonic() < deadline:
                 time.sleep(0.01)
             driver.kill()
             return
         time.sleep(self._rng.uniform(0.3, 5.0))
-        if target == "driver":
+        if target in ("driver", "commit"):
             driver.kill()
         elif target == "worker":
             self.counted["no worker"] += not driver.kill_worker(self._rng)
