@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     )
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import table_view as tableview
-    from .client.blocking.client import Client, Consumer, Producer, Reader, TableView
+    from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
+    from .client.blocking.process import process
     from .client.common import errors as exceptions
     from .client.common.errors import (
         AlreadyClosed,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         NotAllowedError,
         NotConnected,
         OperationNotSupported,
+        OutcomeUnknown,
         ProducerBlockedQuotaExceededError,
         ProducerBlockedQuotaExceededException,
         ProducerBusy,
@@ -79,8 +81,12 @@ if TYPE_CHECKING:
         TooManyLookupRequestException,
         TopicNotFound,
         TopicTerminated,
+        TransactionAborted,
         TransactionConflict,
         TransactionCoordinatorNotFoundError,
+        TransactionEnded,
+        TransactionFenced,
+        TransactionForgotten,
         TransactionNotFound,
         UnknownError,
         UnsupportedVersionError,
@@ -98,6 +104,7 @@ if TYPE_CHECKING:
     from .client.consume.batch_receive import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.core.redelivery import MultiplierRedeliveryBackoff
+    from .client.core.transaction import TransactionState
     from .client.crypto.context import EncryptionContext, EncryptionKey
     from .client.crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
     from .client.functions.context import Context
@@ -122,6 +129,8 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
+    from .client.transactions.process import Output, ProcessStatistics
+    from .proto.transactions import TxnId
     from .spark_connector.session import spark_session
 
 __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python's
@@ -193,8 +202,11 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "NotAllowedError",
     "NotConnected",
     "OperationNotSupported",
+    "OutcomeUnknown",
+    "Output",
     "PartitionsRoutingMode",
     "PickleSerDe",
+    "ProcessStatistics",
     "Producer",
     "ProducerAccessMode",
     "ProducerBlockedQuotaExceededError",
@@ -219,21 +231,33 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "TooManyLookupRequestException",
     "TopicNotFound",
     "TopicTerminated",
+    "Transaction",
+    "TransactionAborted",
     "TransactionConflict",
     "TransactionCoordinatorNotFoundError",
+    "TransactionEnded",
+    "TransactionFenced",
+    "TransactionForgotten",
     "TransactionNotFound",
+    "TransactionState",
+    "TxnId",
     "UnknownError",
     "UnsupportedVersionError",
     "admin",
     "exceptions",
     "functions",
+    "process",
     "schema",
     "spark_session",
     "tableview",
 ]
 
 _PLACES = {
-    "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
+    "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView", "Transaction"),
+    "client.blocking.process": ("process",),
+    "client.core.transaction": ("TransactionState",),
+    "client.transactions.process": ("Output", "ProcessStatistics"),
+    "proto.transactions": ("TxnId",),
     "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.crypto.context": ("EncryptionContext", "EncryptionKey"),

@@ -39,6 +39,7 @@ BENCHMARKS = {
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
     "outbox": Benchmark("outbox", "rows/s", "rows of --size bytes from PostgreSQL into a topic, the relay of a shard"),
     "dedup": Benchmark("dedup", "ratio", "produce with deduplication / without, taking turns in one run"),
+    "txn-aborts": Benchmark("txn_aborts", "s", "load of 100,000 aborted transactions in 10,000,000 entries; memory"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
@@ -72,6 +73,10 @@ BENCHMARKS = {
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
+    "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
+    "txn-large": Benchmark("transactions", "ratio", "messages in transactions of 1,000 / without, taking turns"),
+    "txn-none": Benchmark("transactions", "ratio", "produce here / in the tree before transactions, taking turns"),
+    "process": Benchmark("transactions", "msg/s", "consume, transform, produce, exactly once, of --messages"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "schema-spark-read": Benchmark(
         "spark_schemas", "rows/s", "the same, ten fields by the topic's schema: JSON; Avro in `detail`"
@@ -91,6 +96,11 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("small-sends", {"size": 1024}),
+    ("txn-small", {"size": 100}),
+    ("txn-large", {"size": 1024}),
+    ("txn-none", {"size": 1024, "runs": 1}),
+    ("txn-aborts", {"runs": 1}),
+    ("process", {"size": 100}),
     ("secure-produce", {"size": 1024}),
     ("secure-cluster", {"size": 1024}),
     ("secure-cluster", {"size": 1024, "bookies": 3}),
@@ -183,7 +193,8 @@ def _help() -> str:
 @click.command(help=_help(), context_settings={"max_content_width": 120})
 @click.argument("name", type=click.Choice([*BENCHMARKS, "all"]), metavar="NAME")
 @click.option(
-    "--size", type=click.IntRange(1, 5 << 20), help="Bytes of a message (default 1024; Spark 100; journal 131072)."
+    "--size", type=click.IntRange(1, 5 << 20),
+    help="Bytes of a message (default 1024; Spark, txn-small and process 100; journal 131072).",
 )
 @click.option("--bookies", type=click.Choice(["1", "3"]), default="1", help="1: one copy; 3: 3/3/2.")
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
@@ -193,6 +204,8 @@ def _help() -> str:
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
+@click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
+@click.option("--exactly-once", is_flag=True, help="In transactions; at least once in the same run (spark-write).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
 @click.option("--peer", type=click.Choice(["pulsar"]), help="Start a real Pulsar to compare with (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
@@ -203,20 +216,25 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, url: str | None, peer: str | None, only: str | None,
-    runs: int, seed: int, as_json: bool, compare: str | None, plot: str | None,
+    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, exactly_once: bool,
+    url: str | None, peer: str | None, only: str | None, runs: int, seed: int, as_json: bool, compare: str | None,
+    plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
     base["url"] = url
     if peer is not None and (name != "pulsar-python" or url is not None):
         raise click.UsageError("--peer is for pulsar-python, instead of --url")
-    extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "peer": peer}
+    extra = {
+        "mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline, "peer": peer,
+        "exactly_once": exactly_once or None,
+    }  # fmt: skip
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
         run_all(only.split(",") if only else list(BENCHMARKS), base, plot)
         return
-    default_size = 131072 if name == "journal" else 100 if name.startswith("spark") else 1024
+    small = name.startswith("spark") or name in ("txn-small", "process")
+    default_size = 131072 if name == "journal" else 100 if small else 1024
     result = run_one(name, Options(size=size or default_size, bookies=int(bookies), **base))
     if compare:
         result["compared"] = compared(result, load(compare))

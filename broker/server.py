@@ -29,6 +29,7 @@ from .node.topic_manager import TopicManager
 from .protocols.grpc.admin import AdminService
 from .protocols.grpc.broker import BrokerService
 from .protocols.grpc.checked import Checked
+from .protocols.grpc.transactions import TransactionService
 from .protocols.pulsar.listeners import advertised_urls
 from .protocols.pulsar.protocol import PulsarProtocol
 from .protocols.rest.protocol import RestProtocol
@@ -53,8 +54,11 @@ class Broker:
         self.owned = TopicManager(world, config)
         self._services = {
             name: Checked(name, service, self.owned.access)
-            for name, service in (("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)))
-        }
+            for name, service in (
+                ("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)),
+                ("Transactions", TransactionService(self.owned)),
+            )
+        }  # fmt: skip
         self.rest = RestProtocol(self.owned, self._services)
         self._world = world
         self._config = config
@@ -140,6 +144,11 @@ class Broker:
                 await self.owned.look_after_topics()
             except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
+            try:
+                if self.owned.entered:
+                    await self.owned.transactions.look_after()
+            except MagnetarError as error:
+                _LOG.warning("coordinators of transactions were not looked after: %s", error)
 
     async def _sweep(self) -> None:
         while True:

@@ -8,6 +8,7 @@ would shadow the standard library for whatever is started there.
 
 from __future__ import annotations
 
+from ..proto.transactions import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result
 from .consume.batch_receive import ConsumerBatchReceivePolicy
@@ -15,6 +16,7 @@ from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
+from .core.transaction import TransactionState
 from .crypto.context import EncryptionContext, EncryptionKey
 from .crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
 from .model.events import ConsumerEventListener
@@ -34,8 +36,13 @@ from .model.settings import (
 )
 from .produce.messages import Extras
 from .produce.producer import Producer
+from .transactions.batches import Batch, BatchOutcome, SinkStatus
+from .transactions.process import Output, ProcessStatistics, process
+from .transactions.transaction import Transaction
 
 __all__ = [
+    "Batch",
+    "BatchOutcome",
     "BatchingType",
     "Client",
     "CompressionType",
@@ -56,13 +63,20 @@ __all__ = [
     "KeyReader",
     "Message",
     "MessageId",
+    "Output",
     "PartitionsRoutingMode",
+    "ProcessStatistics",
     "Producer",
     "ProducerAccessMode",
     "PulsarException",
     "Reader",
     "RegexSubscriptionMode",
     "Result",
+    "SinkStatus",
     "StoredEntry",
     "TableView",
+    "Transaction",
+    "TransactionState",
+    "TxnId",
+    "process",
 ]

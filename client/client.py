@@ -18,8 +18,20 @@ from weakref import finalize
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
+from ..proto.transactions import TxnId
 from ..runtime.world import World
-from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
+from .common.checks import (
+    INT64_MAX,
+    TRANSACTION,
+    WrongTopic,
+    WrongTopicType,
+    WrongValue,
+    check,
+    check_one,
+    instance,
+    shown,
+    whole,
+)
 from .common.closing import ClosedAfterAsyncWith, close_all
 from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
 from .common.loggers import attach
@@ -35,6 +47,7 @@ from .consume.ranges import RangeReader, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
 from .core.redelivery import RedeliveryBackoff
+from .core.transaction import TransactionState
 from .crypto.key_reader import KeyReader
 from .model.events import ConsumerEventListener
 from .model.message_id import MessageId
@@ -53,6 +66,10 @@ from .model.settings import (
     RegexSubscriptionMode,
 )
 from .produce.producer import Producer
+from .transactions import batches
+from .transactions.batches import Batch, BatchOutcome, SinkStatus
+from .transactions.transaction import Transaction
+from .transactions.transactions import Transactions
 
 T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
@@ -124,6 +141,76 @@ class Client(ClosedAfterAsyncWith):
     def get_service_info(self) -> ServiceInfo:
         """Where the client connects now."""
         return self._service.info
+
+    @property
+    def transactions(self) -> Transactions:
+        """Created when first used, in the event loop that uses it."""
+        return Transactions.of(self.connections)
+
+    def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
+        """A transaction: what is sent and acknowledged in it counts together, or not at all (docs/transactions.md).
+
+            async with client.transaction() as txn:
+                await producer.send(b"…", txn=txn)
+                await consumer.acknowledge(message, txn=txn)
+
+        By hand: `txn = await client.transaction()`, then `await txn.commit()` or `abort()`. It is aborted `timeout`
+        seconds after its first operation. With a `name` (or `id`, the same) a later client that begins a transaction of
+        that name fences this one: its commits raise TransactionFenced.
+        """
+        check(TRANSACTION, {"timeout": timeout, "name": name, "id": id})
+        if name is not None and id is not None:
+            raise WrongValue("name and id are the same: give one of them")
+        return Transaction(self.transactions, timeout, name if name is not None else id)
+
+    def transaction_now(self, timeout: float) -> Transaction | None:
+        """From any thread: one that is begun, by an id that was leased ahead. None: use `transaction`."""
+        if self._closed or self._connections is None or self._connections.transactions is None:
+            return None
+        check(TRANSACTION, {"timeout": timeout})
+        made = Transaction(Transactions.of(self._connections), timeout, None)
+        return made if made.begin_now() else None
+
+    async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
+        """A transaction that writes a part of a batch, begun; None: the sink has the batch already, and there is
+        nothing to write. It is prepared, and committed with the batch (client/transactions/batches.py). SinkFenced:
+        another query writes the sink."""
+        check(TRANSACTION, {"timeout": timeout})
+        batch.check()
+        transactions = self.transactions
+        found = await translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
+        return None if found is None else transactions.begun(found, timeout)
+
+    async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
+        """Commits prepared transactions of a batch together, and once for each number of a sink. TransactionAborted:
+        one of them is, and none was committed. SinkFenced; OutcomeUnknown: call it again, or ask `sink_status`."""
+        batch.check()
+        txns = [_txn_id(each) for each in txn_ids]
+        return await translated(batches.commit(self.transactions.coordinators, batch, txns))
+
+    async def sink_status(self, sink_id: str) -> SinkStatus | None:
+        """The last batch that was committed for a sink, and its query; None: none was."""
+        return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
+
+    async def commit_transaction(self, txn_id: TxnId | str) -> None:
+        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
+        TransactionForgotten; InvalidTxnStatusError: it is open."""
+        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=True)
+        await translated(work)
+
+    async def abort_transaction(self, txn_id: TxnId | str) -> None:
+        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
+        InvalidTxnStatusError: it is committed."""
+        work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
+        await translated(work)
+
+    async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
+        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
+        TransactionForgotten: it ended too long ago."""
+        state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
+        if refused is not None:
+            raise translate(refused) from refused
+        return TransactionState[state.name]
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counters of the open producers and consumers, by name and topic; also logged at the interval."""
@@ -197,11 +284,13 @@ class Client(ClosedAfterAsyncWith):
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
         pattern_auto_discovery_period: int = 60,
+        isolation: str = "read_committed",
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
+        they aborted. `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
         `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
         """
         options = given(locals(), "topic")
@@ -210,7 +299,10 @@ class Client(ClosedAfterAsyncWith):
         check_names(check_subscription_name, subscription_name)
         settings = consumer_settings(
             given(
-                options, "subscription_name", "batch_receive_policy", "is_pattern_topic",
+                options,
+                "subscription_name",
+                "batch_receive_policy",
+                "is_pattern_topic",
                 "pattern_auto_discovery_period",
             )
         )
@@ -248,8 +340,10 @@ class Client(ClosedAfterAsyncWith):
         crypto_key_reader: KeyReader | None = None,
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        isolation: str = "read_committed",
     ) -> Reader:
-        """Opens a reader that starts after `start_message_id` (at it, when inclusive)."""
+        """Opens a reader that starts after `start_message_id` (at it, when inclusive). `isolation`: of `subscribe`."""
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
@@ -341,6 +435,8 @@ class Client(ClosedAfterAsyncWith):
     def shutdown(self) -> None:
         """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
+        if self._connections is not None and self._connections.transactions is not None:
+            Transactions.of(self._connections).shutdown()
         for each in self._open:
             each.abort()
         self._open.clear()
@@ -352,10 +448,18 @@ class Client(ClosedAfterAsyncWith):
             reports.stop()
 
     async def close(self) -> None:
-        """Closes all producers (flushing them), consumers and readers, then the connections."""
+        """Aborts open transactions, closes producers (flushing them), consumers and readers, then the connections."""
         if self._closed and self._connections is None:
             return
         self._stop_reports()
+        connections = self._connections
+        try:
+            if connections is not None and connections.transactions is not None:
+                await Transactions.of(connections).close()
+        finally:
+            await self._close_rest()
+
+    async def _close_rest(self) -> None:
         open_, self._open = list(self._open), {}
         try:
             await close_all(open_)
@@ -396,3 +500,10 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise WrongTopic(f"{shown(text)} is no regular expression: {error}") from error
+
+
+def _txn_id(given: TxnId | str) -> TxnId:
+    try:
+        return TxnId.checked(*given) if isinstance(given, TxnId) else TxnId.parse(given)
+    except (MagnetarError, TypeError) as error:
+        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shown(given)}") from error

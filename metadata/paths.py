@@ -28,6 +28,8 @@
     /schemas/<tenant>/<ns>/<topic>              SchemaListRecord: of a topic, or of all partitions of a topic
     /schemas/<tenant>/<ns>/<topic>/<version>    SchemaRecord
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
+    /transactions/settings                      TransactionsRecord: how many coordinators there are
+    /transactions/coordinators/<number>         CoordinatorRecord: who has it, and its ledger
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ CURSORS = "/cursors"
 POLICIES = "/policies"
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
+TRANSACTIONS = "/transactions/settings"
+COORDINATORS = "/transactions/coordinators"
 
 
 def segment(name: str) -> str:
@@ -186,3 +190,8 @@ def schemas(tenant_: str, namespace_: str, topic_: str) -> str:
 
 def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
     return f"{schemas(tenant_, namespace_, topic_)}/{version}"
+
+
+def coordinator(number: int) -> str:
+    """Of transactions."""
+    return f"{COORDINATORS}/{number}"

@@ -231,6 +231,14 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int = -1
 
 
+class OutcomesPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic's outcomes of transactions: the last snapshot in `ledger_id`; without one, the log after the mark."""
+
+    mark_ledger: int  # no entry of a transaction is before it; or the position of the ledger's first snapshot
+    mark_entry: int
+    ledger_id: int = -1
+
+
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted form of a topic, up to and with its horizon (broker/log/compaction.py)."""
 
@@ -252,6 +260,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     terminated: bool = False
     created_ms: int = 0
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
+    transactions: OutcomesPlace | None = None  # None: no entry and no acknowledgement was ever in a transaction
     epoch: int = 0  # grows with each producer that takes exclusive access
     compacted: Compacted | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
@@ -369,6 +378,23 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     restored: bool = False  # it began with a backup (`magnetar metadata restore`)
 
 
+class TransactionsRecord(Record, frozen=True, kw_only=True):
+    """Fixed by the first transaction of the cluster: ids have the number of their coordinator."""
+
+    kind = 27
+    coordinators: int
+
+
+class CoordinatorRecord(Record, frozen=True, kw_only=True):
+    """A coordinator of transactions (broker/transaction/log.py)."""
+
+    kind = 28
+    epoch: int = 0  # grows with each claim; it is in the ids, so none is given twice
+    ledger_id: int = -1  # begins with the whole state; -1: nothing was written so far
+    claim: str = ""  # random, of the owner: another value means that the coordinator was taken over
+    idle: bool = False  # it was closed in order, with nothing open or unsettled: it is loaded when a client asks
+
+
 class IncarnationsRecord(Record, frozen=True, kw_only=True):
     """The incarnations of the tree's own file, the youngest last. The store makes the record; no client writes it."""
 
@@ -383,7 +409,7 @@ _KINDS: dict[int, type[Record]] = {
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
-        SchemaListRecord, SchemaRecord,
+        SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
         IncarnationsRecord,
     )
 }  # fmt: skip

@@ -225,6 +225,49 @@ class BacklogQuotaExceeded(MagnetarError):
     definite = True
 
 
+# ---------------------------------------------------------------------------------- transactions
+class TransactionAborted(MagnetarError):
+    """The transaction is aborted and nothing of it counts: run all of it again; field `reason`."""
+
+    code = 70
+    definite = True
+
+
+class TransactionConflict(MagnetarError):
+    """The message is acknowledged already, or in another transaction: this transaction can only abort."""
+
+    code = 71
+    definite = True
+
+
+class TransactionEnded(MagnetarError):
+    """A send, an acknowledgement or a commit in a transaction that has ended or is ending: it was not done."""
+
+    code = 72
+    definite = True
+
+
+class TransactionFenced(MagnetarError):
+    """A later holder of the transaction's name took over: stop, and do not retry."""
+
+    code = 73
+    definite = True
+
+
+class TransactionForgotten(MagnetarError):
+    """The transaction ended so long ago that its outcome is not kept any more."""
+
+    code = 74
+    definite = True
+
+
+class SinkFenced(MagnetarError):
+    """Another query writes under this `sinkId`: choose another one, or say `onNewCheckpoint=adopt`."""
+
+    code = 75
+    definite = True
+
+
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
     """No server can do this now; it was not done; try again."""

@@ -36,14 +36,19 @@ INDEX = Format("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
 MARK = Format("bookie mark", 1, b"MGN-MARK")
 NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, revisions seen
-CURSOR = Format("cursor", 1)  # broker/format/cursor.py
+CURSOR = Format("cursor", 2)  # broker/format/cursor.py
 DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/format/dedup.py
+OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/format/transactions.py
 DELAYS = Format("bucket of delayed messages", 1)  # broker/format/delays.py
 COMPACTED = Format("compacted ledger", 1)  # broker/format/compacted.py
+COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/format/entries.py
 METADATA_RECORD = Format("metadata record", 1)  # metadata/records.py
 METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
-STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, METADATA_RECORD, METADATA_FILE)
+STORAGE = (
+    *BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, OUTCOMES, DELAYS, COMPACTED, COORDINATOR, METADATA_RECORD,
+    METADATA_FILE,
+)
 
 
 def sentence(form: Format, found: int, where: str) -> str:

@@ -7,6 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TransactionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPEN: _ClassVar[TransactionState]
+    PREPARED: _ClassVar[TransactionState]
+    COMMITTED: _ClassVar[TransactionState]
+    ABORTED: _ClassVar[TransactionState]
+OPEN: TransactionState
+PREPARED: TransactionState
+COMMITTED: TransactionState
+ABORTED: TransactionState
+
 class Error(_message.Message):
     __slots__ = ("code", "message", "fields")
     class FieldsEntry(_message.Message):
@@ -228,7 +239,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "isolation")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -245,6 +256,12 @@ class Subscribe(_message.Message):
         EARLIEST: _ClassVar[Subscribe.InitialPosition]
     LATEST: Subscribe.InitialPosition
     EARLIEST: Subscribe.InitialPosition
+    class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        READ_COMMITTED: _ClassVar[Subscribe.Isolation]
+        READ_UNCOMMITTED: _ClassVar[Subscribe.Isolation]
+    READ_COMMITTED: Subscribe.Isolation
+    READ_UNCOMMITTED: Subscribe.Isolation
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +293,7 @@ class Subscribe(_message.Message):
     KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
     MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -293,7 +311,8 @@ class Subscribe(_message.Message):
     key_shared: KeySharedPolicy
     many_topics: bool
     schema: SchemaInfo
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ...) -> None: ...
+    isolation: Subscribe.Isolation
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")
@@ -339,7 +358,7 @@ class SlotRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("kind", "entries", "request_id", "ledgers")
+    __slots__ = ("kind", "entries", "request_id", "ledgers", "txn")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         INDIVIDUAL: _ClassVar[Ack.Kind]
@@ -350,11 +369,13 @@ class Ack(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
     kind: Ack.Kind
     entries: _containers.RepeatedCompositeFieldContainer[AckedEntry]
     request_id: int
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
-    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ...) -> None: ...
+    txn: TransactionId
+    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ...) -> None: ...
 
 class EntrySet(_message.Message):
     __slots__ = ("ledger_id", "entries")
@@ -527,28 +548,34 @@ class WatchTopicsReply(_message.Message):
     def __init__(self, topics: _Optional[_Union[Names, _Mapping]] = ..., added: _Optional[str] = ..., removed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class OffsetsRequest(_message.Message):
-    __slots__ = ("topic", "publish_times_ms", "subscription")
+    __slots__ = ("topic", "publish_times_ms", "subscription", "aborted_first", "aborted_end")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_END_FIELD_NUMBER: _ClassVar[int]
     topic: str
     publish_times_ms: _containers.RepeatedScalarFieldContainer[int]
     subscription: str
-    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ...) -> None: ...
+    aborted_first: int
+    aborted_end: int
+    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ..., aborted_first: _Optional[int] = ..., aborted_end: _Optional[int] = ...) -> None: ...
 
 class OffsetsReply(_message.Message):
-    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index")
+    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index", "aborted")
     EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     BY_TIME_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
     earliest_index: int
     end_index: int
     by_time: _containers.RepeatedScalarFieldContainer[int]
     bytes: int
     subscription_index: int
-    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ...) -> None: ...
+    aborted: int
+    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class AdvanceSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "subscription", "index")
@@ -559,6 +586,222 @@ class AdvanceSubscriptionRequest(_message.Message):
     subscription: str
     index: int
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class TransactionId(_message.Message):
+    __slots__ = ("most", "least")
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    most: int
+    least: int
+    def __init__(self, most: _Optional[int] = ..., least: _Optional[int] = ...) -> None: ...
+
+class FindCoordinator(_message.Message):
+    __slots__ = ("coordinator", "listener")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    listener: str
+    def __init__(self, coordinator: _Optional[int] = ..., listener: _Optional[str] = ...) -> None: ...
+
+class CoordinatorReply(_message.Message):
+    __slots__ = ("owner", "here", "coordinators")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    here: bool
+    coordinators: int
+    def __init__(self, owner: _Optional[str] = ..., here: bool = ..., coordinators: _Optional[int] = ...) -> None: ...
+
+class BeginRequest(_message.Message):
+    __slots__ = ("coordinator", "count", "timeout_ms", "name", "sink", "holder")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    count: int
+    timeout_ms: int
+    name: str
+    sink: SinkTag
+    holder: int
+    def __init__(self, coordinator: _Optional[int] = ..., count: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., holder: _Optional[int] = ...) -> None: ...
+
+class SinkTag(_message.Message):
+    __slots__ = ("sink_id", "query_id", "batch", "run", "adopt")
+    SINK_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str
+    adopt: bool
+    def __init__(self, sink_id: _Optional[str] = ..., query_id: _Optional[str] = ..., batch: _Optional[int] = ..., run: _Optional[str] = ..., adopt: bool = ...) -> None: ...
+
+class BeginReply(_message.Message):
+    __slots__ = ("first", "count", "lease_ms", "already", "holder")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    first: TransactionId
+    count: int
+    lease_ms: int
+    already: bool
+    holder: int
+    def __init__(self, first: _Optional[_Union[TransactionId, _Mapping]] = ..., count: _Optional[int] = ..., lease_ms: _Optional[int] = ..., already: bool = ..., holder: _Optional[int] = ...) -> None: ...
+
+class Participant(_message.Message):
+    __slots__ = ("topic", "entries", "last")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    entries: int
+    last: Position
+    def __init__(self, topic: _Optional[str] = ..., entries: _Optional[int] = ..., last: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class EndItem(_message.Message):
+    __slots__ = ("txn", "verb", "participants", "prepared_ms", "visible")
+    class Verb(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMIT: _ClassVar[EndItem.Verb]
+        ABORT: _ClassVar[EndItem.Verb]
+        PREPARE: _ClassVar[EndItem.Verb]
+    COMMIT: EndItem.Verb
+    ABORT: EndItem.Verb
+    PREPARE: EndItem.Verb
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_MS_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    verb: EndItem.Verb
+    participants: _containers.RepeatedCompositeFieldContainer[Participant]
+    prepared_ms: int
+    visible: bool
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., verb: _Optional[_Union[EndItem.Verb, str]] = ..., participants: _Optional[_Iterable[_Union[Participant, _Mapping]]] = ..., prepared_ms: _Optional[int] = ..., visible: bool = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[EndItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
+
+class TransactionReply(_message.Message):
+    __slots__ = ("txn", "state", "error")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    state: TransactionState
+    error: Error
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class EndReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("txns",)
+    TXNS_FIELD_NUMBER: _ClassVar[int]
+    txns: _containers.RepeatedCompositeFieldContainer[TransactionId]
+    def __init__(self, txns: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class CommitBatchRequest(_message.Message):
+    __slots__ = ("sink", "items", "coordinator")
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    sink: SinkTag
+    items: _containers.RepeatedCompositeFieldContainer[EndItem]
+    coordinator: int
+    def __init__(self, sink: _Optional[_Union[SinkTag, _Mapping]] = ..., items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ..., coordinator: _Optional[int] = ...) -> None: ...
+
+class CommitBatchReply(_message.Message):
+    __slots__ = ("already",)
+    ALREADY_FIELD_NUMBER: _ClassVar[int]
+    already: bool
+    def __init__(self, already: bool = ...) -> None: ...
+
+class SinkRequest(_message.Message):
+    __slots__ = ("coordinator", "sink_id")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    SINK_ID_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    sink_id: str
+    def __init__(self, coordinator: _Optional[int] = ..., sink_id: _Optional[str] = ...) -> None: ...
+
+class SinkReply(_message.Message):
+    __slots__ = ("known", "query_id", "batch")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    query_id: str
+    batch: int
+    def __init__(self, known: bool = ..., query_id: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class JoinItem(_message.Message):
+    __slots__ = ("txn", "topic")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[JoinItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[JoinItem, _Mapping]]] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionReply, _Mapping]]] = ...) -> None: ...
+
+class Settlement(_message.Message):
+    __slots__ = ("txn", "topic", "committed", "entries", "last")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    committed: bool
+    entries: int
+    last: Position
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ..., committed: bool = ..., entries: _Optional[int] = ..., last: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Settlement]
+    def __init__(self, items: _Optional[_Iterable[_Union[Settlement, _Mapping]]] = ...) -> None: ...
+
+class SettleReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Done]
+    def __init__(self, items: _Optional[_Iterable[_Union[Done, _Mapping]]] = ...) -> None: ...
 
 class GetSchemaRequest(_message.Message):
     __slots__ = ("topic", "version")
@@ -855,7 +1098,7 @@ class DrainingSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes")
+    __slots__ = ("backlog_bytes", "oldest_ms", "dispatch_throttled", "name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "delayed", "delayed_buckets", "delayed_memory_bytes", "pending_transactions", "pending_entries")
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
@@ -879,6 +1122,8 @@ class SubscriptionStats(_message.Message):
     DELAYED_FIELD_NUMBER: _ClassVar[int]
     DELAYED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     DELAYED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     backlog_bytes: int
     oldest_ms: int
     dispatch_throttled: int
@@ -902,7 +1147,9 @@ class SubscriptionStats(_message.Message):
     delayed: int
     delayed_buckets: int
     delayed_memory_bytes: int
-    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ...) -> None: ...
+    pending_transactions: int
+    pending_entries: int
+    def __init__(self, backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: bool = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: bool = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: bool = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., delayed: _Optional[int] = ..., delayed_buckets: _Optional[int] = ..., delayed_memory_bytes: _Optional[int] = ..., pending_transactions: _Optional[int] = ..., pending_entries: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")
@@ -919,7 +1166,7 @@ class ProducerStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
-    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "unsubscribed")
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated", "created_ms", "published_ms", "unsubscribed", "transactions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -945,6 +1192,7 @@ class TopicStatsReply(_message.Message):
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_MS_FIELD_NUMBER: _ClassVar[int]
     UNSUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     messages_in: int
@@ -970,7 +1218,26 @@ class TopicStatsReply(_message.Message):
     created_ms: int
     published_ms: int
     unsubscribed: str
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., unsubscribed: _Optional[str] = ...) -> None: ...
+    transactions: TopicTransactions
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., unsubscribed: _Optional[str] = ..., transactions: _Optional[_Union[TopicTransactions, _Mapping]] = ...) -> None: ...
+
+class TopicTransactions(_message.Message):
+    __slots__ = ("last_stable", "stable_index", "open", "oldest", "oldest_ms", "aborted_entries", "aborted_bytes")
+    LAST_STABLE_FIELD_NUMBER: _ClassVar[int]
+    STABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    last_stable: Position
+    stable_index: int
+    open: int
+    oldest: TransactionId
+    oldest_ms: int
+    aborted_entries: int
+    aborted_bytes: int
+    def __init__(self, last_stable: _Optional[_Union[Position, _Mapping]] = ..., stable_index: _Optional[int] = ..., open: _Optional[int] = ..., oldest: _Optional[_Union[TransactionId, _Mapping]] = ..., oldest_ms: _Optional[int] = ..., aborted_entries: _Optional[int] = ..., aborted_bytes: _Optional[int] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
@@ -1118,6 +1385,64 @@ class GetMessageRequest(_message.Message):
     ledger_id: int
     entry_id: int
     def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class ListTransactionsRequest(_message.Message):
+    __slots__ = ("coordinator", "txn", "limit")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    txn: TransactionId
+    limit: int
+    def __init__(self, coordinator: _Optional[int] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class TransactionInfo(_message.Message):
+    __slots__ = ("txn", "state", "owner", "name", "sink", "age_ms", "remaining_ms", "topics", "reason")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    state: TransactionState
+    owner: str
+    name: str
+    sink: SinkTag
+    age_ms: int
+    remaining_ms: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., age_ms: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListTransactionsReply(_message.Message):
+    __slots__ = ("items", "open", "prepared", "unsettled", "epoch", "committed", "aborted")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TransactionInfo]
+    open: int
+    prepared: int
+    unsettled: int
+    epoch: int
+    committed: int
+    aborted: int
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ..., prepared: _Optional[int] = ..., unsettled: _Optional[int] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
+
+class DetachTransactionRequest(_message.Message):
+    __slots__ = ("txn", "topic")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    topic: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class MessageIdByTimeRequest(_message.Message):
     __slots__ = ("topic", "publish_time_ms")

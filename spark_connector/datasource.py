@@ -64,7 +64,7 @@ class MagnetarDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from .sink import stream_writer
 
-        return stream_writer(dict(self.options), schema)
+        return stream_writer(dict(self.options), schema, overwrite)
 
 
 def _columns(options: SourceOptions) -> StructType:

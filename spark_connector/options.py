@@ -33,7 +33,12 @@ _ALIASES = {
     "subscribepattern": "topicspattern",
     "predefinedsubscription": "subscription",
     "includeheaders": "includeproperties",
+    "txnappid": "sinkid",  # Delta's names
+    "txnversion": "batchid",
 }
+SINK_ID_MAX = 400
+"""Characters; a coordinator takes 512."""
+BATCH_TIMEOUT_S_MIN = 10.0
 _COMMON = {"service.url", "topic"}
 _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
@@ -47,9 +52,10 @@ _STREAM = {
 }  # fmt: skip
 _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
 _SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file", "schema"}
+_ONCE = {"sinkid", "batchid", "onnewcheckpoint", "batchtimeout", "sendatend"}  # of a sink with exactly-once
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
-_NOT_YET = {"token": "authentication", "tls.": "TLS", "sinkid": "an exactly-once sink"}
+_NOT_YET = {"token": "authentication", "tls.": "TLS"}
 _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "compression_type": str.upper,
     "batching_max_messages": int,
@@ -96,6 +102,17 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactlyOnce:
+    """How a sink writes exactly once (spark_connector/delivery.py)."""
+
+    sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
+    batch_id: int | None = None  # of a batch query; a streaming one has its own
+    adopt: bool = False  # another checkpoint takes the sink over
+    batch_timeout_s: float = 86_400.0  # how long what a task wrote may wait for the others
+    send_at_end: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """The options of a query that writes."""
 
@@ -106,6 +123,7 @@ class SinkOptions:
     encryption_keys: tuple[str, ...] = ()
     public_key_file: str | None = None
     by_registry: bool = False  # columns become payloads by the topic's schema
+    once: ExactlyOnce | None = None  # None: at least once
 
 
 def _canonical(options: Mapping[str, str]) -> dict[str, str]:
@@ -123,7 +141,7 @@ def _canonical(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unknown(found: Mapping[str, str], allowed: set[str], kind: str) -> None:
-    everything = _COMMON | _SOURCE | _STREAM | _BATCH | _SINK
+    everything = _COMMON | _SOURCE | _STREAM | _BATCH | _SINK | _ONCE
     for name in found:
         if name in allowed or name in _SPARKS_OWN or name.startswith(("magnetar.client.", "magnetar.producer.")):
             continue
@@ -342,16 +360,9 @@ def _subscription(found: Mapping[str, str]) -> str | None:
     return found.get("subscriptionprefix", "spark-magnetar-source") + "-" + re.sub(r"[^-.\w]+", "-", what).strip("-")
 
 
-def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+def parse_sink(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     found = _canonical(options)
-    _refuse_unknown(found, _COMMON | _SINK, "sink")
-    guarantee = found.get("deliveryguarantee", "at-least-once").lower()
-    if guarantee not in ("at-least-once", "idempotent", "exactly-once"):
-        raise InvalidConfiguration(f"option 'deliveryGuarantee' cannot be {guarantee!r}")
-    if guarantee != "at-least-once":
-        raise InvalidConfiguration(
-            f"deliveryGuarantee {guarantee} needs transactions, which this version does not have; use at-least-once"
-        )
+    _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")
     by_registry = _by_registry(found)
     if by_registry and not topic:
@@ -367,4 +378,38 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         encryption_keys=names,
         public_key_file=found.get("crypto.public.key.file"),
         by_registry=by_registry,
+        once=_exactly_once(found, streaming=streaming),
     )
+
+
+def _exactly_once(found: Mapping[str, str], *, streaming: bool) -> ExactlyOnce | None:
+    if _choice(found, "deliveryguarantee", ("at-least-once", "exactly-once")) == "at-least-once":
+        if extra := sorted(_ONCE & found.keys()):
+            raise InvalidConfiguration(f"option {extra[0]!r} has a meaning only with deliveryGuarantee=exactly-once")
+        return None
+    sink_id, batch_id = found.get("sinkid", "").strip(), found.get("batchid")
+    if "sinkid" in found and not 0 < len(sink_id) <= SINK_ID_MAX:
+        raise InvalidConfiguration(f"option 'sinkId' has 1 to {SINK_ID_MAX} characters, not {len(sink_id)}")
+    if streaming and batch_id is not None:
+        raise InvalidConfiguration("option 'batchId' has no meaning for a stream, which numbers its batches; remove it")
+    if not streaming and bool(sink_id) != (batch_id is not None):
+        raise InvalidConfiguration(
+            "options 'sinkId' and 'batchId' go together: the number says which rows were written already; in"
+            " foreachBatch it is the function's second argument"
+        )
+    batch_timeout_s = _duration_s(found, "batchtimeout", "24h" if streaming else "1h")
+    if not batch_timeout_s >= BATCH_TIMEOUT_S_MIN:
+        raise InvalidConfiguration(f"option 'batchTimeout' is at least {BATCH_TIMEOUT_S_MIN:g}s")
+    return ExactlyOnce(
+        sink_id=sink_id,
+        batch_id=None if batch_id is None else _batch_id(batch_id),
+        adopt=_choice(found, "onnewcheckpoint", ("error", "adopt")) == "adopt",
+        batch_timeout_s=batch_timeout_s,
+        send_at_end=_boolean(found, "sendatend", True),
+    )
+
+
+def _batch_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 63):
+        raise InvalidConfiguration(f"option 'batchId' must be a whole number, 0 or more, not {text!r}")
+    return int(text)

@@ -118,6 +118,11 @@ class Topics:
         name = self.partitions()[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
+    def aborted(self, partition: Partition, first: int, end: int) -> int:
+        """How many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them."""
+        name = self.name(partition).full
+        return self._run(self._admin.offsets(name, aborted_in=(first, end))).aborted
+
     def advance(self, index: Index, subscription: str) -> None:
         """Acknowledges everything before `index` in each partition."""
         known = self.partitions()

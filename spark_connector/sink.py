@@ -1,4 +1,4 @@
-"""Writing: rows to topics, at least once, never less.
+"""Writing: rows to topics, at least once, never less; exactly once where that is asked for (delivery.py).
 
 A task has written when every row is acknowledged, that is synced on the ack quorum. Only then does `write` return
 its message to Spark; a row without acknowledgement fails the task, which Spark runs again. Spark's commit changes
@@ -43,13 +43,15 @@ from pyspark.sql.types import (
 )
 
 from ..client.admin import AdminClient, TopicSchema
-from ..client.aio import Client, CryptoKeyReader, Extras, Producer, Result
+from ..client.aio import Batch, Client, CryptoKeyReader, Extras, Producer, Result, Transaction
 from ..client.common.errors import ProducerQueueIsFull
 from ..client.model.payloads import Written as WrittenBy
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
+from ..runtime.clock import SystemClock
+from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, Written, batch_of_task
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
 from .typed import encoding
@@ -66,6 +68,10 @@ PENDING_MAX = 40_000
 ADMIN_TIMEOUT_S = 30.0
 """Of the question for the topic's schemas, when the query starts."""
 
+_NOW = SystemClock().monotonic
+BEGUN_S = 60.0
+"""A transaction in which nothing was sent for so long is begun again: a coordinator keeps an unused id for 600 s."""
+
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
     "key": (BinaryType(), StringType()),
@@ -76,13 +82,6 @@ _TYPES: dict[str, tuple[DataType, ...]] = {
     "headers": (HEADERS,),
 }
 _SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName", "timestampType"}
-
-
-class Written(WriterCommitMessage):
-    """What a task reports to the driver: how many of its rows are stored."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -137,6 +136,22 @@ class _Task:
         self._sent = self._stored = 0
         self._failures: dict[Result, int] = {}
         self._progress = asyncio.Event()
+        self._txn: Transaction | None = None
+        self._in_txn = Extras()
+
+    def begin(self, batch: Batch) -> bool:
+        """What is sent from here on belongs to the batch. False: the sink has that batch already."""
+        self._txn = self._loop.run_until_complete(self._client.batch_transaction(batch, TASK_TIMEOUT_S))
+        self._in_txn = Extras(txn=self._txn)
+        return self._txn is not None
+
+    def prepare(self, until_s: float) -> str | None:
+        """All rows are stored, and wait for the commit of the batch. The id of their transaction; None: no rows."""
+        if not self._sent:
+            return None
+        assert self._txn is not None, "rows of a batch are sent in a transaction"
+        self._loop.run_until_complete(self._txn.prepare(until_s))
+        return str(self._txn.id)
 
     def _done(self, result: Result, _id: object) -> None:
         if result is Result.Ok:
@@ -177,12 +192,12 @@ class _Task:
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
         """The common case, at the speed of the SDK: only values."""
-        enqueue, done = producer.enqueue, self._done
+        enqueue, done, extras = producer.enqueue, self._done, self._in_txn
         for value in values:
             try:
-                enqueue(value, done)
+                enqueue(value, done, extras)
             except ProducerQueueIsFull:
-                self._send_when_there_is_room(producer, value, Extras())
+                self._send_when_there_is_room(producer, value, extras)
 
     def _write_rows(self, batch: pa.RecordBatch, names: set[str]) -> None:
         rows = batch.num_rows
@@ -201,7 +216,7 @@ class _Task:
             producer = known.get((topic, partition)) or self._producer(topic, partition)
             text, raw = _key(key)
             given = _properties(properties) if properties else None
-            extras = Extras(given, text, None, None, None, False, event_time, None, None, raw)
+            extras = Extras(given, text, None, None, None, False, event_time, None, None, raw, self._txn)
             try:
                 producer.enqueue(value, done, extras)
             except ProducerQueueIsFull:
@@ -332,40 +347,95 @@ def _header(header: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _write(
-    options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None
-) -> Written:
+    options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
+    batch: Batch | None = None,
+) -> Written:  # fmt: skip
+    """`batch`: that of a sink that writes exactly once."""
     task = _Task(options, schema)
     try:
-        for batch in iterator:
-            task.write(batch)
+        if batch is not None:
+            return _write_once(task, options, iterator, batch)
+        for each in iterator:
+            task.write(each)
         return task.finish()
     finally:
         task.close()
 
 
+def _write_once(task: _Task, options: SinkOptions, iterator: Iterator[pa.RecordBatch], batch: Batch) -> Written:
+    once, begun_at = options.once, _NOW()
+    assert once is not None, "it is asked for"
+    kept: list[pa.RecordBatch] = []
+    size, keeps = 0, once.send_at_end
+    is_new = task.begin(batch)
+    for each in iterator:
+        if not is_new:
+            continue  # Spark wants its rows taken
+        kept.append(each)
+        size += each.nbytes
+        if keeps and size <= KEPT_BYTES_MAX:
+            continue
+        is_new, keeps = _send(task, kept, batch, begun_at if keeps else None), False
+    if is_new and kept:
+        is_new = _send(task, kept, batch, begun_at)
+    if not is_new:
+        return Written(0, batch, is_already=True)
+    written = task.finish()
+    return Written(written.rows, batch, task.prepare(once.batch_timeout_s))
+
+
+def _send(task: _Task, kept: list[pa.RecordBatch], batch: Batch, begun_at: float | None) -> bool:
+    """Sends what was kept. `begun_at`: nothing was sent before, and an id that is not used is void after a while.
+    False: the sink got the batch meanwhile."""
+    if begun_at is not None and _NOW() - begun_at > BEGUN_S and not task.begin(batch):
+        return False
+    for each in kept:
+        task.write(each)
+    kept.clear()
+    return True
+
+
 class MagnetarWriter(DataSourceArrowWriter):
     """A batch query that writes: each task writes its rows."""
 
-    def __init__(self, options: SinkOptions, schema: SchemaInfo | None) -> None:
+    def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
+        self._delivery = Delivery(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self._options, iterator, self._schema)
+        batch = batch_of_task(self._options, self._delivery.run)
+        return _write(self._options, iterator, self._schema, batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._delivery.commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._delivery.abort(messages)
 
 
 class MagnetarStreamWriter(DataSourceStreamArrowWriter):
     """A streaming query that writes: each task of a batch writes its rows."""
 
-    def __init__(self, options: SinkOptions, schema: SchemaInfo | None) -> None:
+    def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         self._options, self._schema = options, schema
+        self._delivery = Delivery(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self._options, iterator, self._schema)
+        batch = batch_of_task(self._options, self._delivery.run, streaming=True)
+        return _write(self._options, iterator, self._schema, batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._delivery.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._delivery.abort(messages)
 
 
-def _planned(options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SchemaInfo | None]:
+def _planned(
+    options: Mapping[str, str], schema: StructType, *, streaming: bool
+) -> tuple[SinkOptions, SchemaInfo | None]:
     """The options, and the schema by which rows are encoded, if any. InvalidConfiguration: the columns are wrong."""
-    parsed = parse_sink(options)
+    parsed = parse_sink(options, streaming=streaming)
     if not parsed.by_registry:
         check_columns(schema, parsed)
         return parsed, None
@@ -394,8 +464,13 @@ async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
     if overwrite:
         raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
-    return MagnetarWriter(*_planned(options, schema))
+    return MagnetarWriter(*_planned(options, schema, streaming=False))
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType) -> MagnetarStreamWriter:
-    return MagnetarStreamWriter(*_planned(options, schema))
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
+    parsed, by = _planned(options, schema, streaming=True)
+    if overwrite and parsed.once is not None:
+        raise InvalidConfiguration(
+            "a topic cannot be overwritten: with deliveryGuarantee=exactly-once use outputMode append or update"
+        )
+    return MagnetarStreamWriter(parsed, by)

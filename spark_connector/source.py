@@ -7,7 +7,8 @@ reader has only options and decisions; connections are in ranges.py, per process
 A streaming batch is a pair of offsets that Spark writes to its checkpoint before anything is read; `partitions(start,
 end)` is a function of the two and of what the topic still has, so a retried batch reads the same messages.
 Spark calls `commit(end)` for the *previous* batch when it plans the next: a durable subscription lags by one batch,
-which is safe.
+which is safe. For the source a topic ends before the first message of an open transaction. What was aborted keeps its
+indexes and has no rows; it is not lost.
 
 **A query holds its data by itself**: by a durable subscription that is named after the id in its checkpoint. Spark
 tells that id to tasks alone, so the first task of a partition in each batch makes the subscription, if need be, and
@@ -133,6 +134,7 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         asked.hold(wanted.partition, query, partition.done)
     decoding = _decoding(options, schema, wanted.partition[0])
     builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition, decoding)
+    gaps: list[tuple[int, int]] = []
     for entries in asked.read(wanted.partition, wanted.first, wanted.end):
         for stored in entries:
             try:
@@ -141,12 +143,14 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
                 at = _unreadable(options, wanted, at, stored, error)
                 continue
             if entry.first_index > at:
-                _gap(options, wanted.partition, at, entry.first_index)
+                gaps.append((at, entry.first_index))
             at = builder.add(entry, at, wanted.end)
             if builder.full:
                 yield builder.finish()
     if at < wanted.end:
-        _gap(options, wanted.partition, at, wanted.end)
+        gaps.append((at, wanted.end))
+    if gaps:
+        _look_at_gaps(options, asked, wanted.partition, gaps)
     if builder.rows:
         yield builder.finish()
     if builder.unfit:
@@ -183,8 +187,18 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
     return end
 
 
-def _gap(options: SourceOptions, partition: Partition, first: int, end: int) -> None:
-    text = f"messages {first} to {end - 1} of {partition[0]} partition {partition[1]} do not exist any more"
+def _look_at_gaps(options: SourceOptions, asked: Topics, partition: Partition, gaps: list[tuple[int, int]]) -> None:
+    """What an aborted transaction wrote keeps its indexes, and has no rows. All else that is missing is lost."""
+    first, end = gaps[0][0], gaps[-1][1]
+    missing = sum(after - at for at, after in gaps)
+    lost = missing - asked.aborted(partition, first, end)
+    if lost <= 0:
+        return
+    topic, number = partition
+    which = f"messages {first} to {end - 1}"
+    if len(gaps) > 1 or lost < missing:
+        which = f"{lost} of the {which}"
+    text = f"{which} of {topic} partition {number} do not exist any more"
     if options.fail_on_data_loss:
         raise DataLost(f"{text}; set failOnDataLoss=false to go on without them")
     _LOG.warning("%s (failOnDataLoss=false)", text)

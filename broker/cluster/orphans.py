@@ -27,7 +27,7 @@ import msgspec
 
 from ...ledger import LedgerClient
 from ...metadata import paths
-from ...metadata.records import CursorRecord, LedgerRecord, Record, TopicRecord
+from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
 from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import LedgerNotFound
@@ -36,7 +36,7 @@ from ...proto.names import TopicName
 _LOG = logging.getLogger("magnetar.broker")
 
 READ_AT_ONCE = 50
-KINDS = ({"topic"}, *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted")))
+KINDS = ({"topic"}, *({"topic", kind} for kind in ("cursor", "delays", "dedup", "compacted", "transactions")))
 """The properties of the ledgers that this module knows; `cursor` and `delays` give the subscription."""
 
 
@@ -74,6 +74,7 @@ async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
                 name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
                 listed += [Missing(each.ledger_id, name) for each in found[0].ledgers]
             referred.update(await _of_cursors(metadata, tenant, namespace, local))
+    referred.update(await _of_coordinators(metadata))
     there = set(ledger_ids)
     missing = [each for each in listed if each.ledger_id not in there and await _is_missing(metadata, each)]
     orphans = []
@@ -127,6 +128,14 @@ async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, loca
     return [number for found in records if found is not None for number in _numbers(found[0])]
 
 
+async def _of_coordinators(metadata: MetadataStore) -> Iterable[int]:
+    records = [
+        await get_record(metadata, paths.coordinator(int(each)), CoordinatorRecord)
+        for each in await metadata.children(paths.COORDINATORS)
+    ]
+    return [found[0].ledger_id for found in records if found is not None]
+
+
 async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
     """Whether the list still names it and it still does not exist: it may have been made, or trimmed, during the
     search.
@@ -150,6 +159,7 @@ async def delete(metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterab
         found = await get_record(metadata, paths.topic(name.tenant, name.namespace, name.stored_local), TopicRecord)
         referred = set(_numbers(found[0])) if found is not None else set[int]()
         referred.update(await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local))
+        referred.update(await _of_coordinators(metadata))
         if orphan.ledger_id not in referred:
             await ledgers.delete(orphan.ledger_id)
             _LOG.info("orphan ledger %d of %s is deleted", orphan.ledger_id, orphan.topic)

@@ -1,5 +1,7 @@
 """Ownership of bundles of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
 
+A coordinator of transactions has an owner in the same way (`owner_of`); what is said of a bundle holds for it.
+
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
 §3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
 only brokers that are registered, with the address that they registered.
@@ -58,13 +60,19 @@ class Ownership:
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
         """The broker that serves the topic; this one, when no broker did. Unavailable: the owner is just going away."""
-        path = self.path_of(topic, policies)
-        if path in self._owned and not self.lost:
+        return await self.owner_of(self.path_of(topic, policies), f"topic {topic}")
+
+    async def owner_of(self, path: str, what: str) -> BrokerRecord:
+        """As `owner`, of whatever has its owner at that path; `what` is for the error's text."""
+        if self.owns_path(path):
             return self.me
         async with self._asking[path]:
-            return await self._ask(topic, path)
+            return await self._ask(path, what)
 
-    async def _ask(self, topic: TopicName, path: str) -> BrokerRecord:
+    def owns_path(self, path: str) -> bool:
+        return path in self._owned and not self.lost
+
+    async def _ask(self, path: str, what: str) -> BrokerRecord:
         for _ in range(ATTEMPTS_MAX):
             if path in self._owned and not self.lost:
                 return self.me
@@ -74,9 +82,9 @@ class Ownership:
                 continue
             record, version = found
             if record.broker != self.me.name:
-                return await self._registered(record)
+                return await self._registered(record, what)
             await self._store.delete(path, version)  # of this broker before it was restarted: another session's
-        raise Unavailable(f"the owner of topic {topic} changes all the time; try again", topic=topic)
+        raise Unavailable(f"the owner of {what} changes all the time; try again")
 
     async def _take(self, path: str) -> None:
         mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
@@ -112,10 +120,10 @@ class Ownership:
             return True
         raise Unavailable(f"the owner of bundle {path} changes all the time; try again")
 
-    async def _registered(self, owner: OwnerRecord) -> BrokerRecord:
+    async def _registered(self, owner: OwnerRecord, what: str) -> BrokerRecord:
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
         if found is None:
-            raise Unavailable(f"broker {owner.broker} owns the topic and is going away; try again", broker=owner.broker)
+            raise Unavailable(f"broker {owner.broker} owns {what} and is going away; try again", broker=owner.broker)
         return found[0]
 
     def owned_in(self, namespace: NamespaceName) -> list[str]:

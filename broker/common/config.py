@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ...ledger.handle import ENTRY_BYTES_MAX
 from ...proto.errors import InvalidConfiguration
+from ...proto.transactions import COORDINATORS_MAX
 from ...runtime.network import Endpoint
 from .applied import Applied, Limit
 
@@ -24,6 +25,8 @@ MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
 the ledger refuses no entry for its size."""
 SNAPSHOT_BYTES_LIMIT = 256 << 10
 """A node of the metadata holds 1 MiB, and all nodes are in its memory."""
+RESULT_RETENTION_S_MIN = 60.0
+"""Twice what an operation of a client takes with all its attempts, by default: a repeated commit gets its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,14 @@ class BrokerConfig(Applied):
     dedup_inactive_minutes: Positive = 360  # a producer absent for so long is forgotten: it may publish twice
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
     key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
+    transaction_coordinators: Positive = 16  # of the cluster; the first transaction fixes it for ever
+    transaction_timeout_s: Seconds = 60.0  # an open transaction is aborted then, if its client names no other time
+    transaction_timeout_s_max: Seconds = 900.0  # that a client may name; readers wait for an open one for so long
+    transaction_prepared_s_max: Seconds = 86_400.0  # … of a prepared one, which survives its client
+    transaction_lease_s: Seconds = 600.0  # ids that a client took ahead are void when they are not used by then
+    transaction_open_max: Positive = 100_000  # of one coordinator, ids taken ahead included; 0.5 KB each
+    transaction_open_per_role_max: Limit = 50_000  # … of one role; 0: any number
+    transaction_result_retention_s: Seconds = 3_600.0  # a client may ask for so long how one ended; a bit or so each
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
@@ -120,6 +131,21 @@ class BrokerConfig(Applied):
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.transaction_coordinators > COORDINATORS_MAX:
+            raise InvalidConfiguration(
+                f"transaction_coordinators must be at most {COORDINATORS_MAX}, not {self.transaction_coordinators}",
+                setting="transaction_coordinators",
+            )
+        if self.transaction_timeout_s > self.transaction_timeout_s_max:
+            raise InvalidConfiguration(
+                f"transaction_timeout_s ({self.transaction_timeout_s}) is above transaction_timeout_s_max",
+                setting="transaction_timeout_s",
+            )
+        if self.transaction_result_retention_s < RESULT_RETENTION_S_MIN:
+            raise InvalidConfiguration(
+                f"transaction_result_retention_s must be at least {RESULT_RETENTION_S_MIN:g}: clients ask for so long",
+                setting="transaction_result_retention_s",
+            )
         if self.session_lost_grace_s < 0:
             raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
 

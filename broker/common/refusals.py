@@ -25,6 +25,7 @@ from ...proto.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicTerminated,
+    TransactionConflict,
     Unavailable,
 )
 
@@ -58,6 +59,7 @@ class PublishRefusal(_Refusal):
         "the entry names another producer, and publishes to this topic are deduplicated by that name",
         InvalidRequest,
     )
+    NO_TRANSACTION = "the entry is in a transaction whose id no coordinator gives", InvalidRequest
     OVERLAP = (
         "a part of the batch is stored and a part is not: send the messages after the last stored one again",
         InvalidRequest,
@@ -94,6 +96,10 @@ class SubscribeRefusal(_Refusal):
         "the subscription, likewise",
     )
     READS_OTHERWISE = "others of the subscription read compacted, and this one does not, or vice versa", ConsumerBusy
+    OTHER_ISOLATION = (
+        "others of the subscription read what is committed, and this one all that is stored, or vice versa",
+        ConsumerBusy,
+    )
     OTHER_TYPE = "the subscription has consumers of another type", ConsumerBusy
     OTHER_MODE = "the consumers are of another Key_Shared mode, or differ on out-of-order delivery", ConsumerBusy
     POLICY = (
@@ -102,7 +108,9 @@ class SubscribeRefusal(_Refusal):
 
 
 class AckRefusal(_Refusal):
-    """Why an acknowledgement is refused. What came before it in the same request counts."""
+    """Why an acknowledgement is refused. What came before it in the same request counts, but in a transaction: there a
+    request counts as a whole or not at all.
+    """
 
     UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
     TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest
@@ -112,3 +120,12 @@ class AckRefusal(_Refusal):
         "the entry is after the last one of the topic", InvalidRequest, "entries before it, also of the same set"
     )
     NO_SUCH_MESSAGES = "a batch index is larger than the ledger's number of messages", InvalidRequest
+    PENDING = (
+        "the message is acknowledged in a transaction that is open", TransactionConflict,
+        "everything else of the request; of a cumulative one nothing",
+    )
+    NOT_KEPT = "transactions acknowledge on durable subscriptions of persistent topics, and on no others", NotAllowed
+    CONFLICT = "the message is acknowledged already, or in another transaction that is open", TransactionConflict
+    TOO_MANY_PENDING = (
+        "open transactions of the subscription have acknowledged as much as they may: end some of them", BackPressure
+    )

@@ -133,7 +133,7 @@ class Appender:
                 timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
             )
         )  # fmt: skip
-        if publish.deliver_at_ms:
+        if publish.deliver_at_ms and publish.txn is None:  # else it is found delayed when it is read, after a commit
             self._on_delayed(position, publish.deliver_at_ms)
         self._publish_seconds.observe(self._clock.monotonic() - publish.arrived_s)
         publish.publisher.confirmed(publish, position, queued.index)

@@ -14,6 +14,7 @@ from ...metadata.records import Compacted
 from ...proto.errors import DataLost
 from ...proto.names import Position
 from .cache import StoredEntry
+from .core.committed_shape import CommittedShape
 from .core.compaction import last_shown
 from .core.log_shape import LogShape, Span
 from .format.compacted import DamagedCompaction, Row, decode_piece, decode_rows, decode_survivor
@@ -87,16 +88,15 @@ class CompactedLog:
         return entry, last_shown(entry.payload)
 
 
-class CompactedShape(LogShape):
+class CompactedShape(CommittedShape):
     """The positions of the topic for a consumer that reads compacted."""
 
     __slots__ = ("_ghosts", "_rows")
 
     def __init__(self, log: LogShape) -> None:
-        super().__init__()
         self._ghosts: set[int] = set()
         self._rows: dict[int, Row] = {}
-        log.follow(self)
+        super().__init__(log)
 
     def cover(self, rows: list[Row]) -> None:
         """Adds those ledgers: what survives of them can be read, also where the log has them no more."""

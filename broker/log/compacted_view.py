@@ -16,6 +16,7 @@ from ...proto.names import Position
 from ...runtime.world import World
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
+from .core.committed_shape import CommittedShape
 from .log import Acknowledged, ReadableLog, SegmentReader
 from .reader import IndexedPosition
 from .topic_log import TopicLogState
@@ -27,6 +28,9 @@ class CompactedReader:
     def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
         self.compacted: CompactedLog | None = None
         self._shape = shape
+        self._log = log
+
+    def read_on_in(self, log: SegmentReader) -> None:
         self._log = log
 
     def _covers(self, position: Position) -> CompactedLog | None:
@@ -99,6 +103,13 @@ class CompactedView:
     @property
     def state(self) -> TopicLogState:
         return self._log.state
+
+    def show_committed(self, log: ReadableLog) -> None:
+        """Past the horizon it reads `log` from here on, which shows what is committed (committed_view.py)."""
+        self._log = log
+        self.reader.read_on_in(log.reader)
+        assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
+        self.shape.show(log.shape.decided)
 
     @property
     def compacted(self) -> CompactedLog | None:

@@ -53,7 +53,7 @@ from .core.compaction import KEY_BYTES, KeySurvey, cut, opened
 from .core.trimming import Safe, Stays
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
-from .log import Log
+from .log import Log, ReadableLog
 from .snapshot_ledger import StateLedgers
 from .unfolding import aside
 
@@ -94,7 +94,8 @@ class Compaction:
     """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
 
     __slots__ = (
-        "_changed", "_task", "_tasks", "_turn", "config", "ledgers", "log", "progress", "topic", "view", "world",
+        "_changed", "_task", "_tasks", "_turn", "config", "ledgers", "log", "progress", "shown", "topic", "view",
+        "world",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,7 @@ class Compaction:
         replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
         self.view = CompactedView(log)
+        self.shown: ReadableLog = log
         self.progress = CompactionProgress()
         self.topic = topic
         self.log = log
@@ -121,6 +123,11 @@ class Compaction:
     @property
     def running(self) -> bool:
         return self._task is not None
+
+    def show_committed(self, log: ReadableLog) -> None:
+        """From here on only what `log` shows is compacted, and read after the horizon."""
+        self.shown = log
+        self.view.show_committed(log)
 
     def held(self, applied: Applied) -> Safe | None:
         """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
@@ -219,8 +226,9 @@ class CompactionRun:
         self._of = of
         self._log = of.log
         self._old = of.view.compacted
-        self._horizon = of.log.shape.last
-        self._end_index = of.log.shape.end_index
+        self._shown = of.shown
+        self._horizon = of.shown.shape.stable  # before any entry of an open transaction
+        self._end_index = of.shown.shape.end_index
         self._survey = KeySurvey(
             max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
             retain_null_key=of.config.compaction_retain_null_key,
@@ -330,17 +338,18 @@ class CompactionRun:
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
         """What the last compaction left, then the log up to the horizon."""
-        old, log, bytes_max = self._old, self._log, self._of.config.read_bytes
+        old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:
             entries = await self._tried(partial(old.read, number, bytes_max))
             number += len(entries)
             yield entries
-        position = log.shape.after(old.horizon) if old is not None else log.shape.at_or_after(log.shape.start)
-        while position <= self._horizon and log.shape.readable(position):
-            entries = await self._tried(partial(log.reader.read, position, bytes_max))
+        shape, reader = self._shown.shape, self._shown.reader
+        position = shape.after(old.horizon) if old is not None else shape.at_or_after(shape.start)
+        while position <= self._horizon and shape.readable(position):
+            entries = await self._tried(partial(reader.read, position, bytes_max))
             yield [entry for entry in entries if entry.position <= self._horizon]
-            position = log.shape.after(entries[-1].position)
+            position = shape.after(entries[-1].position)
 
     async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
         for left in reversed(range(READ_TRIES)):

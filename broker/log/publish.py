@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
+from ...proto.transactions import TxnId
 from .core.sequence_range import SequenceRange
 
 
@@ -21,12 +22,15 @@ class Publish:
     """One entry in flight to the log."""
 
     __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "frames", "future", "highest_sequence_id",
-                 "numbers", "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip
+                 "name", "numbers", "publisher", "sequence_id", "size", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
         self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
-        numbers: SequenceRange | None = None, deliver_at_ms: int = 0,
+        numbers: SequenceRange | None = None, deliver_at_ms: int = 0, txn: TxnId | None = None,
+        name: str = "",
     ) -> None:  # fmt: skip
+        self.txn = txn  # that it is in; None: it counts when it is stored
+        self.name = name  # of its producer, as the entry says
         self.publisher = publisher
         self.client_part = client_part
         self.count = count

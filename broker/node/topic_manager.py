@@ -17,7 +17,7 @@ Guards: tests/broker/node/test_session_lost.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ...ledger import LedgerClient, LedgerConfig
@@ -52,7 +52,9 @@ from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
+from ..transaction.coordinators import TransactionCoordinators
 from .internal_producer import InternalProducer
+from .participants import Participants
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -68,11 +70,15 @@ _UNSETTLED = "this broker has no metadata session at the moment; ask another one
 class _OwnershipSession:
     """What lasts as long as this broker owns."""
 
-    __slots__ = ("catalog", "grants", "ledgers", "metadata", "ownership", "policies", "schemas", "settled")
+    __slots__ = (
+        "catalog", "grants", "ledgers", "metadata", "ownership", "participants", "policies", "schemas", "settled",
+        "transactions",
+    )  # fmt: skip
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
         policies_changed: Callable[[NamespaceName], None], grants_changed: Callable[[str, str], None],
+        topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
@@ -90,6 +96,10 @@ class _OwnershipSession:
             min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
+        self.participants = Participants(metadata, topic, endpoint, lambda: self.transactions.peers)
+        self.transactions = TransactionCoordinators(
+            world, config, metadata, self.ledgers, self.ownership, self.participants, lambda: self.settled
+        )
 
     async def close(self) -> None:
         await self.grants.close()
@@ -133,7 +143,7 @@ class TopicManager:
         """
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http)
-        changed = (self._policies_changed, self.access.changed)
+        changed = (self._policies_changed, self.access.changed, self._existing, self._elsewhere)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed)
         try:
             await session.catalog.ensure_default()
@@ -171,6 +181,7 @@ class TopicManager:
         session.metadata.renew(metadata)
         await session.ownership.register()
         await session.ownership.reclaim()
+        await session.transactions.validate()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
             await together([self._validate(session, topic) for topic in topics[start : start + AT_ONCE]], "topic-check")
@@ -186,6 +197,7 @@ class TopicManager:
         session.metadata.end()
         for topic in list(self.loaded.values()):
             topic.lose(error)
+        await session.transactions.drop(error)
         await self._ending.drain()
         await session.close()
 
@@ -197,6 +209,7 @@ class TopicManager:
         if not session.settled:
             session.metadata.end()  # nothing can be stored, and no caller waits for it
         await self._loading.drain()
+        await session.transactions.close()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
             await together([self._end(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
@@ -229,6 +242,24 @@ class TopicManager:
     @property
     def schemas(self) -> SchemaRegistry:
         return self._open().schemas
+
+    @property
+    def transactions(self) -> TransactionCoordinators:
+        return self._open().transactions
+
+    @property
+    def participants(self) -> Participants:
+        return self._open().participants
+
+    async def _existing(self, name: TopicName) -> Topic:
+        return await self.topic(name, create=False)
+
+    async def _elsewhere(self, name: TopicName) -> str:
+        """The endpoint of the broker that serves the topic; empty: this one."""
+        if name.full in self.loaded:
+            return ""
+        owner = await self.lookup(name)
+        return "" if owner.name == self.name else owner.endpoint
 
     def topic_feed(self) -> TopicWatcher:
         session = self._open()
@@ -283,7 +314,7 @@ class TopicManager:
         topic = Topic(
             self.world, session.ledgers, self.config, name, await session.policies.applied(name),
             self._storage(session, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
-            settled=lambda: session.settled, on_lost=self._lost,
+            settled=lambda: session.settled, on_lost=self._lost, coordinators=session.transactions,
         )  # fmt: skip
         try:
             await topic.open(partial(session.catalog.ensure_stored, name) if create else None)

@@ -43,7 +43,7 @@ class Backlogs:
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """AlreadyExists. `start` None: at the end."""
-        mark = mark_of(self._topic.log.shape, start, inclusive=True)[0] if start is not None else None
+        mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ class Backlogs:
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
         """To a message, or to the first one that arrived then or later; durable when this returns."""
-        log, subscription = self._topic.log, self._topic.subscription(name)
+        log, subscription = self._topic.shown, self._topic.subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
         async with subscription.moving:
@@ -77,7 +77,7 @@ class Backlogs:
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
-            await backlog.skip(self._topic.log, subscription, messages)
+            await backlog.skip(self._topic.shown, subscription, messages)
 
     async def expire(self, name: str, older_than_s: float, up_to: Position | None) -> int:
         """Acknowledges what is older, or everything up to a message; of that subscription or of all. Entries."""
@@ -88,7 +88,7 @@ class Backlogs:
         life, entries = self._topic.life, 0
         for subscription in self._named(name):
             if up_to is not None:
-                entries += life.give_up(subscription, self._topic.log.shape.clamp(up_to))
+                entries += life.give_up(subscription, self._topic.shown.shape.clamp(up_to))
             else:
                 entries += await life.expire_older(subscription, older_than_s)
             await subscription.durable_now()
@@ -99,34 +99,34 @@ class Backlogs:
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.subscription(name)
-        entries = await backlog.peek(self._topic.log, subscription, messages)
+        entries = await backlog.peek(self._topic.shown, subscription, messages)
         return [Shown(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
-        return await examine.analyze(self._topic.log, self._topic.subscription(name))
+        return await examine.analyze(self._topic.shown, self._topic.subscription(name))
 
     # ------------------------------------------------------------------ messages
     async def nth(self, number: int, *, from_latest: bool) -> Shown:
         """From one end, from 1 on; the others of its batch are hidden."""
-        entry, at = await examine.nth(self._topic.log, number, from_latest=from_latest)
+        entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
         return Shown(entry, [index for index in range(entry.count) if index != at])
 
     async def message(self, position: Position) -> Shown:
-        return Shown(await examine.message(self._topic.log, position), [])
+        return Shown(await examine.message(self._topic.shown, position), [])
 
     async def at_time(self, publish_time_ms: int) -> MessageId:
         """The first that arrived then or later; where the next will be, when there is none."""
-        position = (await self._topic.log.reader.locate_time(publish_time_ms)).position
+        position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def last(self) -> MessageId:
-        last, batch_index = self._topic.log.shape.last, -1
+        last, batch_index = self._topic.shown.shape.last, -1
         if last.entry_id >= 0:
-            count = (await self._topic.log.reader.entry(last)).count
+            count = (await self._topic.shown.reader.entry(last)).count
             batch_index = count - 1 if count > 1 else -1
         return MessageId(*last, self._topic.name.partition, batch_index)
 
     def size_after(self, position: Position) -> int:
         """Bytes that are stored after it."""
-        shape = self._topic.log.shape
+        shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp(position))

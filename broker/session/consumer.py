@@ -4,6 +4,7 @@
     session.flow(permits)                  the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
     await session.durable()                what was acknowledged up to now survives a crash
+    await session.ack_in(txn, …)           pending in a transaction, and durable
     await session.seek_message(…), …       answered before anything from the new position is delivered
     await session.close()                  in order; `leave()` when the connection is lost
 
@@ -22,17 +23,29 @@ from typing import Protocol
 
 import msgspec
 
-from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
+from ...proto.errors import (
+    Busy,
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    TransactionConflict,
+    TransactionEnded,
+)
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo
+from ...proto.transactions import Isolation, TxnId
 from ...runtime.access import Principal
+from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.refusals import SubscribeRefusal
+from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules
 from ..subscription.consumer import Consumer, Outlet
+from ..subscription.core.cursor_state import TxnAcks
 from ..subscription.core.deliveries import Delivery
 from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
 from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
@@ -68,6 +81,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     policy: PolicyOptions = NO_OPTIONS  # of the subscription type
     many_topics: bool = False  # failover spreads the topics by the consumers' names
     schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
+    isolation: Isolation = Isolation.READ_COMMITTED  # of the subscription, while a consumer is connected
 
     def check(self) -> None:
         """InvalidName, InvalidRequest, NotAllowed."""
@@ -88,10 +102,13 @@ class ConsumerPort(Outlet, Protocol):
 class ConsumerSession:
     """See the module. Made by `open`."""
 
-    __slots__ = ("_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic")
+    __slots__ = (
+        "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
+    )  # fmt: skip
 
-    def __init__(self, topic: Topic, port: ConsumerPort) -> None:
+    def __init__(self, topic: Topic, port: ConsumerPort, clock: Clock) -> None:
         self.topic = topic
+        self._clock = clock
         self.compacted_end_index = 0
         self._port = port
         self._over = False
@@ -111,7 +128,7 @@ class ConsumerSession:
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
-        session, id_ = cls(topic, port), broker.next_id()
+        session, id_ = cls(topic, port, broker.world.clock), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
             options.policy,
@@ -137,6 +154,7 @@ class ConsumerSession:
         if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
         topic.check_consumer(subscription, options.type, consumer)
+        subscription.isolate(options.isolation)
         topic.show(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
         compacted = topic.compaction.record if options.read_compacted else None
@@ -153,11 +171,11 @@ class ConsumerSession:
 
     def messages_of(self, position: Position) -> int:
         """How many messages an entry has that this consumer holds; 0: it is not known."""
-        cursor = self.subscription.cursor
-        partial = cursor.partial.get(position)
-        if partial is not None and partial.size:
-            return int(partial.size)
-        return self.member.outstanding.get(position, 0) + cursor.acked_count(position)
+        cursor, member = self.subscription.cursor, self.member
+        if position in member.unshown:
+            return member.unshown[position].size
+        held = member.outstanding.get(position, 0)
+        return cursor.size_of(position, 0) or held + cursor.hidden(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
@@ -196,18 +214,29 @@ class ConsumerSession:
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
-        """Acknowledges each of them, in steps. InvalidRequest: one is past the end; what was named before counts."""
-        entries = iter(entries)
+        """Acknowledges each of them, in steps. InvalidRequest: one is past the end; what was named before counts.
+        TransactionConflict: one is pending in a transaction; all others count.
+        """
+        entries, refused = iter(entries), list[TransactionConflict]()
         while some := list(islice(entries, ACK_ENTRIES)):
-            self.subscription.ack(self._consumer, some)
+            try:
+                self.subscription.ack(self._consumer, some)
+            except TransactionConflict as conflict:
+                refused.append(conflict)
             yield
         for each in sets:
-            self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
+            try:
+                self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
+            except TransactionConflict as conflict:
+                refused.append(conflict)
             yield
+        if refused:
+            raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
         """Everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers share the
-        subscription."""
+        subscription. TransactionConflict: some of it is pending in a transaction, and nothing of it counts."""
+        self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.marks_up_to(self._consumer, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
@@ -229,6 +258,38 @@ class ConsumerSession:
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
 
     # ------------------------------------------------------------------ requests
+    async def ack_in(
+        self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
+        """They are pending in the transaction, and that is durable, when this returns: acknowledged if it commits.
+        `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
+        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves.
+
+        All of them or, whatever this raises before they are pending, none. NotAllowed, InvalidRequest,
+        TransactionConflict, BackPressure; TransactionEnded and what Coordinators.join raises. When it is not stored for
+        another reason, or cancelled, the outcome is unknown: repeat it, in the same transaction.
+        """
+        subscription, turns, wanted, last = self.subscription, Turns(self._clock), TxnAcks(), None
+        subscription.check_transactional()
+        if cumulative:
+            *others, last = entries
+            if others or sets:
+                raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
+        else:
+            for _ in subscription.gather(entries, sets, wanted):
+                if turns.over:
+                    await turns.next()
+        transactions = self.topic.transactions
+        if not transactions.is_open(txn):
+            await transactions.join(txn)
+        if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
+            raise ConnectionLost("the consumer is closed: nothing was acknowledged")
+        if not transactions.is_open(txn):
+            raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
+        subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
+        await subscription.stored()
+
     async def durable(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""
         await self.subscription.durable_now()
@@ -326,7 +387,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
-    log = topic.compaction.view if compacted else topic.log
+    log = topic.readable(compacted=compacted)
     mark, acked = await place_of(log, start, options.start_inclusive, last_again=options.start_inclusive)
     if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
         return found

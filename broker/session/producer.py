@@ -14,8 +14,12 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
 process is tight (runtime/access.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
-opens it again, without credit until the gate opens, and sends again what has no answer. Guarding tests:
-tests/broker/protocols/grpc/test_connect.py.
+opens it again, without credit until the gate opens, and sends again what has no answer.
+
+**Transactions.** An entry whose transaction the topic has not joined yet waits here while the topic joins it, and the
+later entries of the producer wait after it, in order; other producers go on. A join that is refused fails that entry
+alone (broker/topic/transactions.py). Guarding tests: tests/broker/protocols/grpc/test_connect.py,
+tests/broker/topic/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules
 from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
+from ..topic.transactions import Awaited
 
 METADATA_BYTES = (10 << 10) - 512
 """Of an entry, beside its payload: Pulsar's clients compare the payload alone with the largest size that they are told,
@@ -85,7 +90,8 @@ class ProducerSession:
     """See the module. Made by `open`."""
 
     __slots__ = (
-        "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer", "schema_version", "topic",
+        "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
+        "schema_version", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, port: ProducerPort, grant: int, memory: MemoryBudget) -> None:
@@ -96,7 +102,8 @@ class ProducerSession:
         self._grant = grant
         self._freed = 0  # what the producer may still spend
         self._owed = 0  # what it has got back and the port has not got yet
-        self._waiting: deque[bytes] | None = None  # for the gate
+        self._waiting: deque[bytes] | None = None  # for the gate, or for the transaction of the first of them
+        self._awaiting = False  # the first one waits for a transaction
         self.schema_version: int | None = None  # of its messages
         self.producer: Producer
 
@@ -191,25 +198,48 @@ class ProducerSession:
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.append(entry)
-            self.topic.gate.when_open(self._step)
+            if not self._awaiting:
+                self.topic.gate.when_open(self._step)
         else:
             self._publish(entry)
 
     def _publish(self, entry: bytes) -> None:
+        """Publishes it; or it waits for a transaction, at the front, and later ones after it."""
         topic, producer = self.topic, self.producer
         why, before = topic.life.refusal(), topic.log.queued_index
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
+        if isinstance(published, Awaited):
+            self._awaiting = True
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.appendleft(entry)
+            topic.transactions.when(published, self._go_on)
+            return
         topic.gate.took(topic.log.queued_index - before, len(entry))
         if not published:
             self.freed(len(entry))
 
+    def _go_on(self, error: MagnetarError | None) -> None:
+        """What the first waiting entry needs is there, or it is refused."""
+        self._awaiting = False
+        if error is not None and self._waiting:
+            entry = self._waiting.popleft()
+            self.producer.refuse(entry, error)
+            self.freed(len(entry))
+        if self._waiting:
+            self.topic.gate.when_open(self._step)
+        else:
+            self._give_credit()
+
     def _step(self) -> bool:
         """The gate is open."""
+        if self._awaiting:
+            return False
         if self._waiting:
             self._publish(self._waiting.popleft())
         if not self._waiting:
             self._give_credit()
-        return bool(self._waiting)
+        return bool(self._waiting) and not self._awaiting
 
     def _give_credit(self) -> None:
         if self._owed and self.producer.over is None:

@@ -48,7 +48,7 @@ class RangeReader:
         topic = await self._broker.topic(name, create=False)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
-        log, chunk_bytes = topic.log, self._broker.config.read_bytes
+        log, chunk_bytes = topic.shown, self._broker.config.read_bytes
         end = min(wanted.end, log.shape.end_index)
         if wanted.first >= end:
             return

@@ -80,6 +80,25 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     delayed: int
     delayed_buckets: int
     delayed_memory_bytes: int
+    pending_transactions: int
+    pending_entries: int  # acknowledged in them
+
+
+class TransactionId(msgspec.Struct, frozen=True):
+    most: int
+    least: int
+
+
+class TopicTransactions(msgspec.Struct, frozen=True):
+    """Of a topic that has seen transactions."""
+
+    last_stable: Position  # nothing after it is shown: it is undecided, or follows what is
+    stable_index: int  # one past its last message
+    open: int
+    oldest: TransactionId | None  # of the open ones, by its first entry
+    oldest_ms: int  # its age
+    aborted_entries: int  # that the log has
+    aborted_bytes: int
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -107,6 +126,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
     unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
+    transactions: TopicTransactions | None = None  # None: it has seen none
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -165,12 +185,24 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
-        published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(),
+        published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(), transactions=_transactions(topic),
+    )  # fmt: skip
+
+
+def _transactions(topic: Topic) -> TopicTransactions | None:
+    found = topic.transactions.statistics()
+    if found is None:
+        return None
+    oldest = TransactionId(*found.oldest) if found.oldest is not None else None
+    return TopicTransactions(
+        found.last_stable, found.stable_index, found.open, oldest, found.oldest_ms, found.aborted_entries,
+        found.aborted_bytes,
     )  # fmt: skip
 
 
 async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> SubscriptionStats:
-    backlog = (await analyze(topic.log, subscription)).messages if precise else await size(topic.log, subscription)
+    log = topic.readable(uncommitted=subscription.uncommitted)
+    backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
     oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     type_, blocked = subscription.type, subscription.blocked
@@ -194,6 +226,8 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
         delayed=delays.count if delays is not None else 0,
         delayed_buckets=delays.buckets if delays is not None else 0,
         delayed_memory_bytes=delays.memory_bytes if delays is not None else 0,
+        pending_transactions=len(subscription.pending_transactions),
+        pending_entries=cursor.pending.entries if cursor.pending is not None else 0,
     )  # fmt: skip
 
 

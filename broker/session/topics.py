@@ -48,6 +48,7 @@ class Offsets(msgspec.Struct, frozen=True):
     size: int  # bytes stored between them
     by_time: list[int] = []  # the first one at or after each time; `end` where there is none
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
+    aborted: int = 0  # messages of the range that was asked for
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
@@ -84,12 +85,17 @@ class Topics:
                 owner = await self.lookup(topic)
         return Partitions(count, owner)
 
-    async def offsets(self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "") -> Offsets:
-        """A durable `subscription` is made at the earliest message when it is missing."""
+    async def offsets(
+        self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
+        aborted_in: tuple[int, int] = (0, 0),
+    ) -> Offsets:  # fmt: skip
+        """A durable `subscription` is made at the earliest message when it is missing. `aborted_in`: a range of
+        indexes, whose messages of aborted transactions are counted; an index without a message that is none of them
+        has lost its message."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
-        shape, reader = topic.log.shape, topic.log.reader
+        shape, reader = topic.shown.shape, topic.shown.reader
         index = -1
         if subscription:
             check_subscription_name(subscription)
@@ -100,7 +106,8 @@ class Topics:
             if turns.over:
                 await turns.next()
         topic.check_end()
-        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index)
+        aborted = shape.aborted_messages(*aborted_in)
+        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted)
 
     async def _one(self, name: TopicName) -> Topic:
         """A partition, or a topic without partitions. NotAllowed: it has partitions. TopicNotFound."""
@@ -116,12 +123,12 @@ class Topics:
     async def advance(self, name: TopicName, subscription_name: str, index: int) -> None:
         """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
         topic = await self._one(name)
-        subscription, shape = topic.subscription(subscription_name), topic.log.shape
+        subscription, shape = topic.subscription(subscription_name), topic.shown.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:
                 subscription.ack_cumulative(None, AckedEntry(shape.last))
         elif index > shape.first_index:
-            place = await topic.log.reader.locate(index)
+            place = await topic.shown.reader.locate(index)
             done = max(0, index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:

@@ -2,7 +2,16 @@
 
 A trimmed entry is done already. An entry after the last one belongs to no message, and naming it is the caller's
 mistake (InvalidRequest); what the request names before it counts. Sets of entries cost what the smaller of the set and
-of the outstanding entries costs, not what they contain. Guarding tests: tests/broker/subscription/test_acks.py.
+of the outstanding entries costs, not what they contain.
+
+What is acknowledged in an open transaction is refused in a plain acknowledgement, and everything else of the request
+counts; a cumulative one that covers such an entry is refused as a whole. In a transaction (`AcksInTxn`) a request
+counts as a whole or not at all: it is gathered first, judged (core/pending_acks.py has the table), and then pending in
+one step. For consumer and dispatcher a pending entry is like one that is acknowledged: it is outstanding no more.
+
+A whole entry means all of its messages. To a consumer that was shown a part of them (the others were acknowledged or
+pending), it means those, as Pulsar's clients say it. Guarding tests: tests/broker/subscription/test_acks.py,
+tests/broker/subscription/test_acks_in_transactions.py.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ from itertools import islice
 
 from pyroaring import BitMap
 
+from ...proto.errors import TransactionConflict
 from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
 from ..common.refusals import AckRefusal
@@ -19,7 +29,8 @@ from ..log.core.log_shape import LogShape
 from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX
 from .core.dispatch import Dispatcher
-from .core.policies.policy import Member
+from .core.pending_acks import Conflict
+from .core.policies.policy import NONE_UNSHOWN, Member
 
 MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
@@ -39,23 +50,65 @@ class Acks:
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
-        """Each entry, or some messages of it."""
+        """Each entry, or some messages of it. TransactionConflict: one of them is pending; the others count."""
+        refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
                 continue
             if bits:
-                self._ack_batch(member, position, self._checked(position, bits))
+                bits = self._checked(position, bits)
+            if transactions:
+                bits = bits or self._shown(member, position)
+                if self._is_pending(position, bits):
+                    refused.append(position)
+                    bits = bits or (1 << self._cursor.size_of(position, 0)) - 1  # its other messages count
+            if bits:
+                self._ack_batch(member, position, bits)
             elif self._cursor.ack(position):
                 self._dispatcher.acked(member, position)
+        if refused:
+            self._refuse(refused[0])
 
     def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         cursor = self._cursor
-        held = member.outstanding.get(position, 0) if member is not None else 0
         before = cursor.acked_count(position)
-        if cursor.ack_bits(position, bits, held if not before else 0):
+        if cursor.ack_bits(position, bits, self._size(member, position)) or cursor.is_done(position):
             self._dispatcher.acked(member, position)
         elif member is not None:
             self._dispatcher.acked_messages(member, position, cursor.acked_count(position) - before)
+
+    def _size(self, member: Member | None, position: Position) -> int:
+        """Messages of the batch; 0: not known."""
+        if member is None:
+            return self._cursor.size_of(position, 0)
+        if member.unshown and position in member.unshown:
+            return member.unshown[position].size
+        return self._cursor.size_of(position, member.outstanding.get(position, 0))
+
+    def _shown(self, member: Member | None, position: Position) -> int:
+        """The messages that the consumer means by the whole entry; 0: all of them."""
+        if member is None:
+            return 0
+        cursor, (unshown, size) = self._cursor, member.unshown.get(position, NONE_UNSHOWN)
+        size = size or cursor.size_of(position, 0)
+        if not size:
+            return 0
+        everything, held = (1 << size) - 1, member.outstanding.get(position, 0)
+        left = everything & ~(cursor.hidden(position) | unshown)
+        if held and held == left.bit_count():
+            return left  # the rest of them was acknowledged by this consumer, or was not shown to it
+        return everything & ~unshown if unshown else 0
+
+    def _is_pending(self, position: Position, bits: int) -> bool:
+        """Whether one of those messages (0: all of the entry) is pending."""
+        pending = self._cursor.pending
+        if pending is None or self._cursor.is_acked(position):
+            return False
+        of_batch = pending.bits_at(position)
+        return pending.holds(position) or bool(of_batch & bits if bits else of_batch)
+
+    def _refuse(self, position: Position) -> None:
+        raise AckRefusal.PENDING.error(f"entry {position} {Conflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
         """Many whole entries of one ledger, as a roaring bitmap."""
@@ -66,29 +119,72 @@ class Acks:
         if wanted and wanted.max() > last:
             beyond = Position(ledger_id, wanted.max())
             wanted.remove_range(last + 1, beyond.entry_id + 1)
+        batches = self._in_part(member, ledger_id, wanted)
+        if batches:
+            wanted -= BitMap([each[1] for each in batches])
         new = self._cursor.ack_set(ledger_id, wanted)
         if new:
             self._dispatcher.acked_set(member, ledger_id, new)
+        refused = self._first_pending(ledger_id, wanted)
+        try:
+            self.ack(member, [AckedEntry(each) for each in batches])
+        except TransactionConflict:
+            refused = refused or batches[0]
         if beyond is not None:
             self._exists(beyond)
+        if refused is not None:
+            self._refuse(refused)
+
+    def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
+        """Those of a set that may not mean all of their messages."""
+        pending, unshown = self._cursor.pending, member.unshown if member is not None else None
+        found = pending.parts_in(ledger_id, wanted) if pending is not None else []
+        if unshown:
+            found += [each for each in unshown if each[0] == ledger_id and each[1] in wanted and each not in found]
+        return found
+
+    def _first_pending(self, ledger_id: int, wanted: BitMap) -> Position | None:
+        pending = self._cursor.pending
+        if pending is None:
+            return None
+        held = wanted - pending.without(ledger_id, wanted)
+        found = (Position(ledger_id, each) for each in held)
+        return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
         """Everything up to and with it, or up to a message of it."""
         position, bits = acked
         if not self._exists(position):
             return
+        self.check_cumulative(acked)
         if bits:
-            held = member.outstanding.get(position, 0) if member is not None else 0
-            size = held if not self._cursor.acked_count(position) else 0
+            size = self._size(member, position)
             self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
             self._dispatcher.acked_up_to(self._cursor.mark)
         else:
             self.give_up(position)
 
+    def check_cumulative(self, acked: AckedEntry) -> None:
+        """TransactionConflict: something that it covers is pending."""
+        pending, (position, bits) = self._cursor.pending, acked
+        if pending is None:
+            return
+        covered = (1 << bits.bit_length()) - 1
+        if pending.holds_any(self._shape.before(position)) or self._is_pending(position, covered):
+            self._refuse(position)
+
     def give_up(self, mark: Position) -> None:
-        """Everything up to the mark is done."""
-        self._cursor.ack_cumulative(mark)
-        self._dispatcher.acked_up_to(self._cursor.mark)
+        """Everything up to the mark is done, without what is pending: that is left to its transaction."""
+        cursor = self._cursor
+        cursor.ack_cumulative(mark)
+        self._dispatcher.acked_up_to(max(mark, cursor.mark))
+        if cursor.mark < mark:
+            self._dispatcher.release(cursor.free_up_to(mark))  # batches of unknown size
+
+    def ack_first(self, position: Position, messages: int) -> None:
+        """The first messages of the entry are done, without those that are pending."""
+        if self._cursor.ack_first(position, messages):
+            self._dispatcher.acked(None, position)
 
     def held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
@@ -137,9 +233,9 @@ class Acks:
         """Whether the entry may be acknowledged. False: trimmed, or a ledger that is not the topic's. Raises beyond the
         end.
         """
-        if self._shape.readable(position):
+        if self._shape.has(position):
             return True
-        if position > self._shape.last:
+        if position > self._shape.confirmed:
             raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 

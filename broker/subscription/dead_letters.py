@@ -7,9 +7,10 @@ held counts, also what only waited in its receiver queue: with a policy on, keep
 
 Order, for one entry: counted and held → stored with the cursor → then either delivered again when its wait is over, or
     STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
-A crash before the acknowledgement is stored doubles a letter (with deduplication on the copy is dropped:
-broker/subscription/core/dead_letter.py) and loses none; a restart continues with what is held (`restore`). Writing to a
-dead-letter topic is retried, with pauses up to a minute; the messages stay in the topic and keep their ledgers.
+The copy and the acknowledgement are no transaction: a crash before the acknowledgement is stored doubles a letter (with
+deduplication on the copy is dropped: broker/subscription/core/dead_letter.py) and loses none; a restart continues with
+what is held (`restore`). Writing to a dead-letter topic is retried, with pauses up to a minute; the messages stay in
+the topic and keep their ledgers.
 
 Readers and subscriptions with one consumer at a time have no dead letters. Nor has a topic that is the dead-letter
 topic of its own policy, or is named like one: a dead letter stays there (core/redelivery_backoff.py
@@ -30,6 +31,7 @@ from ...runtime.tasks import Tasks
 from ..common.log_throttle import LogThrottle
 from ..log.log import ReadableLog
 from ..log.unfolding import aside
+from .core.bits import ones
 from .core.cursor import Cursor
 from .core.dead_letter import Source, letters_of
 from .core.dispatch import Dispatcher
@@ -81,7 +83,7 @@ class DeadLetters:
     def given_back(self, positions: Sequence[Position]) -> None:
         """Counts and holds the entries, before the dispatcher takes them back."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
-        counted = [position for position in positions if not self._cursor.is_acked(position)]
+        counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
             times = self._cursor.redeliveries(position) + 1
             until_ms = 0 if policy.is_dead(times) else now_ms + policy.wait_ms(times)
@@ -153,20 +155,26 @@ class DeadLetters:
         topic = self._log.topic
         source = Source(topic, self._subscription, position, times, policy.max_redeliver_count)
         entry = await self._log.reader.entry(position)
-        done = frozenset(self._cursor.acked_indexes(position))
+        done = frozenset(ones(self._cursor.hidden(position)))
         letters = await aside(
             entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
         await self._forward(policy.letter_topic(topic, self._subscription), source.producer_name, letters, position[1])
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
-        if self._cursor.ack(position):
+        if self._cursor.ack(position) or self._ack_rest(position, entry.count):
             self._dispatcher.acked(None, position)
         self.held.drop(position)
         self.letters += 1
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, position, times - 1)
         await self._store.durable()
         self._wake()
+
+    def _ack_rest(self, position: Position, messages: int) -> bool:
+        """Of a batch of which some messages are pending in a transaction: those are its own to acknowledge."""
+        version = self._cursor.version
+        self._cursor.ack_bits(position, (1 << messages) - 1, messages)
+        return self._cursor.version != version
 
     def stop(self) -> None:
         if self._timer is not None:

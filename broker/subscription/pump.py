@@ -207,8 +207,10 @@ class Pump(ABC):
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""
         if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
             return
+        if self.cursor.pending is not None:
+            return  # an abort gives back
         shape = self._log.shape
-        if not self.dispatcher.replay_entries and not shape.readable(shape.at_or_after(self.dispatcher.read_position)):
+        if not self.dispatcher.replay_entries and not shape.has(shape.at_or_after(self.dispatcher.read_position)):
             self._end_told = True
             for consumer in self.consumers.values():
                 consumer.outlet.ended()

@@ -83,6 +83,10 @@ class ReadAheadBuffer:
         self._throttle = LogThrottle(clock)
         self._seeks = 0  # a read that began before a seek is of no use after it
 
+    def show(self, log: ReadableLog) -> None:
+        """Goes on in `log`; what was read stays."""
+        self._log = log
+
     def read_from(self, log: ReadableLog) -> None:
         self._log = log
         self.forget()

@@ -1,4 +1,5 @@
-"""What consumers give back, and what a leaving consumer held, on its way to the dispatcher.
+"""What consumers give back, what a leaving consumer held, and what aborted transactions had acknowledged, on its way to
+the dispatcher.
 
 It goes back in slices of RETURN_ENTRIES. Nothing is handed out before the last of it, so the order is the same as at
 once, and 150,000 entries delay no other subscription. Guarding test: tests/broker/node/test_giving_back.py.
@@ -7,7 +8,7 @@ once, and 150,000 entries delay no other subscription. Guarding test: tests/brok
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -32,6 +33,12 @@ class _Return(msgspec.Struct):
     leaves: bool  # the consumer is disconnected, and leaves the dispatcher with the last of them
 
 
+class _Freed(msgspec.Struct):
+    """Entries that an aborted transaction had acknowledged; each counts as given back."""
+
+    positions: Iterator[Position]
+
+
 class Returns:
     """Of one subscription. `counting`: what counts that entries are given back, where a policy of the server does."""
 
@@ -41,7 +48,7 @@ class Returns:
         self._clock = clock
         self._dispatcher = dispatcher
         self._counting = counting
-        self._waiting: deque[_Return] | None = None  # until there is one: an empty deque takes 700 bytes
+        self._waiting: deque[_Return | _Freed] | None = None  # until there is one: an empty deque takes 700 bytes
 
     def __len__(self) -> int:
         return len(self._waiting or ())
@@ -52,10 +59,34 @@ class Returns:
         self._waiting.append(_Return(member, deque(positions), counted, leaves))
         self.some()
 
+    def freed(self, positions: Iterator[Position]) -> None:
+        """Of an aborted transaction. They are not outstanding, and not pending any more."""
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(_Freed(positions))
+        self.some()
+
+    def _some_freed(self, positions: Iterator[Position]) -> bool:
+        """Gives RETURN_ENTRIES of them back. True: there are no more."""
+        some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
+        free = [position for position in some if not cursor.is_done(position)]
+        if (counting := self._counting()) is not None:
+            counting.given_back(free)
+        else:
+            for position in free:
+                cursor.given_back(position)
+        self._dispatcher.freed(free)
+        return len(some) < RETURN_ENTRIES
+
     def some(self) -> bool:
         """Gives RETURN_ENTRIES of them back. True: there are no more."""
         while self._waiting:
             first = self._waiting[0]
+            if isinstance(first, _Freed):
+                if not self._some_freed(first.positions):
+                    return False
+                self._waiting.popleft()
+                continue
             member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
             for _ in some:
                 first.positions.popleft()
@@ -86,4 +117,7 @@ class Returns:
     def forget(self) -> None:
         """No consumer holds anything any more."""
         for each in self._waiting or ():
-            each.positions.clear()
+            if isinstance(each, _Freed):
+                each.positions = iter(())
+            else:
+                each.positions.clear()

@@ -29,16 +29,19 @@ from functools import cached_property
 from ...proto.errors import MagnetarError, Unavailable
 from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
+from ...proto.transactions import Isolation, TxnId
 from ...runtime.clock import Clock
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
-from .acks import Acks
+from .acks_in_txn import AcksInTxn
 from .consumer import Consumer
 from .core.cursor import Cursor
+from .core.cursor_state import TxnAcks
 from .core.deliveries import DispatchLimits
 from .core.dispatch import Dispatcher
+from .core.pending_acks import Settled, first_of, freed
 from .core.policies import EXCLUSIVE, SubscriptionType
 from .core.policies.policy import Blocked, Member, SubscriptionOptions
 from .cursors import DurableCursor
@@ -51,7 +54,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 class Subscription(Pump):
     """One subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
-    __slots__ = ("__dict__", "_acks", "dropped", "store", "type")
+    __slots__ = ("__dict__", "_acks", "dropped", "isolation", "store", "type")
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
@@ -66,7 +69,8 @@ class Subscription(Pump):
         self.store = store
         self.type: SubscriptionType | None = None
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
-        self._acks = Acks(log.shape, cursor, dispatcher)
+        self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
+        self._acks = AcksInTxn(log.shape, cursor, dispatcher)
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -90,6 +94,11 @@ class Subscription(Pump):
         """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self._log.is_compacted
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether it is shown all that is stored, also of open and aborted transactions."""
+        return self.isolation is Isolation.READ_UNCOMMITTED
+
     def read_from(self, log: ReadableLog) -> None:
         """Reads `log` from the mark on; only while no consumer is connected."""
         self._log = log
@@ -99,10 +108,36 @@ class Subscription(Pump):
         self._leave_out()
         self.dispatcher.over(log.shape)
 
+    def show(self, log: ReadableLog) -> None:
+        """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
+        self._log = log
+        self._at_hand.show(log)
+        self.cursor.over(log.shape)
+        self._acks.over(log.shape)
+        self.dispatcher.goes_on_in(log.shape)
+        if self.delayed is not None:
+            self.delayed.core.shape = log.shape
+        self.decided()
+
+    def decided(self) -> None:
+        """More is shown, or something will never be."""
+        if self.cursor.advance() and self.store is not None:
+            self.store.touched()
+        if self.consumers:
+            self.wake()
+
     def _leave_out(self) -> None:
         self._log.leave_out(self.cursor)
         if self.compacted and self.store is not None:
             self.store.touched()
+
+    def isolate(self, isolation: Isolation) -> None:
+        """Sets what a consumer that is about to join sees. ConsumerBusy: others see otherwise."""
+        if self.consumers and self.isolation is not isolation:
+            raise SubscribeRefusal.OTHER_ISOLATION.error(
+                f"the consumers of subscription {self.name!r} are {self.isolation.name.lower()}"
+            )
+        self.isolation = isolation
 
     def needs(self, horizon: Position) -> bool:
         """Whether something before `horizon` is not delivered, or is not acknowledged."""
@@ -190,7 +225,7 @@ class Subscription(Pump):
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Acknowledges each entry, or some messages of it. Trimmed entries are done already; InvalidRequest: beyond the
-        end.
+        end. TransactionConflict: one is pending in a transaction, and the others count.
         """
         try:
             self._acks.ack(consumer.member if consumer is not None else None, entries)
@@ -199,7 +234,7 @@ class Subscription(Pump):
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it does not parse, or
-        goes beyond the end.
+        goes beyond the end. TransactionConflict: one is pending in a transaction, and the others count.
         """
         before = self.cursor.version
         try:
@@ -210,24 +245,92 @@ class Subscription(Pump):
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Acknowledges everything up to and with the entry. NotAllowed where several consumers share the subscription.
+        TransactionConflict: some of it is pending in a transaction, and nothing of it counts.
         """
+        self.check_cumulative(consumer, acked)
+        self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
+        self._changed()
+
+    def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
+        """NotAllowed, TransactionConflict: as `ack_cumulative`. Nothing is done."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
-        self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
+        self._acks.check_cumulative(acked)
+
+    def give_up(self, mark: Position, messages: int = 0) -> None:
+        """Counts everything up to the mark, and so many messages after it, as acknowledged: it expired, exceeds the
+        quota, or is skipped. What is pending in a transaction stays pending.
+        """
+        if mark.entry_id >= 0:
+            self._acks.give_up(mark)
+        if messages:
+            self._acks.ack_first(self._log.shape.after(mark), messages)
         self._changed()
 
-    def give_up(self, mark: Position) -> None:
-        """Counts everything up to the mark as acknowledged: it expired, or exceeds the quota."""
-        self._acks.give_up(mark)
-        self._changed()
+    # ------------------------------------------------------------------ acknowledging in transactions
+    @property
+    def pending_transactions(self) -> Sequence[TxnId]:
+        """The transactions that have acknowledged something here and have not been settled."""
+        return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
+
+    def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
+        """Puts them into `wanted`, in steps, and changes nothing. InvalidRequest, TransactionConflict."""
+        return self._acks.gather(entries, sets, wanted)
+
+    def ack_in(
+        self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
+        """All of it is pending in the transaction, at once: acknowledged if it commits. Repeated: nothing more happens.
+        The topic has joined the transaction in the same turn of the loop. `rest`: as the session's.
+
+        NotAllowed: the subscription keeps nothing, or is shared and it is cumulative. TransactionConflict,
+        InvalidRequest, BackPressure. Nothing has changed then.
+        """
+        self.check_transactional()
+        if cumulative is not None and self.dispatcher.policy.individual:
+            self.check_cumulative(consumer, cumulative)
+        if self._acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
+            self._changed()
+
+    def check_transactional(self) -> None:
+        """NotAllowed: what it acknowledges is not kept."""
+        if self.store is None:
+            raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
+
+    def settle(self, txn: TxnId, committed: bool) -> None:
+        """The transaction ended: what it acknowledged here counts, or comes again. Idempotent; durable after `stored`.
+        """
+        settled = self._acks.settle(txn, committed=committed)
+        if settled is None:
+            return
+        if not committed:
+            self._come_again(settled)
+        if self.store is not None:
+            self.store.touched()
+        self.wake()
+
+    def _come_again(self, settled: Settled) -> None:
+        if self.compacted:
+            self._leave_out()  # what was compacted while it was pending
+        cursor, ordered = self.cursor, not self.dispatcher.policy.individual
+        first = first_of(cursor, settled.acks)
+        if ordered and first is not None:
+            self.dispatcher.step_back(first)
+            self._at_hand.forget()
+        self._returns.freed(freed(cursor, settled, tail=ordered))
+
+    async def stored(self) -> None:
+        """Returns when everything up to now is durable."""
+        await self.durable_now()
 
     def _changed(self) -> None:
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
-            self.wake()  # a consumer may take more, or a key is free
+        if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):
+            self.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True

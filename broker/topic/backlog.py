@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
-from ..log.log import Log
+from ..log.log import ReadableLog
 from ..subscription.subscription import Subscription
 
 
-async def size(log: Log, subscription: Subscription) -> int:
+async def size(log: ReadableLog, subscription: Subscription) -> int:
     """Messages. Exact at the mark; an acknowledged entry beyond it counts as one."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
-def size_now(log: Log, subscription: Subscription) -> int | None:
+def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
     """The same; None when something would have to be read."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
-def _size(log: Log, subscription: Subscription, after: int) -> int:
+def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
     shape, acked = log.shape, subscription.cursor.acked
     holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
     return max(0, shape.messages_from(after) - holes)
@@ -32,7 +32,7 @@ PEEK_BYTES_MAX = 8 << 20
 """Bytes of one peek: an answer has to fit into a gRPC message."""
 
 
-async def peek(log: Log, subscription: Subscription, messages: int) -> list[StoredEntry]:
+async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns(log.world.clock)
     position = shape.after(subscription.cursor.mark)
@@ -49,19 +49,15 @@ async def peek(log: Log, subscription: Subscription, messages: int) -> list[Stor
     return found
 
 
-async def skip(log: Log, subscription: Subscription, messages: int) -> None:
-    """The next so many messages (-1: all) count as acknowledged, durably."""
+async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
+    """The next so many messages (-1: all) count as acknowledged, durably, but those that are pending in a transaction.
+    """
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:
         index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
         place = await log.reader.locate(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    cursor = subscription.cursor
-    if mark.entry_id >= 0:
-        cursor.ack_cumulative(mark)
-    if acked and shape.readable(shape.after(mark)):
-        cursor.ack_first(shape.after(mark), acked)
-    subscription.dispatcher.acked_up_to(cursor.mark)
+    subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
     await subscription.durable_now()
     subscription.wake()

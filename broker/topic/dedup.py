@@ -8,6 +8,8 @@ PR9; invariants 32, 33, 34)
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
 - The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
+- A snapshot has no number of an open or aborted transaction (core/transactions.py): its position is before the first
+  entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
 - A producer is opened when nothing of it is in flight (`settled`): it learns what is stored, and sends the rest.
@@ -21,12 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
-from ...proto.entry import EntryHeader, parse_header, split_broker_part
+from ...proto.entry import EntryHeader
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
@@ -38,13 +40,11 @@ from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from ..log.topic_log import TopicLogState
-from .core.dedup import Dedup, DedupVerdict, Snapshot
+from .core.dedup import Dedup, DedupVerdict, SequenceProgress, Snapshot
 from .format import dedup as stored
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
-REPLAY_BYTES = 4 << 20
-"""Bytes of one read of a replay."""
 ROLL_SNAPSHOTS = 1_000
 """Snapshots of one ledger: it costs their bytes, only the last one counts."""
 
@@ -64,7 +64,7 @@ class Deduplication:
 
     __slots__ = (
         "_clock", "_config", "_ended", "_ledger", "_log", "_loop", "_names", "_since", "_stored", "_tasks", "_timer",
-        "_waiting", "_working", "_written", "core", "replayed", "snapshots",
+        "_undecided", "_waiting", "_working", "_written", "core", "replayed", "replays_after", "snapshots",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Deduplication:
         self.core = Dedup(now=self._clock.monotonic())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
+        self.replays_after: Position | None = None  # where the replay of a load begins; None: there is none
+        self._undecided: Callable[[], Position | None] = lambda: None
         self._stored: Position | None = None
         self._config = config
         self._log = log
@@ -109,7 +111,8 @@ class Deduplication:
             snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
         self.core = Dedup(snapshot, now=self._clock.monotonic())
         self._stored = snapshot.position
-        await self._replay()
+        self._check_end()
+        self.replays_after = snapshot.position
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
@@ -118,18 +121,23 @@ class Deduplication:
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
 
-    async def _replay(self) -> None:
+    def _check_end(self) -> None:
         shape, core = self._log.shape, self.core
         if core.position.entry_id >= 0 and core.position > shape.last > shape.start:
             _LOG.error("%s: sequence ids are known up to %s, after the end %s of the topic: acknowledged data is lost",
                        self._log.topic, core.position, shape.last)  # fmt: skip
-        position = shape.after(core.position)
-        while shape.readable(position):
-            for entry in await self._log.reader.read(position, REPLAY_BYTES):
-                header = parse_header(split_broker_part(entry.payload)[2], verify=False)
-                core.replayed(header.producer_name, numbers_of(header), entry.position)
-                self.replayed += 1
-                position = shape.after(entry.position)
+
+    def replay(self, name: str, numbers: SequenceRange, position: Position, *, counts: bool) -> None:
+        """An entry of the log, in order (replay.py). `counts` False: it is in a transaction that is not committed."""
+        if self.replays_after is None or position <= self.core.position:
+            return
+        if counts:
+            self.core.replayed(name, numbers, position)
+        else:
+            self.core.passed(position)
+        self.replayed += 1
+
+    def replay_done(self) -> None:
         self._since = self.replayed
         self._due()
 
@@ -181,6 +189,24 @@ class Deduplication:
             self._since += 1
             self._due()
 
+    def passed(self, position: Position) -> None:
+        """An entry of a transaction was stored: its numbers count when the transaction commits."""
+        self.core.passed(position)
+        if self.core.enabled:
+            self._since += 1
+            self._due()
+
+    def merged(self, numbers: Mapping[str, SequenceProgress]) -> None:
+        """Those of a committed transaction count from now on."""
+        self.core.merged(numbers)
+        if self.core.enabled:
+            self._since += 1
+            self._due()
+
+    def hold_before(self, undecided: Callable[[], Position | None]) -> None:
+        """A snapshot is never after the position that `undecided` returns: what follows is in open transactions."""
+        self._undecided = undecided
+
     def failed(self, name: str) -> None:
         self.core.failed(name)
         self._outcome(name)
@@ -201,7 +227,7 @@ class Deduplication:
             self._start(self._turn_on if enabled else self._turn_off)
 
     async def _turn_on(self) -> None:
-        position = self.core.position
+        position = self._snapshot_now().position
         self._stored = position
         await self._log.note(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
         self.core.enable()
@@ -248,7 +274,7 @@ class Deduplication:
     async def _store(self) -> None:
         self._cancel_timer()
         self._forget()
-        snapshot, since = self.core.snapshot(), self._since
+        snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
         entries = stored.encode(snapshot, self._ledger.sequence)
         if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append(entries):
@@ -258,6 +284,11 @@ class Deduplication:
         self._since -= since
         self._written += 1
         self.snapshots += 1
+
+    def _snapshot_now(self) -> Snapshot:
+        """Numbers of plain entries after its position are in it too: replaying those changes nothing."""
+        snapshot, undecided = self.core.snapshot(), self._undecided()
+        return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
 
     async def _name(self, position: Position, ledger_id: int) -> None:
         mark_ledger, mark_entry = position
@@ -292,7 +323,7 @@ class Deduplication:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:
                     self._ledger.sequence += 1
-                    await self._ledger.append(stored.encode(self.core.snapshot(), self._ledger.sequence))
+                    await self._ledger.append(stored.encode(self._snapshot_now(), self._ledger.sequence))
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)

@@ -13,7 +13,7 @@ from ...proto.errors import NotFound
 from ...proto.names import Position
 from ..log.cache import StoredEntry
 from ..log.core.log_shape import Span
-from ..log.log import Log
+from ..log.log import ReadableLog
 from ..subscription.subscription import Subscription
 from .core.upkeep import backlog_bytes
 
@@ -32,14 +32,14 @@ class Backlog(NamedTuple):
     complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
 
 
-async def analyze(log: Log, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
+async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
         first = mark[1] + 1 if span.ledger_id == mark[0] else 0
         if span.ledger_id < mark[0] or first > span.last_entry:
             continue
-        entries += span.last_entry - first + 1
+        entries += shape.shown_in(span.ledger_id, first)
         holes = len(cursor.acked.get(span.ledger_id, ()))
         entries -= holes
         partial = any(position[0] == span.ledger_id for position in cursor.partial)
@@ -52,20 +52,21 @@ async def analyze(log: Log, subscription: Subscription, entries_max: int = ANALY
     return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
 
 
-async def _acknowledged(log: Log, subscription: Subscription, span: Span, first: int) -> int:
+async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
     """Messages of the ledger, from entry `first` on, that the subscription has acknowledged."""
-    cursor, found, position = subscription.cursor, 0, Position(span.ledger_id, first)
-    while log.shape.readable(position):
+    cursor, found = subscription.cursor, 0
+    position = log.shape.at_or_after(Position(span.ledger_id, first))
+    while position[0] == span.ledger_id and log.shape.readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = Position(span.ledger_id, entry.position[1] + 1)
+            position = log.shape.after(entry.position)
     return found
 
 
-async def nth(log: Log, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
+async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
     """The entry with the n-th message (from 1) from the oldest or from the newest, and the message's place in it."""
     shape = log.shape
     count = shape.messages_from(shape.first_index)
@@ -76,7 +77,7 @@ async def nth(log: Log, number: int, *, from_latest: bool) -> tuple[StoredEntry,
     return await log.reader.entry(place.position), index - place.first_index
 
 
-async def message(log: Log, position: Position) -> StoredEntry:
+async def message(log: ReadableLog, position: Position) -> StoredEntry:
     if not log.shape.readable(position):
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.entry(position)

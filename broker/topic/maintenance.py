@@ -25,7 +25,7 @@ from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Retention, Safe
-from ..log.log import Log
+from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
@@ -49,6 +49,9 @@ class Living(Protocol):
 
     @property
     def users(self) -> int: ...
+    @property
+    def shown(self) -> ReadableLog: ...
+    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog: ...
     def holders(self) -> list[Safe]: ...
     def unread(self) -> Retention: ...
     def released(self) -> None: ...
@@ -94,7 +97,7 @@ class TopicMaintenance:
         durable = self._durable()
         return inactive(
             topic.applied, users=topic.users, subscriptions=len(durable), unused_s=now - self._unused_since,
-            backlog=any(each.cursor.mark < topic.log.shape.last for each in durable),
+            backlog=any(each.cursor.mark < topic.shown.shape.last for each in durable),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ a look
@@ -127,7 +130,7 @@ class TopicMaintenance:
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
             return 0
-        log = self._topic.log
+        log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
         return self.give_up(subscription, log.shape.before(place.position))
 
@@ -141,12 +144,15 @@ class TopicMaintenance:
                 - (before[1] if span.ledger_id == before[0] else -1))
             for span in self._topic.log.shape.spans if before[0] <= span.ledger_id <= mark[0]
         )  # fmt: skip
+        holes = subscription.cursor.hole_entries if subscription.cursor.pending is not None else None
         subscription.give_up(mark)
+        if holes is not None and subscription.cursor.mark < mark:  # what is pending in a transaction stays
+            return max(0, subscription.cursor.hole_entries - holes)
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
         """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
-        log = self._topic.log
+        log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.after(subscription.cursor.mark)
         if not log.shape.readable(position):
             return None
@@ -170,7 +176,7 @@ class TopicMaintenance:
         if quota is Quota.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
-                    mark = mark_within(shape, applied.backlog_quota_bytes)
+                    mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
                     self.evicted += self.give_up(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)

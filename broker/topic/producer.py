@@ -16,10 +16,7 @@ from collections import deque
 from typing import Protocol
 
 from ...proto.entry import EntryHeader, parse_header
-from ...proto.errors import (
-    CorruptEntry,
-    MagnetarError,
-)
+from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ...runtime.access import LOCAL, Principal
@@ -32,6 +29,7 @@ from .core.dedup import DedupVerdict
 from .core.publish import refusal
 from .dedup import Deduplication, numbers_of
 from .statistics import TopicStatistics
+from .transactions import Awaited, TopicTransactions, txn_of
 
 
 class Outcomes(Protocol):
@@ -65,6 +63,7 @@ class Published(Protocol):
     name: TopicName
     log: Log
     dedup: Deduplication
+    transactions: TopicTransactions
 
     @property
     def applied(self) -> Applied: ...
@@ -85,6 +84,7 @@ class Producer:
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
         "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
         "properties", "registered", "room", "since_ms", "size_max",
+        "transactions",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,7 @@ class Producer:
         self.address = address
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup
+        self.transactions = topic.transactions
         self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
         self._outlet = outlet
@@ -119,8 +120,8 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id in the log; -1: none is known."""
-        return self._dedup.core.last(self.name)
+        """The highest sequence id in the log, also of an open transaction; -1: none is known."""
+        return max(self._dedup.core.last(self.name), self.transactions.last(self.name))
 
     @property
     def pending(self) -> bool:
@@ -128,8 +129,10 @@ class Producer:
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: bytes) -> bool:
-        """Publishes an entry. True: it is passed to the log. False: it is answered, or the producer is closed."""
+    def publish(self, client_part: bytes) -> bool | Awaited:
+        """Publishes an entry. True: it is passed to the log. False: it is answered, or the producer is closed. Awaited:
+        nothing was done; publish it again when that is there, before any later entry.
+        """
         topic = self._topic
         state = topic.log.state
         why = refusal(
@@ -140,26 +143,38 @@ class Producer:
             return self._refuse(client_part, why)
         try:
             header = parse_header(client_part)
+            txn = txn_of(header)
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
+        except InvalidRequest as error:
+            return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
         self._dedup.want(topic.applied.deduplication)
         if self._dedup.enabled and header.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
-        verdict = self._dedup.judge(self.name, numbers)
+        if self._dedup.enabled and (other := self.transactions.other(self.name, txn)) is not None:
+            return Awaited(other, end=True)  # its numbers may be forgotten: what follows them cannot be judged yet
+        if txn is None:
+            verdict = self._dedup.judge(self.name, numbers)
+        elif self.transactions.is_open(txn):
+            verdict = self._dedup.core.stored(self.name, numbers)
+            if verdict is DedupVerdict.NEW:
+                verdict = self.transactions.judge(txn, header.producer_name, numbers)
+        else:
+            return Awaited(txn)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, header, verdict)
         publish = Publish(
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
             highest_sequence_id=header.highest_sequence_id, numbers=numbers,
-            deliver_at_ms=header.metadata.deliver_at_time,
+            deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:
                 topic.check_delay(publish.deliver_at_ms)
             topic.log.publish(publish)
         except MagnetarError as error:
-            self._dedup.failed(self.name)
+            self._has_failed(publish)
             return self._answer_in_place(header.sequence_id, error)
         self._logged += 1
         return True
@@ -204,7 +219,14 @@ class Producer:
         self.messages += publish.count
         self.bytes += publish.size
         self._topic.traffic.record_in(publish.count, publish.size)
-        self._dedup.confirmed(self.name, publish.numbers, position)
+        if publish.txn is None:
+            self._dedup.confirmed(self.name, publish.numbers, position)
+        else:
+            self._dedup.passed(position)
+            self.transactions.confirmed(
+                publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count,
+                publish.size,
+            )  # fmt: skip
         self._outlet.freed(publish.size)
         if self.over is None:
             self._outlet.receipt(publish.sequence_id, position, index)
@@ -214,10 +236,16 @@ class Producer:
         self._outlet.freed(publish.size)
         if self.over is None:
             self._outlet.failed(publish.sequence_id, error)
-        self._dedup.failed(self.name)
-        if self._dedup.enabled:
+        self._has_failed(publish)
+        if self._dedup.enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
         self._settle()
+
+    def _has_failed(self, publish: Publish) -> None:
+        if publish.txn is None:
+            self._dedup.failed(self.name)
+        else:
+            self.transactions.failed(publish.txn, publish.name)
 
     def _settle(self) -> None:
         """An entry has its outcome: answers to refused entries after it may follow."""

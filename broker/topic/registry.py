@@ -20,6 +20,7 @@ from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, ep
 from .dedup import Deduplication
 from .maintenance import TopicMaintenance
 from .producer import Producer
+from .transactions import TopicTransactions
 
 
 class Joined(Protocol):
@@ -31,6 +32,7 @@ class Joined(Protocol):
     life: TopicMaintenance
     log: Log
     dedup: Deduplication
+    transactions: TopicTransactions
 
     def check_open(self) -> None: ...
 
@@ -75,6 +77,7 @@ class ProducerRegistry:
                 producer.epoch = topic.log.record.epoch + 1
                 await topic.log.note(epoch=producer.epoch)
         await topic.dedup.settled(producer.name)
+        await topic.transactions.settled(producer.name)
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:

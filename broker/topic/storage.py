@@ -21,7 +21,7 @@ from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.cache import TailCache
 from ..log.core.log_shape import LogShape
-from ..log.log import Log
+from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -41,6 +41,10 @@ class Owner(Protocol):
 
     @property
     def log(self) -> Log: ...
+    @property
+    def shown(self) -> ReadableLog:
+        """What of the log is shown to readers of committed entries."""
+
     @property
     def owned(self) -> Callable[[], bool]: ...
     @property
@@ -113,7 +117,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
 
     def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         cursor, clock = Cursor(shape, CursorState(shape.clamp(mark))), self.world.clock
-        return Subscription(name, owner.log, cursor, None, clock, self.config, owner.applied, tracks=tracks)
+        return Subscription(name, owner.shown, cursor, None, clock, self.config, owner.applied, tracks=tracks)
 
     def _store(self, owner: Owner, subscription: str) -> DurableCursor:
         return DurableCursor(
@@ -122,11 +126,11 @@ class DurableStorage(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:
-        config, log, clock = self.config, owner.log, self.world.clock
+        config, log, clock = self.config, owner.shown, self.world.clock
         delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
         delayed = DelayedDelivery(
             self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
-            replication=owner.replication, on_fenced=log.lose,
+            replication=owner.replication, on_fenced=owner.log.lose,
         )  # fmt: skip
         subscription = Subscription(store.subscription, log, store.cursor, store, clock, config, owner.applied, delayed)
         subscription.dead_letters = DeadLetters(

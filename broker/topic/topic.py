@@ -21,9 +21,12 @@ from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
+from ..common.transactions import Coordinators, NoCoordinators, Settlement
+from ..log.committed_view import CommittedView
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
 from ..log.core.trimming import NOTHING, Retention, Safe, Stays, trimmable, verdicts
+from ..log.log import ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.policies import SubscriptionType
@@ -31,13 +34,17 @@ from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.subscription import Subscription
 from . import backlog
 from .core.admission import Admission
+from .core.dedup import SequenceProgress
+from .core.transactions import Transactions
 from .dedup import Deduplication
 from .gate import PublishGate
 from .maintenance import TopicMaintenance
 from .part import TopicPart
 from .registry import ProducerRegistry
+from .replay import replay
 from .statistics import BrokerRates, TopicStatistics
 from .storage import Storage
+from .transactions import TopicTransactions
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
@@ -48,7 +55,7 @@ class Topic:
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
         storage: Storage, *, rates: BrokerRates, owned: Callable[[], bool], settled: Callable[[], bool],
-        on_lost: Callable[[Topic], None],
+        on_lost: Callable[[Topic], None], coordinators: Coordinators | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.applied = applied  # read it anew for each decision; `apply` changes it
@@ -62,18 +69,24 @@ class Topic:
         self._on_lost, self._settled = on_lost, settled
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
+        self._woken_at = Position(-1, -1)  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.life = TopicMaintenance(world, self, config.roll_idle_s)
         self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
         self.log = storage.log(self)
+        self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
         self.dedup = Deduplication(world.clock, ledgers, config, self.log, self.replication)
         self.compaction = Compaction(
             world, ledgers, config, name, self.log, replication=self.replication, changed=self._compacted,
             turn=rates.compacting,
         )  # fmt: skip
-        self.parts: tuple[TopicPart, ...] = (self.dedup, self.compaction)
+        self.transactions = TopicTransactions(
+            world, ledgers, config, self, self.log, self.replication, coordinators or NoCoordinators()
+        )
+        self.dedup.hold_before(self.transactions.undecided)
+        self.parts: tuple[TopicPart, ...] = (self.dedup, self.transactions, self.compaction)
 
     @property
     def dropped(self) -> int:
@@ -118,8 +131,10 @@ class Topic:
             await self.log.open(create)
             for part in self.parts:
                 await part.open(self.applied)
+            await replay(self.log, self.dedup, self.transactions)
             for subscription in await self._storage.subscriptions(self, self.compaction.view.shape):
                 self._add(subscription)
+            self.transactions.loaded()
         except BaseException:
             self._ended = True
             await self._close_subscriptions()
@@ -127,13 +142,19 @@ class Topic:
 
     def _add(self, subscription: Subscription) -> Subscription:
         self.subscriptions[subscription.name] = subscription
+        if self.shown is not self.log and not subscription.compacted:  # made before the first transaction, perhaps
+            subscription.show(self.readable(uncommitted=subscription.uncommitted))
         self._apply_to(subscription)
         return subscription
 
     def confirmed(self) -> None:
-        """New entries can be handed out."""
+        """New entries can be handed out. While a transaction hides them, only who reads uncommitted is woken."""
+        core = self.transactions.core
+        waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
+        if core is not None:
+            self._woken_at = core.stable
         for subscription in self.subscriptions.values():
-            if subscription.consumers:
+            if subscription.consumers and (not waits or subscription.uncommitted):
                 subscription.wake()
 
     def crowded(self) -> None:
@@ -197,18 +218,27 @@ class Topic:
 
     def shape(self, *, compacted: bool) -> LogShape:
         """The positions of the topic, as a consumer that reads compacted sees them, or as any other consumer does."""
-        return self.compaction.view.shape if compacted else self.log.shape
+        return self.readable(compacted=compacted).shape
+
+    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
+        """What a consumer reads: compacted, uncommitted (all that is stored), or as any other."""
+        if compacted:
+            return self.compaction.view
+        return self.log if uncommitted else self.shown
 
     def show(self, subscription: Subscription, *, compacted: bool) -> None:
-        """Sets how the joining consumer reads: compacted, or not. ConsumerBusy: others read the other way."""
+        """Sets how the joining consumer reads: compacted, or not; and by its isolation, which was set before.
+        ConsumerBusy: others read the other way.
+        """
+        wanted = self.readable(compacted=compacted, uncommitted=subscription.uncommitted)
         if subscription.consumers:
             if subscription.compacted != compacted:
                 way = "compacted" if subscription.compacted else "everything"
                 raise SubscribeRefusal.READS_OTHERWISE.error(
                     f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
                 )
-        elif compacted or subscription.compacted:
-            subscription.read_from(self.compaction.view if compacted else self.log)
+        elif wanted is not subscription.log:
+            subscription.read_from(wanted)
 
     def _compacted(self) -> None:
         """A subscription that reads compacted and is before the new horizon starts over, with what is left there."""
@@ -280,11 +310,36 @@ class Topic:
         await unbroken(subscription.store.set_properties(properties))
         subscription.wake()
 
+    # ------------------------------------------------------------------ transactions
+    async def settle(self, settlement: Settlement) -> None:
+        """A transaction ended so; returns when that is durable here (transactions.py). NotOwner."""
+        self.check_open()
+        await self.transactions.settle(settlement)
+
+    def pending_acks(self) -> list[Subscription]:
+        return [each for each in self.subscriptions.values() if each.durable]
+
+    def merge_numbers(self, numbers: dict[str, SequenceProgress]) -> None:
+        self.dedup.merged(numbers)
+
+    def show_committed(self, core: Transactions) -> None:
+        self.shown = CommittedView(self.log, core)
+        self.compaction.show_committed(self.shown)
+        for each in self.subscriptions.values():
+            each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
+
+    def decided(self) -> None:
+        """The last stable position, or what is aborted, has changed."""
+        if self.transactions.core is not None:
+            self._woken_at = self.transactions.core.stable
+        for each in self.subscriptions.values():
+            each.decided()
+
     async def truncate(self) -> None:
         """Every subscription acknowledges everything, and every ledger that is not written is deleted."""
         await self.log.roll()
         for subscription in [each for each in self.subscriptions.values() if each.durable]:
-            await backlog.skip(self.log, subscription, -1)
+            await backlog.skip(self.shown, subscription, -1)
         await self.trim(retained=False)
 
     @property
@@ -316,8 +371,10 @@ class Topic:
 
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
         now_ms = self._world.clock.wall_ms()
+        before = {span.ledger_id: span for span in self.log.shape.spans}
         gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
         for ledger_id in gone:
+            self.transactions.trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
             if self.compaction.view.shape.span(ledger_id) is None:
                 for subscription in self.subscriptions.values():
                     subscription.cursor.trimmed(ledger_id)
@@ -408,6 +465,13 @@ class Topic:
                 "remove them first, or delete by force",
                 topic=self.name,
             )
+        opened = self.transactions.still_open
+        if not force and opened:
+            raise Busy(
+                f"topic {self.name} has entries or acknowledgements in the open transaction {opened[0]}; end it first, "
+                "or delete by force",
+                topic=self.name, txn=str(opened[0]),
+            )  # fmt: skip
         self._going = True  # publishing is refused from here on: the message would have no subscriber
         try:
             for name in [each.name for each in durable]:

@@ -51,11 +51,28 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
     record["terminated"] = any(reply.terminated for reply in found)
     record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
+    record["transactions"] = _transactions(found)
     record["withoutSubscription"] = next((reply.unsubscribed for reply in found if reply.unsubscribed), "")
     messages, size = record["msgInCounter"], record["bytesInCounter"]
     record["averageMsgSize"] = size / messages if messages else 0.0
     record["owners"] = sorted({reply.owner for reply in found if reply.owner})
     return record
+
+
+def _transactions(found: Iterable[values.TopicStats]) -> dict[str, Any]:
+    """Of all partitions together; empty: none of them has seen a transaction."""
+    known = [reply.transactions for reply in found if reply.transactions is not None]
+    if not known:
+        return {}
+    oldest = max((each for each in known if each.oldest is not None), key=lambda each: each.oldest_ms, default=None)
+    return {
+        "open": sum(each.open for each in known),
+        "oldest": str(oldest.oldest) if oldest is not None else "",
+        "oldestMs": oldest.oldest_ms if oldest is not None else 0,
+        "lastStablePositions": [str(each.last_stable) for each in known],
+        "abortedEntries": sum(each.aborted_entries for each in known),
+        "abortedBytes": sum(each.aborted_bytes for each in known),
+    }
 
 
 def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
@@ -91,6 +108,8 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
             record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
             record["delayedMessageIndexBuckets"] += each.delayed_buckets
             record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
+            record["pendingTransactions"] += each.pending_transactions
+            record["pendingEntries"] += each.pending_entries
             record["msgInReplay"] += each.replay_entries
             record["drainingHashesCount"] += len(each.draining)
             record["drainingHashesClearedTotal"] += each.drained_total
@@ -111,6 +130,8 @@ def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
         "msgDelayed": 0,
         "delayedMessageIndexBuckets": 0,
         "delayedMessageIndexSizeInBytes": 0,
+        "pendingTransactions": 0,
+        "pendingEntries": 0,
         "unackedMessages": 0,
         "nonContiguousDeletedMessagesRanges": 0,
         "consumers": [],

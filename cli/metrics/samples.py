@@ -150,6 +150,7 @@ async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[in
     ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
     unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
+    in_txn = series("subscription_pending_entries", "gauge", "Subscription: acknowledged in open transactions.")
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
     degraded, unread, turns = 0, list[_Unread](), Turns(clock)
     for topic in topics:
@@ -169,6 +170,8 @@ async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[in
                 whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
                 consumers(whose, len(subscription.consumers))
                 unacked(whose, subscription.dispatcher.unacked)
+                if subscription.cursor.pending is not None:
+                    in_txn(whose, subscription.cursor.pending.entries)
                 backlog = size_now(log, subscription)
                 if backlog is None:
                     unread.append((topic, subscription, partial(backlogs, whose)))

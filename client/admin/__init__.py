@@ -48,4 +48,5 @@ from .values import TopicOffsets as TopicOffsets
 from .values import TopicSchema as TopicSchema
 from .values import TopicState as TopicState
 from .values import TopicStats as TopicStats
+from .values import TopicTransactions as TopicTransactions
 from .values import Unloaded as Unloaded

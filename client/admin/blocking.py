@@ -123,6 +123,12 @@ class Admin(ClosedAfterWith):
     skip_messages = _blocking(AdminClient.skip_messages)
     peek_messages = _blocking(AdminClient.peek_messages)
 
+    transactions = _blocking(AdminClient.transactions)
+    all_transactions = _blocking(AdminClient.all_transactions)
+    transaction = _blocking(AdminClient.transaction)
+    abort_transaction = _blocking(AdminClient.abort_transaction)
+    detach_transaction = _blocking(AdminClient.detach_transaction)
+
     brokers = _blocking(AdminClient.brokers)
     bookies = _blocking(AdminClient.bookies)
     find_orphans = _blocking(AdminClient.find_orphans)

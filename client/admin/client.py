@@ -22,6 +22,7 @@ from . import values
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
+from .transactions import TransactionAdmin
 
 T = TypeVar("T")
 AT_ONCE = 16
@@ -30,7 +31,7 @@ BROKER_ASK_S = 5.0
 """How long one broker may take to report how many topics it has loaded."""
 
 
-class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
+class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
@@ -250,12 +251,15 @@ class AdminClient(PermissionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.LOOKUP, topic=full_topic(topic))
 
     async def offsets(
-        self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = ""
-    ) -> values.TopicOffsets:
-        """Of one partition. `subscription` is created at the earliest message when it does not exist."""
+        self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
+        aborted_in: tuple[int, int] = (0, 0),
+    ) -> values.TopicOffsets:  # fmt: skip
+        """Of one partition. `subscription` is created at the earliest message when it does not exist. `aborted_in`: a
+        range of indexes (first, end), of which `aborted` is counted."""
         return await self._call(
-            op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription
-        )
+            op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
+            aborted_first=aborted_in[0], aborted_end=aborted_in[1],
+        )  # fmt: skip
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Of one partition. `precise`: backlogs count batches message by message, and `oldest_ms` is set."""

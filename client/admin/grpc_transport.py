@@ -26,6 +26,7 @@ from ...proto.entry import decode_batch, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo, SchemaType, version_of
+from ...proto.transactions import TxnId
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
 from ..connect.authentication import caller_access
@@ -42,7 +43,8 @@ T = TypeVar("T")
 
 _BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription", "GetSchema"}
 """Operations that clients have too; the others are of the Admin service."""
-_ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties"}
+_ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties",
+                 "AbortTransaction": "state"}  # fmt: skip
 """Of replies with more fields than the answer."""
 
 
@@ -183,6 +185,8 @@ def _value(kind: Any, found: Any) -> Any:
         return {name: tuple(each.names) for name, each in found.items()}
     if kind is MessageId:
         return MessageId.from_wire(found)
+    if kind is TxnId:
+        return TxnId(found.most, found.least)
     if kind is Position:
         return Position(found.ledger_id, found.entry_id)
     if kind is NamespaceInfo:
@@ -196,8 +200,16 @@ def _value(kind: Any, found: Any) -> Any:
         return version_of(found)
     if is_dataclass(kind):
         hints = hints_of(cast(type, kind))
-        return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints})
+        return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})
     return kind(found) if issubclass(kind, Enum) else found
+
+
+def _field(hint: Any, found: Any, name: str) -> Any:
+    """A field of a message; a message that is absent is None, where the type says so."""
+    optional = get_origin(hint) is UnionType and (is_dataclass(get_args(hint)[0]) or get_args(hint)[0] is TxnId)
+    if optional and not found.HasField(name):
+        return None
+    return _value(hint, getattr(found, name))
 
 
 @cache

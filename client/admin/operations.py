@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from ...proto.transactions import TxnState
 from ..model.message_id import MessageId
 from . import values
 
@@ -114,6 +115,10 @@ PUT_SCHEMA = Operation("PutSchema", int)
 FIND_SCHEMA = Operation("FindSchema", int)
 TEST_SCHEMA = Operation("TestSchema", values.SchemaTest)
 DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", int)
+
+LIST_TRANSACTIONS = Operation("ListTransactions", values.CoordinatorTransactions)
+ABORT_TRANSACTION = Operation("AbortTransaction", TxnState)
+DETACH_TRANSACTION = Operation("DetachTransaction", NONE)
 
 LIST_BROKERS = Operation("ListBrokers", tuple[values.BrokerInfo, ...])
 LIST_BOOKIES = Operation("ListBookies", tuple[values.BookieInfo, ...])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from ...proto import subscription_types
 from ...proto.names import Position
 from ...proto.schema import Compatibility, SchemaInfo
+from ...proto.transactions import TxnId, TxnState
 from ..model.message_id import MessageId
 
 
@@ -108,6 +109,8 @@ class LedgerStays(_Words):
     OPEN = "it is the last of the list, or it is written"
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
     NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
+    NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
     NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"
@@ -235,6 +238,21 @@ class SubscriptionStats:
     delayed: int  # messages in the backlog whose time has not come
     delayed_buckets: int  # of the delay index, on disk
     delayed_memory_bytes: int
+    pending_transactions: int  # open ones that have acknowledged something
+    pending_entries: int  # acknowledged in them; a cumulative acknowledgement counts as one
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTransactions:
+    """Of a topic that has seen transactions. `last_stable`: nothing after it is shown to who reads committed."""
+
+    last_stable: Position
+    stable_index: int  # one past its last message
+    open: int
+    oldest: TxnId | None  # of the open ones, by its first entry
+    oldest_ms: int  # its age
+    aborted_entries: int  # that are kept
+    aborted_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +284,7 @@ class TopicStats:
     created_ms: int  # 0: not known
     published_ms: int  # the last publish since the topic was loaded; 0: none
     unsubscribed: str  # how long messages are kept without a durable subscription; empty: there is one, or none are
+    transactions: TopicTransactions | None  # None: it has seen none
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +323,7 @@ class TopicOffsets:
     bytes: int  # stored between the two
     by_time: tuple[int, ...] = ()  # per time asked for: first index published then or later, `end_index` when none
     subscription_index: int = -1  # first that the subscription has not acknowledged; -1: none asked for
+    aborted: int = 0  # of the range that was asked for: messages of aborted transactions, which no reader is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,3 +428,42 @@ class Orphans:
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOfTransaction:
+    """What a transaction of a sink writes; without a sink all is empty."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str
+    adopt: bool  # of a begin; here always False
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionStats:
+    """A transaction as its coordinator knows it."""
+
+    txn: TxnId
+    state: TxnState
+    owner: str  # role that began it
+    name: str  # of its holder; empty: none
+    sink: SinkOfTransaction
+    age_ms: int  # since its first use
+    remaining_ms: int  # until it is aborted; 0: it has ended
+    topics: tuple[str, ...]  # that joined; of an ended one those that have not stored the outcome
+    reason: str  # why it is aborted
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorTransactions:
+    """Of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over."""
+
+    items: tuple[TransactionStats, ...]
+    open: int
+    prepared: int
+    unsettled: int
+    epoch: int  # 0: it had no transaction so far
+    committed: int
+    aborted: int

@@ -11,6 +11,7 @@ from threading import Semaphore
 from typing import Any
 from weakref import finalize
 
+from ...proto.transactions import TxnId
 from .. import client as aio
 from ..common.checks import check
 from ..common.closing import ClosedAfterWith
@@ -20,6 +21,7 @@ from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfo
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
 from ..consume.ranges import StoredEntry
 from ..core.redelivery import RedeliveryBackoff
+from ..core.transaction import TransactionState
 from ..crypto.key_reader import KeyReader
 from ..model.events import ConsumerEventListener
 from ..model.message import Message
@@ -38,13 +40,15 @@ from ..model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from ..transactions.batches import SinkStatus
 from .consumer import Consumer, ConsumerEvents, Reader
 from .handle import close_soon
 from .loop_thread import loop_thread
 from .producer import Producer
 from .table_view import TableView
+from .transaction import Bodies, Transaction
 
-__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
+__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView", "Transaction"]
 
 
 class Client(ClosedAfterWith):
@@ -91,6 +95,7 @@ class Client(ClosedAfterWith):
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
         self._dropped: finalize[..., Any] | None = None
+        self._bodies = Bodies()
 
     def inner(self) -> aio.Client:
         """The asyncio client of this process; a new one after a fork."""
@@ -186,6 +191,7 @@ class Client(ClosedAfterWith):
         enable_retry: bool = False,
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
+        isolation: str = "read_committed",
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -193,7 +199,8 @@ class Client(ClosedAfterWith):
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
+        `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
+        they aborted. `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
         listener has its own thread too.
         """
         options = given(locals(), "message_listener", "consumer_event_listener")
@@ -217,6 +224,8 @@ class Client(ClosedAfterWith):
         crypto_key_reader: KeyReader | None = None,
         start_message_id_inclusive: bool = False,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        isolation: str = "read_committed",
     ) -> Reader:
         """Opens a reader that starts after `start_message_id` (at it, when `start_message_id_inclusive`).
 
@@ -240,6 +249,37 @@ class Client(ClosedAfterWith):
         CryptoError: a message cannot be decrypted."""
         options = given(locals())
         return TableView(self.inner, lambda client: client.create_table_view(**options))
+
+    def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
+        """Begins a transaction: what is sent and acknowledged in it counts together, or not at all.
+
+            with client.transaction() as txn:
+                producer.send(b"…", txn=txn)
+                consumer.acknowledge(message, txn=txn)
+
+        docs/transactions.md has the rules. It is aborted `timeout` seconds after its first operation. With a `name` (or
+        `id`, the same) a later client that begins a transaction of that name fences this one.
+        """
+        return Transaction(self.inner(), timeout, name, id, self._bodies)
+
+    def sink_status(self, sink_id: str) -> SinkStatus | None:
+        """The last batch that was committed for a sink, and its query; None: none was."""
+        return loop_thread().run(self.inner().sink_status(sink_id))
+
+    def commit_transaction(self, txn_id: TxnId | str) -> None:
+        """Commits a transaction that any program prepared; once more is no harm. TransactionAborted,
+        TransactionForgotten; InvalidTxnStatusError: it is open."""
+        loop_thread().run(self.inner().commit_transaction(txn_id))
+
+    def abort_transaction(self, txn_id: TxnId | str) -> None:
+        """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
+        InvalidTxnStatusError: it is committed."""
+        loop_thread().run(self.inner().abort_transaction(txn_id))
+
+    def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
+        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
+        TransactionForgotten: it ended too long ago."""
+        return loop_thread().run(self.inner().transaction_status(txn_id))
 
     def get_service_info(self) -> ServiceInfo:
         """Where the client connects now."""

@@ -28,6 +28,7 @@ from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy
 from .handle import Handle
+from .transaction import Transaction, inner_of
 from .waits import acquire, monotonic
 
 _LOG = logging.getLogger("magnetar.client")
@@ -179,23 +180,29 @@ class Consumer(_Receiving[AsyncConsumer]):
                 self._thread.loop.call_soon_threadsafe(run, batch.give_back, ignored)  # what it took has no receiver
             raise
 
-    def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
+    def acknowledge(
+        self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: Transaction | None = None
+    ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash.
+        With `ack_receipt_enabled` it returns when the ack survives any crash. With `txn` too, and they count when that
+        transaction commits; TransactionConflict: one is acknowledged already, or in another transaction.
         """
         if self._epoch != EPOCH[0]:
             self._reopen()
         inner = self._inner
-        if inner.settings.ack_receipt_enabled:
+        if txn is not None:
+            self._thread.run(aio.translated(inner.acknowledge(message, txn=inner_of(txn))))
+        elif inner.settings.ack_receipt_enabled:
             self._thread.run(aio.translated(inner.acknowledge(message)))
         else:
             inner.acknowledge_soon(message)
 
-    def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """Acknowledges this message and all before it of its partition."""
+    def acknowledge_cumulative(self, message: Message | MessageId, *, txn: Transaction | None = None) -> None:
+        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
         inner = self._current()
-        self._thread.run(aio.translated(inner.acknowledge_cumulative(message)))
+        whole = None if txn is None else inner_of(txn)
+        self._thread.run(aio.translated(inner.acknowledge_cumulative(message, txn=whole)))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""

@@ -53,6 +53,10 @@ class Handle(ClosedAfterWith, Generic[Inner]):
             self._reopen()
         return self._inner
 
+    def inner(self) -> Inner:
+        """The asyncio object of this process."""
+        return self._current()
+
     def _reopen(self) -> None:
         self._thread = loop_thread()
         self._inner = self._thread.run(self._open(self._client()))

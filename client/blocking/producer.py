@@ -23,6 +23,7 @@ from ..produce.messages import Extras
 from ..produce.partition_producer import PartitionProducer
 from ..produce.producer import Producer as AsyncProducer
 from .handle import Handle
+from .transaction import Transaction, inner_of
 from .waits import acquire
 
 
@@ -82,6 +83,8 @@ class Producer(Handle[AsyncProducer]):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        *,
+        txn: Transaction | None = None,
     ) -> None:
         """Returns at once; `callback(Result, MessageId)` is called in the loop thread when the outcome is known."""
         if self._epoch != EPOCH[0]:
@@ -95,14 +98,17 @@ class Producer(Handle[AsyncProducer]):
             and event_timestamp is None and deliver_at is None and deliver_after is None
         ):  # fmt: skip
             try:
-                only.add(content, callback)
+                if txn is None:
+                    only.add(content, callback)
+                else:
+                    only.add_in(inner_of(txn), content, callback)
                 return
             except ProducerQueueIsFull:
                 if not self._blocks:
                     raise
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after,
+            event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
         )  # fmt: skip
         self._enqueue(content, callback, extras)
 
@@ -128,14 +134,19 @@ class Producer(Handle[AsyncProducer]):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        *,
+        txn: Transaction | None = None,
     ) -> MessageId:
-        """Waits until the message is durable and returns its id; raises the exception of its Result."""
+        """Waits until the message is durable and returns its id; raises the exception of its Result.
+
+        `txn`: it counts when that transaction commits (docs/transactions.md).
+        """
         self._current()
         if self._thread.inside():
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after,
+            event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
         )  # fmt: skip
         outcome = _Outcome()
         producer = self._enqueue(content, outcome, extras)
@@ -155,12 +166,13 @@ class Producer(Handle[AsyncProducer]):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        txn: Transaction | None = None,
     ) -> list[MessageId]:
         """Sends all and returns their ids in the order of `contents`.
 
         When every message has an outcome and one failed, raises the exception of the first failure.
         """
-        options = given(locals())
+        options = {**given(locals()), "txn": inner_of(txn)}
         return self._thread.run(self._current().send_many(**options))
 
     def flush(self) -> None:

@@ -151,6 +151,9 @@ PROPERTIES = Check("a dict of text to text", (dict,), _texts, optional=True)
 MS = whole(0, DURATION_MS_MAX)
 TIMEOUT_MS = whole(0, DURATION_MS_MAX, optional=True)
 SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
+ISOLATION = Check(
+    "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
+)
 CALLBACK = Check("a function, or None", (object,), callable, True)
 SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = whole(0, INT64_MAX)
@@ -226,6 +229,11 @@ CLIENT: Table = {
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
     "memory_limit_bytes": whole(0, INT64_MAX),
+}
+TRANSACTION: Table = {
+    "timeout": SECONDS,
+    "name": NAME._replace(says="text, not empty, or None", optional=True),
+    "id": NAME._replace(says="text, not empty, or None", optional=True),
 }
 BATCH_RECEIVE_POLICY: Table = {
     "max_num_message": whole(-INT32_MAX),

@@ -51,6 +51,7 @@ __all__ = [
     "NotAllowedError",
     "NotConnected",
     "OperationNotSupported",
+    "OutcomeUnknown",
     "ProducerBlockedQuotaExceededError",
     "ProducerBlockedQuotaExceededException",
     "ProducerBusy",
@@ -61,13 +62,18 @@ __all__ = [
     "ReadError",
     "Result",
     "ServiceUnitNotReady",
+    "SinkFenced",
     "SubscriptionNotFound",
     "Timeout",
     "TooManyLookupRequestException",
     "TopicNotFound",
     "TopicTerminated",
+    "TransactionAborted",
     "TransactionConflict",
     "TransactionCoordinatorNotFoundError",
+    "TransactionEnded",
+    "TransactionFenced",
+    "TransactionForgotten",
     "TransactionNotFound",
     "UnknownError",
     "UnsupportedVersionError",
@@ -303,7 +309,7 @@ class TransactionCoordinatorNotFoundError(PulsarException):
 
 
 class InvalidTxnStatusError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Of Pulsar; here as TransactionAborted, TransactionEnded and TransactionFenced."""
 
 
 class NotAllowedError(PulsarException):
@@ -311,11 +317,11 @@ class NotAllowedError(PulsarException):
 
 
 class TransactionConflict(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """The message is acknowledged already, or in another transaction: this transaction can only abort."""
 
 
 class TransactionNotFound(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Of Pulsar; here as TransactionForgotten."""
 
 
 class ProducerFenced(PulsarException):
@@ -332,6 +338,49 @@ class Interrupted(PulsarException):
 
 class Disconnected(PulsarException):
     """The connection broke. The outcome of what was under way is unknown."""
+
+
+# ------------------------------------------------------------------------------ transactions (docs/transactions.md)
+class TransactionAborted(InvalidTxnStatusError):
+    """Nothing of the transaction counts: run all of it again. `reason` says why."""
+
+    definite = True
+
+    @property
+    def reason(self) -> str:
+        """timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
+        return self.fields.get("reason", "")
+
+
+class TransactionEnded(InvalidTxnStatusError):
+    """A send, an acknowledgement or a commit after the transaction ended, or when it is ending: it was not done."""
+
+    definite = True
+
+
+class TransactionFenced(InvalidTxnStatusError):
+    """A later holder of the transaction's name took over, and nothing of this one counts: stop, do not retry."""
+
+    definite = True
+
+
+class SinkFenced(TransactionFenced):
+    """Another query writes the batches of this sink: choose another sink, or adopt it; nothing was written."""
+
+
+class TransactionForgotten(TransactionNotFound):
+    """The transaction ended so long ago that its outcome is not kept any more."""
+
+    definite = True
+
+
+class OutcomeUnknown(Timeout):
+    """A commit got no answer, and the coordinator did not tell the outcome in time; `txn` says which one."""
+
+    @property
+    def txn(self) -> str:
+        """The id of the transaction, for `transaction_status`."""
+        return self.fields.get("txn", "")
 
 
 _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in PulsarException.__subclasses__()}
@@ -369,6 +418,12 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.BackPressure, ProducerBlockedQuotaExceededError),
     (wire_errors.Unavailable, ConnectError),
     (wire_errors.OutcomeUnknown, Timeout),
+    (wire_errors.TransactionAborted, TransactionAborted),
+    (wire_errors.TransactionConflict, TransactionConflict),
+    (wire_errors.TransactionEnded, TransactionEnded),
+    (wire_errors.TransactionFenced, TransactionFenced),
+    (wire_errors.TransactionForgotten, TransactionForgotten),
+    (wire_errors.SinkFenced, SinkFenced),
 ]
 
 

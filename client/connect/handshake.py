@@ -11,6 +11,11 @@ from ..model.schema import Schema
 from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from ..model.start import Start
 
+ISOLATIONS = {
+    "read_committed": wire.Subscribe.READ_COMMITTED,
+    "read_uncommitted": wire.Subscribe.READ_UNCOMMITTED,
+}
+
 
 def producer_options(settings: ProducerSettings, encrypt: Encrypt | None) -> ProducerOptions:
     return ProducerOptions(
@@ -61,6 +66,7 @@ def subscribe(
         many_topics=settings.many_topics,
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,
+        isolation=ISOLATIONS[settings.isolation],
     )
     _tell(request, settings.schema)
     if settings.key_shared_policy is not None:

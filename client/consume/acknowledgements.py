@@ -117,14 +117,30 @@ class AckSender:
     def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
         """What acknowledges these, to be sent by a request of its own."""
         tracker = AckTracker()
+        self.track(tracker, which, cumulative=cumulative)
+        return tracker.take()
+
+    def track(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
+        """Puts them into a tracker of a request of its own; messages of one entry after each other in one step."""
+        entry: ReceivedEntry | None = None
+        bits = 0
         for each in which:
+            if isinstance(each, Message) and each.batch_index >= 0 and not cumulative:
+                if each.entry is not entry:
+                    if entry is not None:
+                        tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
+                    entry, bits = each.entry, 0
+                    self._core.taken_over(entry.position)
+                bits |= 1 << each.batch_index
+                continue
             position, index, size = place_of(each)
             if cumulative:
                 tracker.acknowledge_cumulative(position, index, size)
             else:
                 tracker.acknowledge(position, index, size)
             self._core.taken_over(position)
-        return tracker.take()
+        if entry is not None:
+            tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def forget(self) -> None:
         """The cursor is moved: what was acknowledged before says nothing about what comes now."""

@@ -26,13 +26,16 @@ from ..common.errors import (
     InvalidMessage,
     OperationNotSupported,
     PulsarException,
+    Timeout,
 )
 from ..connect.connections import Connections
 from ..connect.topic_watch import Changed
+from ..core.transaction import InTransaction
 from ..model.events import ActiveEvents
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
+from ..produce.messages import check_txn
 from .batch_receive import ConsumerBatchReceivePolicy, decodable, receive_batch
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
@@ -73,7 +76,7 @@ class Consumer(ClosedAfterAsyncWith):
         self.policy = policy
         self._partitions = PartitionConsumers(settings)
         self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
-        self._connections = connections
+        self.connections = connections
         self._name = name
         self._subscription = subscription
         self._closed = False
@@ -103,20 +106,20 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def _begin(self, topics: Sequence[TopicName]) -> None:
         topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
-        counts = await asyncio.gather(*(self._connections.partitions(topic) for topic in topics))
+        counts = await asyncio.gather(*(self.connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
             names += [topic.with_partition(i) for i in range(partitions)] or [topic]
         await self._partitions.open([self._consumer(name, self.settings, self.inbox, len(names)) for name in names])
         if self._events is not None:
             self._events.attach(self)
-        self._partitions.watch(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
+        self._partitions.watch(self.connections, dict(zip(topics, counts, strict=True)), self._grown)
 
     def _consumer(
         self, name: TopicName, settings: ConsumerSettings, inbox: ReceiverQueue, more: int
     ) -> PartitionConsumer:
         consumer = PartitionConsumer(
-            self._connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
+            self.connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
             dead_letters=self._dead_letters.of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         consumer.on_active = self._events.tell if self._events is not None else None
@@ -150,7 +153,7 @@ class Consumer(ClosedAfterAsyncWith):
     async def _add_topic(self, topic: TopicName) -> None:
         for each in self._dead_letters.add(topic):
             try:
-                partitions = await self._connections.partitions(each, create=each != topic)
+                partitions = await self.connections.partitions(each, create=each != topic)
             except TopicNotFound:
                 return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
@@ -211,7 +214,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     async def batch_receive(self) -> list[Message]:
         """As many messages as the policy allows; empty when its time is over and no message arrived."""
-        batch = await receive_batch(self.inbox, self.policy, self._connections.world.clock.monotonic)
+        batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await decodable(self.inbox, *batch)
         return batch
@@ -263,12 +266,51 @@ class Consumer(ClosedAfterAsyncWith):
         """As `negative_acknowledge`, from any thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
-    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
+    def acknowledge_in(
+        self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *,
+        cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
+    ) -> None:  # fmt: skip
+        """They are acknowledged when the transaction commits, which waits until this is durable: nothing waits here.
+        `waiters` gets a future for each partition. In the event loop."""
+        check_txn(txn)
+        if cumulative:
+            self._check_cumulative()
+        by_partition: dict[PartitionConsumer, list[Message | MessageId]] = {}
+        several: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
+        for each in several:
+            by_partition.setdefault(self.consumer_of(each), []).append(each)
+        for consumer, some in by_partition.items():
+            waiter: asyncio.Future[None] | None = None
+            if waiters is not None:
+                waiter = asyncio.get_running_loop().create_future()
+                waiters.append(waiter)
+            consumer.in_transactions.acknowledge(txn, some, cumulative=cumulative, waiter=waiter)
+
+    async def _acknowledge_in(
+        self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
+    ) -> None:
+        waiters: list[asyncio.Future[None]] = []
+        limit_s = self.connections.settings.operation_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                self.acknowledge_in(txn, which, cumulative=cumulative, waiters=waiters)
+                await asyncio.gather(*waiters)
+        except PulsarException:
+            raise
+        except TimeoutError as error:
+            raise Timeout(f"an acknowledgement in a transaction has no answer within {limit_s:g} s") from error
+
+    async def acknowledge(
+        self, message: Message | MessageId | Iterable[Message | MessageId], *, txn: InTransaction | None = None
+    ) -> None:
         """Acknowledges messages: they are not delivered again. Returns at once; acks are sent in groups within 100 ms.
 
-        With `ack_receipt_enabled` it returns when the ack survives any crash.
+        With `ack_receipt_enabled` it returns when the ack survives any crash. With `txn` too, and they count when that
+        transaction commits; TransactionConflict: one is acknowledged already, or in another transaction.
         """
-        if self.settings.ack_receipt_enabled:
+        if txn is not None:
+            await self._acknowledge_in(txn, message, cumulative=False)
+        elif self.settings.ack_receipt_enabled:
             await self._acknowledge_durably(message, cumulative=False)
         else:
             self.acknowledge_soon(message)
@@ -285,10 +327,14 @@ class Consumer(ClosedAfterAsyncWith):
         work = (each.requests.acknowledge(some, cumulative=cumulative) for each, some in consumers.items())
         await asyncio.gather(*work)
 
-    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """Acknowledges this message and all before it of its partition."""
+    async def acknowledge_cumulative(
+        self, message: Message | MessageId, *, txn: InTransaction | None = None
+    ) -> None:
+        """Acknowledges this message and all before it of its partition; `txn` as in `acknowledge`."""
         self._check_cumulative()
-        if self.settings.ack_receipt_enabled:
+        if txn is not None:
+            await self._acknowledge_in(txn, message, cumulative=True)
+        elif self.settings.ack_receipt_enabled:
             await self._acknowledge_durably(message, cumulative=True)
         else:
             self.acknowledge_cumulative_nowait(message)

@@ -43,6 +43,7 @@ from .deliveries import Deliveries
 from .frames import frames_of
 from .receiver_queue import ReceiverQueue
 from .requests import Requests
+from .transactional_acks import TransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -56,6 +57,7 @@ class PartitionConsumer:
     ) -> None:  # fmt: skip
         """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
+        self.sends = False
         self.schema: Schema = settings.schema
         self._writers = WriterSchemas(connections, topic) if settings.schema.by_writer else None
         self.name = settings.consumer_name or ""
@@ -79,6 +81,9 @@ class PartitionConsumer:
         self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start, self.acks.longer_s)
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
+        self.in_transactions = TransactionalAcks(
+            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke
+        )
         self._wakes = connections.wakes
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.broke)
@@ -181,6 +186,7 @@ class PartitionConsumer:
                 self.acks.gather()
                 self._do(self.core.opened())
                 self.requests.tell_change()
+                self.in_transactions.connected()
                 if self.on_connected is not None:
                     self.on_connected(self)
             case "closed":
@@ -230,6 +236,9 @@ class PartitionConsumer:
         self.acks.gather()
         self.core.acknowledge_cumulative(*place_of(which))
         self._turn()
+
+    def send_now(self) -> None:
+        """Of a transaction's acknowledgements: they go at the end of their turn."""
 
     def redeliver_unacknowledged(self) -> None:
         """What was delivered and not acknowledged comes again; what waits here is thrown away."""
@@ -294,6 +303,7 @@ class PartitionConsumer:
         self._attachment.leave()
         self._claim.leave()
         self.requests.tell_change()
+        self.in_transactions.end(error)
         if topic_is_gone and self._on_gone is not None:
             self.retire()
         self._inbox.end(error)

@@ -36,6 +36,7 @@ class Requests:
         self._do = do
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, Callable[[MagnetarError | None], None]] = {}
         self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
 
     async def last_message_id(self) -> wire.LastMessageId:
@@ -101,7 +102,15 @@ class Requests:
         answer = self._answers[request_id] = self._loop.create_future()
         return answer
 
+    def call(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
+        """`told` is called with the outcome of a request that its caller sends itself."""
+        self._calls[request_id] = told
+
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
+        told = self._calls.pop(request_id, None)
+        if told is not None:
+            told(error)
+            return
         answer = self._answers.pop(request_id, None)
         if answer is None or answer.done():
             return

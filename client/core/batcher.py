@@ -2,7 +2,8 @@
 
 A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
 `bytes_max`, or when the driver requests it (`close`, after its delay or at a flush). A delayed message has its own
-batch: what was added before it is closed first, so that order is kept.
+batch: what was added before it is closed first, so that order is kept. So is what is open when a message of another
+transaction comes, or of none: an entry belongs to one transaction.
 
 **Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
 the broker knows of an earlier life of the producer (`resume`), and no batch has ids on both sides of the last of those:
@@ -32,6 +33,7 @@ from typing import Any
 from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
+from .transaction import InTransaction
 
 Callback = Callable[[Any, Any], object] | None
 """Called with a Result and the MessageId; None: no caller asks."""
@@ -55,6 +57,7 @@ class OutgoingMessage:
     null_value: bool = False
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
     encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
+    txn: InTransaction | None = None  # it counts when this commits
 
     @property
     def alone(self) -> bool:
@@ -73,7 +76,7 @@ class Batch:
 
     __slots__ = (
         "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
-        "message", "ordering_key", "sequence_id", "size", "waiters",
+        "message", "ordering_key", "sequence_id", "size", "txn", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -92,6 +95,7 @@ class Batch:
         self.connections = 0
         self.chunks: list[Position] | None = None
         self.waiters: list[Any] | None = None
+        self.txn: InTransaction | None = None
 
     @property
     def count(self) -> int:
@@ -115,6 +119,7 @@ class Batcher:
         self._open: Batch | None = None
         self._by_key: dict[bytes, Batch] = {}
         self._named = False  # what is open by key has ids that its messages named
+        self._txn: InTransaction | None = None  # of what is open
 
     def resume(self, last: int, next_sequence_id: int) -> None:
         """The broker has ids up to `last` of this producer; before anything is added."""
@@ -126,15 +131,18 @@ class Batcher:
         if not self.ready and not self.open_messages:
             self._given = min(self._given, first - 1)
 
-    def add(self, payload: bytes, callback: Callback) -> bool:
+    def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> bool:
         if not self._batching or self._key_based:
-            return self.add_message(OutgoingMessage(payload), callback)
+            return self.add_message(OutgoingMessage(payload, txn=txn), callback)
+        if txn is not self._txn:
+            self._change(txn)
         size = len(payload)
         batch = self._open
         if batch is None or batch.size + size > self._bytes_max or not batch.dense:
             if batch is not None:
                 self.ready.append(batch)
             batch = self._open = Batch(self.next_sequence_id)
+            batch.txn = txn
         batch.items += (PLAIN_PREFIXES[size], payload)
         batch.callbacks.append(callback)
         batch.size += size + ITEM_OVERHEAD
@@ -146,7 +154,13 @@ class Batcher:
             return True
         return len(self.ready) > 0
 
+    def _change(self, txn: InTransaction | None) -> None:
+        self.close()
+        self._txn = txn
+
     def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
+        if message.txn is not self._txn:
+            self._change(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
         if message.alone or goes_back or not self._batching:
             self.close()
@@ -243,6 +257,7 @@ class Batcher:
     ) -> None:
         if not batch.callbacks:
             batch.key, batch.ordering_key = message.partition_key, message.ordering_key
+            batch.txn = message.txn
         batch.items += (prefix, message.payload)
         batch.callbacks.append(callback)
         batch.size += len(prefix) + len(message.payload)
@@ -298,6 +313,8 @@ def metadata_of(
         metadata.compression = compression  # type: ignore[assignment]
     if schema_version:
         metadata.schema_version = schema_version
+    if batch.txn is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = batch.txn.id
     message = batch.message
     if message is not None:
         _describe(metadata, message)

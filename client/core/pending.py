@@ -18,6 +18,7 @@ from ..common.errors import CryptoError
 from .batcher import Batch, Callback, encode, metadata_of
 from .chunking import split
 from .effects import InvalidContent
+from .transaction import InTransaction
 
 
 class PendingEntries:
@@ -46,6 +47,7 @@ class PendingEntries:
         for entry in entries[:-1]:
             chunk = Batch(batch.sequence_id)
             chunk.message, chunk.entry, chunk.chunks, chunk.born = batch.message, entry, places, now
+            chunk.txn = batch.txn
             self.unsent.append(chunk)
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
@@ -126,8 +128,9 @@ def uncertain(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def lone(callback: Callback) -> Batch:
+def lone(callback: Callback, txn: InTransaction | None) -> Batch:
     """Represents a message that was never put into a batch."""
     batch = Batch(-1)
+    batch.txn = txn
     batch.callbacks.append(callback)
     return batch

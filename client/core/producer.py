@@ -43,6 +43,7 @@ from .effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, P
 from .pending import PendingEntries, entries_of, invalid, lone, uncertain
 from .reasons import PRODUCER_FINAL, SEALED, ErrorLogThrottle
 from .state import State
+from .transaction import InTransaction
 
 
 class ProducerCore:
@@ -82,7 +83,7 @@ class ProducerCore:
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback) -> Added | None:
+    def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> Added | None:
         """A message with a payload and nothing else."""
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
@@ -90,9 +91,9 @@ class ProducerCore:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
             if self._early is None:
-                self._batcher.add(payload, callback)
+                self._batcher.add(payload, callback, txn)
             else:
-                self._early.append((OutgoingMessage(payload), callback))
+                self._early.append((OutgoingMessage(payload, txn=txn), callback))
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
         waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
         return None if waits else Added.WAKE
@@ -172,14 +173,18 @@ class ProducerCore:
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
         """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
         theirs in order, so the youngest entry of this moment is waited for."""
-        self._close_batches()
-        effects = self.turn(now, wall_ms)
+        effects = self.send_now(now, wall_ms)
         with self._lock:
             if self._early:
                 self._early.append((None, waiter))
             else:
                 self._wait_for_last(waiter, effects)
         return effects
+
+    def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
+        """What is open goes out, whatever is under way."""
+        self._close_batches()
+        return self.turn(now, wall_ms)
 
     def _wait_for_last(self, waiter: Any, effects: list[ProducerEffect]) -> None:
         last = self._batcher.ready[-1] if self._batcher.ready else self._entries.youngest
@@ -268,7 +273,7 @@ class ProducerCore:
                 try:
                     self._batcher.add_message(message, called)
                 except Exception as cause:
-                    effects.append(Settle(lone(called), invalid(cause)))
+                    effects.append(Settle(lone(called, message.txn), invalid(cause)))
                     self.pending -= 1
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
@@ -385,7 +390,7 @@ class ProducerCore:
         self._delay_due = None
         waiting = [*self._entries.pop_all(), *self._batcher.ready]
         self._batcher.ready.clear()
-        waiting += (lone(callback) for message, callback in early or () if message is not None)
+        waiting += (lone(callback, message.txn) for message, callback in early or () if message is not None)
         for batch in waiting:
             self._settle(batch, uncertain(error) if batch.connections else error, effects)
         flushes = [waiter for message, waiter in early or () if message is None]

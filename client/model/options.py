@@ -16,6 +16,7 @@ from ..common import checks
 from ..common.checks import (
     CALLBACK,
     INT64_MAX,
+    ISOLATION,
     MS,
     NAME,
     PROPERTIES,
@@ -125,6 +126,7 @@ CONSUMER: Table = {
     "enable_retry": YES_OR_NO,
     "priority_level": whole(0),
     "consumer_event_listener": has("became_active", "became_inactive"),
+    "isolation": ISOLATION,
 }
 READER: Table = {
     **CONSUMER,

@@ -259,6 +259,7 @@ class ConsumerSettings:
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows private keys; None: of nothing
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL  # of what is not decrypted
+    isolation: str = "read_committed"  # ours: read_uncommitted shows open and aborted transactions as well
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms

@@ -22,6 +22,7 @@ from ..common.checks import (
 )
 from ..common.errors import InvalidMessage
 from ..core.batcher import OutgoingMessage
+from ..core.transaction import InTransaction
 from ..model.schema import Schema
 
 
@@ -70,11 +71,17 @@ class Extras(NamedTuple):
     deliver_at: int | None = None  # ms since the epoch
     deliver_after: timedelta | None = None
     key_bytes: bytes | None = None
+    txn: InTransaction | None = None
 
 
 NO_EXTRAS = Extras()
 LOCAL = "__local__"
 """In place of clusters: to none. As Pulsar's clients write it."""
+
+
+def is_only_in(extras: Extras) -> bool:
+    """Nothing is said of it but its transaction."""
+    return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
@@ -97,7 +104,13 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
         deliver_at=deliver_at,
         replicate_to=(LOCAL,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
         null_value=content is None,
+        txn=extras.txn,
     )
+
+
+def check_txn(txn: object) -> None:
+    if not isinstance(txn, InTransaction):
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
 
 
 def _encoded_key(content: Any, schema: Schema) -> bytes:
@@ -124,7 +137,9 @@ def _encoded(content: Any, schema: Schema) -> bytes:
 
 def _check_extras(extras: Extras) -> None:
     """Skips the plain values that most messages have; checks the rest by the table."""
-    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, txn = extras
+    if txn is not None:
+        check_txn(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
         raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
     if key is not None and not is_plain_key(key):

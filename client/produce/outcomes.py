@@ -9,10 +9,11 @@ from itertools import count, repeat
 from typing import Any
 
 from ...proto.errors import MagnetarError
-from ...proto.names import TopicName
+from ...proto.names import Position, TopicName
 from ..common.errors import Result, translate
 from ..core.batcher import Batch, Callback
 from ..core.effects import InvalidContent, Settle
+from ..core.transaction import InTransaction, Part
 from ..model.message_id import KnownId, MessageId
 
 _LOG = logging.getLogger("magnetar.client")
@@ -28,6 +29,15 @@ def settle(outcome: Settle, topic: TopicName) -> None:
     result, missing = result_of(error), MessageId()
     for callback in batch.callbacks:
         _call(callback, result, missing)
+
+
+def tell(txn: InTransaction, where: Part, outcome: Settle) -> None:
+    """The transaction that an entry belongs to, after the callbacks of its messages."""
+    batch, error, ledger_id, entry_id = outcome
+    if error is None:
+        txn.stored(where, batch.count, Position(ledger_id, entry_id))
+    else:
+        txn.refused(batch.count, error)
 
 
 def result_of(error: MagnetarError) -> Result:

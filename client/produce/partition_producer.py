@@ -40,8 +40,9 @@ from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEff
 from ..core.producer import ProducerCore
 from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
+from ..core.transaction import InTransaction
 from ..model.settings import ProducerSettings
-from .outcomes import settle, wake
+from .outcomes import settle, tell, wake
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -52,7 +53,9 @@ class PartitionProducer:
         encrypt: Encrypt | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
+        self.sends = True
         self.why = ""  # the reason that was given for the last message that failed; empty: none
+        self._failure: MagnetarError | None = None  # of that one
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
         self._connections = connections
         self._settings = settings
@@ -76,7 +79,30 @@ class PartitionProducer:
         if added is not None:
             self._after_adding(added, len(payload))
 
+    def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
+        """The same in a transaction."""
+        txn.enter(self, self._connections)
+        added = None
+        try:
+            added = self.core.add(payload, callback, txn)
+        finally:
+            if added is not None and added is not Added.WAKE:
+                txn.leave(message=True)
+        if added is not None:
+            self._after_adding(added, len(payload))
+
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
+        if message.txn is None:
+            self._add_message(message, callback)
+            return
+        message.txn.enter(self, self._connections)
+        try:
+            self._add_message(message, callback)
+        except PulsarException:
+            message.txn.leave(message=True)
+            raise
+
+    def _add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         try:
             added = self.core.add_message(message, callback)
         except MagnetarError as error:
@@ -101,6 +127,10 @@ class PartitionProducer:
                 limit=core.max_pending,
             )
 
+    def send_now(self) -> None:
+        """In the event loop: what is open goes out, whatever is under way."""
+        self._do(self.core.send_now(self._now(), self._wall_ms()))
+
     def flush_soon(self) -> None:
         """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
         if self.core.flush_soon():
@@ -112,6 +142,10 @@ class PartitionProducer:
 
     def exception(self, result: Result) -> PulsarException:
         """The outcome of a message that failed just now."""
+        if self._failure is not None and (known := translate(self._failure)).result is result:
+            told = type(known)(f"a message to {self.topic}: {known.message}", **known.fields)
+            told.__cause__, told.definite, told.retryable = known, known.definite, known.retryable  # type: ignore[misc]
+            return told
         return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
 
     # ------------------------------------------------------------------------------ facts in
@@ -220,10 +254,13 @@ class PartitionProducer:
 
     def _settle(self, outcome: Settle) -> None:
         if outcome.error is not None:
-            self.why = outcome.error.message
+            self.why, self._failure = outcome.error.message, outcome.error
         settle(outcome, self.topic)
-        if outcome.batch.waiters is not None:
-            wake(outcome.batch.waiters)
+        batch = outcome.batch
+        if batch.txn is not None:
+            tell(batch.txn, self, outcome)
+        if batch.waiters is not None:
+            wake(batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
     def first_frame(self) -> dict[str, Any]:

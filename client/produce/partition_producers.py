@@ -32,7 +32,7 @@ class PartitionProducers:
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
         """`count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted."""
         self.all: list[PartitionProducer] = []
-        self._connections = connections
+        self.connections = connections
         self._settings = settings
         self._now = connections.world.clock.monotonic
         across = (settings.max_pending_messages_across_partitions or UNBOUNDED) // max(1, count)
@@ -46,7 +46,7 @@ class PartitionProducers:
     def _new_router(self, count: int) -> Router:
         settings = self._settings
         return Router(
-            count, PartitionsRoutingMode(settings.message_routing_mode), self._connections.world.rng,
+            count, PartitionsRoutingMode(settings.message_routing_mode), self.connections.world.rng,
             window_s=settings.batching_max_publish_delay_ms / 1000 if settings.batching_enabled else 0.0,
             messages_max=settings.batching_max_messages, bytes_max=settings.batching_max_allowed_size_in_bytes,
         )  # fmt: skip
@@ -68,7 +68,7 @@ class PartitionProducers:
     async def _add(self, names: list[TopicName]) -> None:
         """The broker names the first one; all carry that name. None is added when one cannot be opened."""
         new = [
-            PartitionProducer(self._connections, name, self._settings, self._pending_max, self._encrypt)
+            PartitionProducer(self.connections, name, self._settings, self._pending_max, self._encrypt)
             for name in names
         ]
         try:

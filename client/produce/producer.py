@@ -24,10 +24,11 @@ from ..connect.connections import Connections
 from ..connect.writer_schemas import NEWEST, WriterSchemas
 from ..core.batcher import Callback
 from ..core.state import State
+from ..core.transaction import InTransaction
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerSettings
-from .messages import NO_EXTRAS, Extras, outgoing
+from .messages import NO_EXTRAS, Extras, is_only_in, outgoing
 from .partition_producer import PartitionProducer
 from .partition_producers import PartitionProducers
 
@@ -75,6 +76,11 @@ class Producer(ClosedAfterAsyncWith):
         partitions = await PartitionProducers.open(connections, topic, settings)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
+    @property
+    def connections(self) -> Connections:
+        """Of its client."""
+        return self._partitions.connections
+
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
         """Full name of the topic."""
@@ -118,6 +124,10 @@ class Producer(ClosedAfterAsyncWith):
         if only is not None and type(content) is bytes and extras == NO_EXTRAS:
             only.add(content, callback)
             return only
+        if only is not None and type(content) is bytes and is_only_in(extras):
+            assert extras.txn is not None, "it is only that"
+            only.add_in(extras.txn, content, callback)
+            return only
         message = outgoing(content, extras, self.settings.schema, self._wall_ms)
         partition = self._partitions.route(message)
         partition.add_message(message, callback)
@@ -138,6 +148,7 @@ class Producer(ClosedAfterAsyncWith):
         deliver_after: timedelta | None = None,
         *,
         key_bytes: bytes | None = None,
+        txn: InTransaction | None = None,
     ) -> None:
         """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull at the limit.
 
@@ -147,7 +158,7 @@ class Producer(ClosedAfterAsyncWith):
             check_message({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after, key_bytes,
+            event_timestamp, deliver_at, deliver_after, key_bytes, txn,
         )  # fmt: skip
         self.enqueue(content, callback, extras)
 
@@ -163,11 +174,13 @@ class Producer(ClosedAfterAsyncWith):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        *,
+        txn: InTransaction | None = None,
     ) -> MessageId:
         """Waits until the message is durable and returns its id; raises the exception of its Result.
 
         It is sent at once. With a longer batching_max_publish_delay_ms than the default it waits for a full batch, or
-        for that delay.
+        for that delay. `txn`: it counts when that transaction commits (docs/transactions.md).
         """
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
@@ -177,7 +190,7 @@ class Producer(ClosedAfterAsyncWith):
 
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication or False,
-            event_timestamp, deliver_at, deliver_after,
+            event_timestamp, deliver_at, deliver_after, txn=txn,
         )  # fmt: skip
         partition = await self._enqueue_waiting(content, done, extras)
         if not self._gathers:
@@ -210,6 +223,7 @@ class Producer(ClosedAfterAsyncWith):
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        txn: InTransaction | None = None,
     ) -> list[MessageId]:
         """Sends all and returns their ids in the order of `contents`.
 
@@ -217,7 +231,7 @@ class Producer(ClosedAfterAsyncWith):
         """
         extras = Extras(
             properties, partition_key, ordering_key,
-            event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after,
+            event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
         )  # fmt: skip
         ids: list[MessageId | None] = []
         failures: list[Result] = []
@@ -262,12 +276,16 @@ class Producer(ClosedAfterAsyncWith):
             except ProducerQueueIsFull:
                 if not self.settings.block_if_queue_full:
                     raise
-            for each in self.partitions:
-                if each.core.is_full and each.core.error is None:
-                    room: asyncio.Future[None] = self._loop.create_future()
-                    each.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
-                    each.flush_soon()
-                    await room
+            await self.wait_for_room()
+
+    async def wait_for_room(self) -> None:
+        """Returns when a message may be taken again after ProducerQueueIsFull."""
+        for each in self.partitions:
+            if each.core.is_full and each.core.error is None:
+                room: asyncio.Future[None] = self._loop.create_future()
+                each.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
+                each.flush_soon()
+                await room
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:

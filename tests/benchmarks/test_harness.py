@@ -25,7 +25,7 @@ NAMES = [
     "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",
     "stuck-key", "compact", "delayed", "small-sends", "secure-produce", "secure-latency", "secure-startup", "connect",
     "secure-cluster", "abuse", "pulsar-java-produce", "pulsar-java-consume", "pulsar-python",
-    "rest", "schema-spark-read", "outbox",
+    "rest", "schema-spark-read", "outbox", "txn-small", "txn-large", "txn-none", "txn-aborts", "process",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 

@@ -76,7 +76,7 @@ def fake() -> Iterator[tuple[str, FakeBroker]]:
 
     @asynccontextmanager
     async def serve() -> AsyncIterator[str]:
-        serving = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), [("Broker", broker)])
+        serving = await real_world(1).network.serve(Endpoint("127.0.0.1", 0), broker.services)
         try:
             yield f"pulsar://{serving.endpoint}"
         finally:

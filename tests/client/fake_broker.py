@@ -82,6 +82,10 @@ class FakeBroker:
         self.opened: list[Callable[[MagnetarError], None]] = []
         self.owner = ""
 
+    @property
+    def services(self) -> list[tuple[str, object]]:
+        return [("Broker", self)]
+
     def topic(self, name: str) -> Topic:
         return self.topics.setdefault(name, Topic(name))
 
@@ -254,7 +258,8 @@ class FakeBroker:
             me.say(done=wire.Done(request_id=getattr(frame, kind)))
             if kind == "close":
                 return True
-        self.dispatch(topic, subscription)
+        if kind != "redeliver" or not frame.redeliver.uncounted:  # another one comes with it
+            self.dispatch(topic, subscription)
         return False
 
     def _ack(self, subscription: Subscription, ack: Any) -> None:
@@ -306,6 +311,16 @@ class FakeBroker:
             batch_index=-1),
         )  # fmt: skip
 
+    def end_of(self, topic: Topic) -> int:
+        return len(topic.entries)
+
+    def is_hidden(self, topic: Topic, subscription: Subscription, entry_id: int) -> bool:
+        return False
+
+    def pending_of(self, topic: Topic, subscription: Subscription, entry_id: int) -> set[int]:
+        """Batch indexes that are not delivered, besides those that are acknowledged."""
+        return set()
+
     def dispatch(self, topic: Topic, subscription: Subscription) -> None:
         while True:
             ready = [c for c in subscription.consumers if c.permits > 0]
@@ -313,17 +328,17 @@ class FakeBroker:
                 return
             if subscription.redeliver:
                 entry_id, again = subscription.redeliver.pop(0), True
-            elif subscription.next_entry < len(topic.entries):
+            elif subscription.next_entry < self.end_of(topic):
                 entry_id, again = subscription.next_entry, False
                 subscription.next_entry += 1
             else:
                 return
-            if entry_id in subscription.done:
+            if entry_id in subscription.done or self.is_hidden(topic, subscription, entry_id):
                 continue
             if again:
                 subscription.counts[entry_id] = subscription.counts.get(entry_id, 0) + 1
             consumer = max(ready, key=lambda c: c.permits)
-            acked = sorted(subscription.acked.get(entry_id, ()))
+            acked = sorted({*subscription.acked.get(entry_id, ()), *self.pending_of(topic, subscription, entry_id)})
             consumer.permits -= topic.headers[entry_id].num_messages - len(acked)
             consumer.unacked[entry_id] = None
             delivery = wire.Delivery(

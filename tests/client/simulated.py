@@ -30,7 +30,7 @@ def simulate(
 
     async def main() -> None:
         world = simulation.world("broker")
-        await simulation.spawn("broker", world.network.serve(Endpoint("broker", 7650), [("Broker", serving)]))
+        await simulation.spawn("broker", world.network.serve(Endpoint("broker", 7650), serving.services))
         await simulation.spawn("client", client_side())
 
     simulation.run(main())

@@ -27,6 +27,7 @@ SETTINGS: dict[enum.Enum, str] = {
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
     Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_bytes, backlog_quota_s",
     Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
+    Stays.NOT_IN_OUTCOMES: "trim_interval_s",
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
     Stays.NOT_SUBSCRIBED: "unsubscribed_minutes, unsubscribed_mib",
     Stays.RETAINED_BY_TIME: "retention_minutes",
@@ -41,6 +42,9 @@ ENDS: dict[enum.Enum, str] = {
     Stays.OPEN: "it ends, because it is full, old, or idle and acknowledged by all; and the next one is listed",
     Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped or expired",
     Stays.NOT_IN_SNAPSHOT: "the next snapshot is stored, or deduplication is turned off",
+    Stays.TRANSACTION_OPEN: "the transaction has ended: by its client, its time-out, or `magnetar transactions abort`",
+    Stays.NOT_IN_OUTCOMES: "the outcomes are stored anew: after the next one, or at the next look after the topic "
+    "went on",
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
     Stays.NOT_SUBSCRIBED: "`unsubscribed_minutes` have passed since it ended, or the ledgers after it contain "
     "`unsubscribed_mib`; or a durable subscription is made, which needs it or not",

@@ -100,7 +100,7 @@ def test_the_table_of_spark_options_names_all_that_there_are() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", text, re.M)
     told = {name.lower() for cell in cells for name in re.findall(r"`([\w.]+)", cell)}
     named = {spark._ALIASES.get(name, name) for name in told if not name.startswith("magnetar.")}
-    assert named == spark._COMMON | spark._SOURCE | spark._STREAM | spark._BATCH | spark._SINK
+    assert named == spark._COMMON | spark._SOURCE | spark._STREAM | spark._BATCH | spark._SINK | spark._ONCE
     settings = {name for name in re.findall(r"`magnetar\.(?:client|producer)\.(\w+)", text) if name}
     assert settings == spark._PRODUCER_SETTINGS.keys() | spark._CLIENT_SETTINGS.keys()
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.interop
 JAVA = Path(__file__).parent / "java"
 PARTS = ["batches", "chunks", "keys", "letters", "failover", "patterns", "exclusive", "automatic"]
 
+TRANSACTIONS = ["commits", "aborts", "conflicts", "batches", "ends"]
 ADMIN_PARTS = ["tenants", "namespaces", "policies", "topics", "messages", "schemas", "end"]
 
 
@@ -46,3 +47,11 @@ def test_each_part_of_the_java_admin_client_works(classes: str, tmp_path: Path) 
         command = ["java", "-cp", classes, "Administration", url_of(server, "http"), url_of(server)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.splitlines() == [f"ok {part}" for part in ADMIN_PARTS], done.stdout + done.stderr
+
+
+def test_each_part_of_the_transactions_of_the_java_client_works(classes: str, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        server = processes.start("standalone", "standalone", "--port", "0", "--data", "data")
+        command = ["java", "-cp", classes, "Transactions", url_of(server)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines() == [f"ok {part}" for part in TRANSACTIONS], done.stdout + done.stderr

@@ -12,6 +12,7 @@ from magnetar.metadata.records import (
     BrokerRecord,
     ClusterRecord,
     CookieRecord,
+    CoordinatorRecord,
     CounterRecord,
     CursorRecord,
     DamagedEntriesRecord,
@@ -38,6 +39,7 @@ from magnetar.metadata.records import (
     TenantRecord,
     TopicLedger,
     TopicRecord,
+    TransactionsRecord,
     UnderReplicatedRecord,
     decode,
     encode,
@@ -83,6 +85,8 @@ EXAMPLES: list[Record] = [
     DepartingRecord(bookie="b", since_ms=3, forget=True),
     MemberRecord(role="bookie", name="host-1", key="ab" * 32),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
+    TransactionsRecord(coordinators=16),
+    CoordinatorRecord(epoch=3, ledger_id=1 << 62, claim="t", idle=True),
     IncarnationsRecord(incarnations=(Incarnation(number=1, token="t", revision=7, restored=True),)),
 ]  # fmt: skip
 

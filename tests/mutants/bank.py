@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, ledgers, security
+from tests.mutants import bookies, brokers, clients, coordinators, ledgers, pending, security, transactions
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
+_PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/requests/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
@@ -65,6 +66,8 @@ def _all() -> Iterator[Mutant]:
     yield from _store()
     yield from _processes()
     yield from _of_security()
+    yield from _of_topics()
+    yield from _of_coordinators()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -168,6 +171,39 @@ _STRANGERS = f"{_SECURED}::test_a_stranger_with_keys_is_answered_by_no_bookie"
 _STALE = f"{_GRANTS}::test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read"
 
 
+def _of_topics() -> Iterator[Mutant]:
+    on, core = "tests/broker/topic/test_transactions.py::", "tests/broker/topic/core/test_transactions_core.py::"
+    crash = "test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again"
+    for id_, plant, fells, target in (
+        ("M80", transactions.join_is_skipped, "74", f"{on}test_a_refused_send_is_never_in_the_log"),
+        ("M81", transactions.settled_before_it_is_stored, "85",
+         f"{on}test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once"),
+        ("M82", transactions.aborted_by_id, "69", f"{core}test_a_late_send_never_hides_committed_entries"),
+        ("M83", transactions.outcomes_ahead_of_their_position, "68",
+         f"{on}test_an_entry_after_the_stored_outcomes_is_found_again"),
+        ("M84", transactions.numbers_at_append, "84", f"{on}{crash}"),
+        ("M85", transactions.snapshot_after_an_open_transaction, "83", f"{on}{crash}"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, fells, target, "the seeds of a cluster have no transactions yet")
+
+
+def _of_coordinators() -> Iterator[Mutant]:
+    folder = "tests/broker/transaction/"
+    walk, sinks = f"{folder}core/test_coordinator_walk.py::", f"{folder}core/test_names_and_sinks.py::"
+    for id_, plant, fells, target in (
+        ("M90", coordinators.answered_while_in_doubt, "65",
+         f"{walk}test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows"),
+        ("M91", coordinators.done_before_all_stored, "85", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M92", coordinators.epoch_stays, "61", f"{folder}test_log.py::test_two_owners_at_once_have_different_epochs"),
+        ("M93", coordinators.handed_to_any_epoch, "93", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M94", coordinators.forgotten_by_age, "86", f"{walk}test_a_random_history_keeps_the_rules"),
+        ("M95", coordinators.batch_is_not_remembered, "89",
+         f"{sinks}test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_aborted"),
+        ("M96", coordinators.settled_before_durable, "63", f"{walk}test_a_random_history_keeps_the_rules"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, fells, target, "the seeds of a cluster have no transactions yet")
+
+
 def _of_security() -> Iterator[Mutant]:
     for id_, plant, tier, fells, target, why in (
         ("M50", security.open_ones_stay, CLUSTER, "46 47", "bookies", ""),
@@ -196,6 +232,16 @@ def _of_security() -> Iterator[Mutant]:
         ("M62", security.keys_end_with_the_session, DIRECTED, "48",
          f"{_SECURED}::test_without_metadata_open_traffic_goes_on_and_after_half_a_minute_no_other_is_admitted",
          "a seed sees it as a delay alone"),
+        ("M70", pending.commit_takes_the_batch, DIRECTED, "79", f"{_PENDING}::test_two_transactions_share_a_batch",
+         "the exhaustive walk makes every step of two transactions from every state"),
+        ("M71", pending.settled_and_still_pending, DIRECTED, "79", _PENDING, "as M70"),
+        ("M72", pending.pending_comes_again, DIRECTED, "77",
+         "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),
+        ("M73", pending.refused_in_the_middle, DIRECTED, "81", _PENDING, "as M70"),
+        ("M74", pending.aborted_is_acknowledged, DIRECTED, "79",
+         f"{_PENDING}::test_abort_gives_back_exactly_its_own", "as M70"),
+        ("M75", pending.abort_forgets_the_order, DIRECTED, "79",
+         "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

@@ -9,15 +9,18 @@ from msgspec import structs
 
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
+from magnetar.broker.log.log import Log
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Entry, Member
 from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.topic import topic
 from magnetar.broker.topic.core.dedup import SequenceProgress
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
+from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import update
 from magnetar.proto.entry import parse_header
@@ -42,10 +45,10 @@ def sequence_at_push(stack: Stack) -> None:
 def snapshot_is_believed(stack: Stack) -> None:
     """M46: a new owner takes the sequence ids of the last snapshot for all: it reads nothing after it (ours)."""
 
-    async def replay(self: Deduplication) -> None:
-        self.core.position = self._log.shape.last
+    async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
+        dedup.core.position = log.shape.last
 
-    put(stack, Deduplication, "_replay", replay)
+    put(stack, topic, "replay", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:

@@ -13,6 +13,7 @@ from tests.mutants.bank import BANK, CLUSTER, CRASHES, PROTOCOL, Mutant, planted
 from tests.simulation.options import draw
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.run import quiet, run_seed
+from tests.simulation.tiers import TRANSACTIONS
 
 CLUSTER_SEEDS_MAX = 150
 
@@ -54,14 +55,16 @@ def _protocol(id_: str, seeds_max: int) -> Kill:
 
 
 def _cluster(mutant: Mutant, seeds_max: int) -> Kill:
-    """Seeds of the kind that the mutant names; only those count."""
+    """Seeds of the kind that the mutant names; only those count. Or those whose clients run transactions: all do."""
     ran = seed = 0
+    transactions = mutant.target == TRANSACTIONS
     while ran < seeds_max:
         seed += 1
-        if mutant.target and draw(seed).kind != mutant.target:
+        drawn = draw(seed, transactions=transactions)
+        if mutant.target and not transactions and drawn.kind != mutant.target:
             continue
         ran += 1
-        failures = run_seed(seed).failures
+        failures = run_seed(seed, change=lambda _, drawn=drawn: drawn).failures
         if failures:
             return Kill(mutant.id, failures[0], ran)
     return Kill(mutant.id, "", ran)

@@ -7,6 +7,7 @@ Examples:
 
     python -m tests.simulation --seeds 1:10000 --jobs 2
     python -m tests.simulation --seeds 1:40 --tier cluster
+    python -m tests.simulation --seeds 1:20 --tier transactions    clusters whose clients run transactions
     python -m tests.simulation --seeds 17:17 --trace      one seed, and its story: time, who, what
     python -m tests.simulation --seeds 17:17 --details    … with every message and every operation of a disk
     python -m tests.simulation --seeds 17:17 --shrink     … what is left of it when all that is not needed is left out
@@ -35,9 +36,9 @@ from tests.simulation.protocol.shrink import shrink as shrink_protocol
 from tests.simulation.run import Outcome, combine, quiet, run_seed
 from tests.simulation.shrink import shrink as shrink_cluster
 from tests.simulation.strikes.faults import kinds
-from tests.simulation.tiers import CLUSTER_EVERY, SECURED, run_any
+from tests.simulation.tiers import CLUSTER_EVERY, SECURED, TRANSACTIONS, run_any
 
-TIERS = ("both", "protocol", "cluster", SECURED)
+TIERS = ("both", "protocol", "cluster", SECURED, TRANSACTIONS)
 SHRUNK_MAX = 3
 
 
@@ -116,7 +117,7 @@ def _outcomes(tier: str, seeds: range, jobs: int, trace: bool, details: bool) ->
 
 def _report(outcome: Outcome, done: int, total: int) -> None:
     if outcome.failures:
-        tier = "protocol" if outcome.kind == "protocol" else SECURED if outcome.secured else "cluster"
+        tier = _tier(outcome)
         options = protocol_options.draw(outcome.seed) if tier == "protocol" else _options(outcome)
         print(f"seed {outcome.seed} ({outcome.kind}) FAILED after {outcome.virtual_seconds:.3f} virtual s:")
         for failure in outcome.failures[:5]:
@@ -136,7 +137,13 @@ def _report(outcome: Outcome, done: int, total: int) -> None:
 
 def _options(outcome: Outcome) -> Options:
     """Of a whole cluster."""
-    return draw(outcome.seed, secured=outcome.secured)
+    return draw(outcome.seed, secured=outcome.secured, transactions=outcome.transactions)
+
+
+def _tier(outcome: Outcome) -> str:
+    if outcome.kind == "protocol":
+        return "protocol"
+    return TRANSACTIONS if outcome.transactions else SECURED if outcome.secured else "cluster"
 
 
 def _show_shrunk(outcome: Outcome, *, trace: bool) -> None:

@@ -35,6 +35,7 @@ from tests.simulation.options import Options
 from tests.simulation.security import CHANGING, READING, STRANGER_ROLE, Security
 from tests.simulation.verdict.observer import Observer
 from tests.simulation.verdict.rights import RightsJudge
+from tests.simulation.verdict.transactions import Coordination
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class Cluster:
         self.observer = observer
         self.security = Security(simulation, options) if options.secured else None
         uses = {CHANGING: CHANGING, STRANGER_ROLE: "intruder", READING: "letters"}
+        self.coordination = Coordination(simulation)
         self.rights = RightsJudge(simulation, (*options.rates, *options.times), uses)
         if options.secured:
             observer.on_commit = self.rights.committed
@@ -372,7 +374,7 @@ class Cluster:
             roll_entries=options.ledger_entries_max, cursor_roll_entries=options.ledger_entries_max,
             cursor_flush_s=0.5, trim_interval_s=3.0, cache_bytes=options.cache_bytes,
             deduplication=options.deduplication, dedup_snapshot_entries=options.ledger_entries_max,
-            dedup_snapshot_s=5.0, delayed_seal_entries=5,
+            dedup_snapshot_s=5.0, delayed_seal_entries=5, transaction_coordinators=2,
         )  # fmt: skip
 
         async def start(world: World) -> None:

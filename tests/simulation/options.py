@@ -25,6 +25,8 @@ LOADS = {
 
 SECURED_RATE = 0.25
 """Of the seeds."""
+TRANSACTIONS_RATE = 0.15
+"""Of the seeds with topics that are not secured: their clients run transactions (load/transactions.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Options:
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
     pulsar: float  # of the producers and consumers, so many speak Pulsar's binary protocol
     secured: bool  # tokens, grants, and keys among the processes (security.py)
+    transactions: bool  # what clients do is done in transactions (load/transactions.py)
 
     @property
     def faultless(self) -> bool:
@@ -72,10 +75,12 @@ class Options:
         return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def draw(seed: int, *, secured: bool | None = None) -> Options:
-    """The options of a seed: a function of the number alone. `secured`: whatever the number says."""
+def draw(seed: int, *, secured: bool | None = None, transactions: bool | None = None) -> Options:
+    """The options of a seed: a function of the number alone. `secured`, `transactions`: whatever the number says."""
     rng = random.Random(f"options {seed}")
     kind = LOADS[seed % 4]
+    if transactions:
+        kind, secured = "take-over" if kind == "ledgers" else kind, False
     quorum = rng.choice(QUORUMS)
     bookies = rng.choice((3, 3, 4, 5))
     calm = rng.random() < 0.1
@@ -84,6 +89,9 @@ def draw(seed: int, *, secured: bool | None = None) -> Options:
     loser = rng.randrange(bookies) if quorum[2] > 1 else -1
     if secured is None:
         secured = random.Random(f"options {seed} secured").random() < SECURED_RATE
+    if transactions is None:
+        drawn = random.Random(f"options {seed} transactions").random() < TRANSACTIONS_RATE
+        transactions = drawn and not secured and kind != "ledgers"
     rates, times = _faults(seed, kind, loser, secured=secured)
     return Options(
         seed=seed,
@@ -115,6 +123,7 @@ def draw(seed: int, *, secured: bool | None = None) -> Options:
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
         pulsar=random.Random(f"options {seed} pulsar").choice((0.0, 0.0, 0.5, 1.0)),
         secured=secured,
+        transactions=transactions,
     )
 
 

@@ -18,6 +18,7 @@ from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.load.ledgers import LedgerLoad
 from tests.simulation.load.topics import TopicLoad
+from tests.simulation.load.transactions import TransactionLoad
 from tests.simulation.options import Options, draw
 from tests.simulation.verdict.observer import Observer
 
@@ -40,6 +41,7 @@ class Outcome:
     figures: dict[str, int] = field(default_factory=dict)
     struck: dict[str, float] = field(default_factory=dict)  # strikes by name, and when
     secured: bool = False
+    transactions: bool = False
 
 
 def run_seed(
@@ -60,7 +62,7 @@ def run_seed(
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
     seen = cluster.rights.watching() if options.secured else contextlib.nullcontext()
-    with _observed_writers(observer), seen:
+    with _observed_writers(observer), seen, cluster.coordination.watching():
         try:
             with _cut_off():
                 failures += simulation.run(_scenario(cluster, figures))
@@ -75,6 +77,7 @@ def run_seed(
     return Outcome(
         seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
         simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck, options.secured,
+        options.transactions,
     )  # fmt: skip
 
 
@@ -90,12 +93,12 @@ def combine(hashes: list[str]) -> str:
 
 async def _scenario(cluster: Cluster, figures: dict[str, int]) -> list[str]:
     await cluster.start()
-    load: LedgerLoad | TopicLoad
+    load: LedgerLoad | TopicLoad | TransactionLoad
     if cluster.options.kind == "ledgers":
         load = LedgerLoad(cluster)
     else:
         await cluster.start_brokers(2 if cluster.options.kind == "take-over" else 1)
-        load = TopicLoad(cluster)
+        load = TransactionLoad(cluster) if cluster.options.transactions else TopicLoad(cluster)
     try:
         await load.run()
     finally:

@@ -14,6 +14,8 @@ CLUSTER_EVERY = 25
 
 SECURED = "secured"
 """The tier of whole clusters that are all secured; a share of the seeds is so in any case (options.py)."""
+TRANSACTIONS = "transactions"
+"""The tier of whole clusters whose clients all run transactions; a share of the seeds does so in any case."""
 
 
 def tier_of(seed: int, wanted: str = "both") -> str:
@@ -23,9 +25,11 @@ def tier_of(seed: int, wanted: str = "both") -> str:
 
 
 def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None, details: bool = False) -> Outcome:
-    if tier_of(seed, tier) in ("cluster", SECURED):
-        change = (lambda _: draw(seed, secured=True)) if tier == SECURED else None
-        return run_seed(seed, show=show, details=details, change=change)
+    wanted = tier_of(seed, tier)
+    if wanted in ("cluster", SECURED, TRANSACTIONS):
+        secured, transactions = (True if tier == each else None for each in (SECURED, TRANSACTIONS))
+        drawn = draw(seed, secured=secured, transactions=transactions)
+        return run_seed(seed, show=show, details=details, change=lambda _: drawn)
     if show is not None:
         show(f"options {protocol_options.draw(seed).describe()}")
     found = run_protocol(seed, show=show)

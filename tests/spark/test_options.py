@@ -3,9 +3,10 @@
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.spark_connector.options import EARLIEST, LATEST, parse_sink, parse_source
+from magnetar.spark_connector.options import EARLIEST, LATEST, ExactlyOnce, parse_sink, parse_source
 
 BASE = {"service.url": "magnetar://localhost:7650", "topic": "flights"}
+ONCE = BASE | {"deliveryGuarantee": "exactly-once"}
 FLIGHTS = "persistent://public/default/flights"
 
 
@@ -69,9 +70,20 @@ def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], stream
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (BASE | {"deliveryGuarantee": "exactly-once"}, "transactions"),
-        (BASE | {"deliveryGuarantee": "maybe"}, "cannot be"),
-        (BASE | {"sinkId": "a"}, "exactly-once sink is not available"),
+        (BASE | {"deliveryGuarantee": "maybe"}, "one of at-least-once, exactly-once"),
+        (BASE | {"sinkId": "a"}, "'sinkid' has a meaning only with deliveryGuarantee=exactly-once"),
+        (BASE | {"sendAtEnd": "true"}, "'sendatend' has a meaning only with"),
+        (ONCE | {"sinkId": "a"}, "go together.*foreachBatch"),
+        (ONCE | {"batchId": "1"}, "go together"),
+        (ONCE | {"sinkId": " ", "batchId": "1"}, "1 to 400 characters"),
+        (ONCE | {"sinkId": "a" * 401, "batchId": "1"}, "1 to 400 characters"),
+        (ONCE | {"sinkId": "a", "batchId": "-1"}, "whole number"),
+        (ONCE | {"sinkId": "a", "batchId": str(1 << 63)}, "whole number"),
+        (ONCE | {"sinkId": "a", "txnAppId": "b", "batchId": "1"}, "mean the same"),
+        (ONCE | {"onNewCheckpoint": "ignore"}, "error, adopt"),
+        (ONCE | {"batchTimeout": "soon"}, "duration"),
+        (ONCE | {"batchTimeout": "1s"}, "at least 10s"),
+        (ONCE | {"sendAtEnd": "maybe"}, "true or false"),
         (BASE | {"startingOffsets": "earliest"}, "no meaning for a sink"),
         (BASE | {"magnetar.producer.linger": "1"}, "unknown option"),
         (BASE | {"magnetar.producer.max_pending_messages": "-1"}, "a whole number from 0"),
@@ -84,6 +96,18 @@ def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], stream
 def test_wrong_sink_options_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
         parse_sink(options)
+
+
+def test_an_exactly_once_sink_takes_deltas_names() -> None:
+    assert parse_sink(BASE).once is None
+    assert parse_sink(ONCE, streaming=True).once == ExactlyOnce(batch_timeout_s=86_400.0)
+    assert parse_sink(ONCE).once == ExactlyOnce(batch_timeout_s=3_600.0)
+    delta = parse_sink(ONCE | {"txnAppId": "orders", "txnVersion": "7", "batchTimeout": "1h", "sendAtEnd": "false"})
+    assert delta.once == ExactlyOnce("orders", 7, False, 3600.0, False)
+    adopting = parse_sink(ONCE | {"sinkId": "orders", "onNewCheckpoint": "adopt"}, streaming=True)
+    assert adopting.once == ExactlyOnce("orders", None, True, 86_400.0)
+    with pytest.raises(InvalidConfiguration, match="no meaning for a stream"):
+        parse_sink(ONCE | {"sinkId": "orders", "batchId": "1"}, streaming=True)
 
 
 def test_a_secret_does_not_stand_in_the_error() -> None:

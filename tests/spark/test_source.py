@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 from magnetar.client.consume.ranges import StoredEntry
 from magnetar.proto.entry import broker_part, encode_entry, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
-from magnetar.proto.errors import CorruptEntry, NotAllowed
+from magnetar.proto.errors import CorruptEntry, DataLost, NotAllowed
 from magnetar.proto.names import TopicName
 from magnetar.spark_connector import source
 from magnetar.spark_connector.offsets import Range
@@ -35,8 +35,12 @@ def torn(index: int) -> StoredEntry:
 
 
 class _Topics:
-    def __init__(self, deliveries: list[StoredEntry]) -> None:
+    def __init__(self, deliveries: list[StoredEntry], aborted: tuple[int, ...] = ()) -> None:
         self._deliveries = deliveries
+        self._aborted = aborted
+
+    def aborted(self, _partition: object, first: int, end: int) -> int:
+        return sum(first <= index < end for index in self._aborted)
 
     def name(self, _partition: object) -> TopicName:
         return TopicName.parse(TOPIC)
@@ -83,3 +87,23 @@ def test_a_task_logs_how_many_values_did_not_fit(
     with caplog.at_level(logging.WARNING):
         assert offsets(monkeypatch, nanoseconds, 3) == [0, 1, 2]
     assert "eventTime: 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("aborted", "lost"),
+    [((1, 2, 4), None), ((1, 2), "1 of the messages 1 to 4"), ((), "3 of the messages 1 to 4"), ((0, 3, 9), "3 of")],
+)
+def test_indexes_of_aborted_messages_are_skipped_and_all_others_are_lost(
+    monkeypatch: pytest.MonkeyPatch, aborted: tuple[int, ...], lost: str | None
+) -> None:
+    """Entries 0 and 3 of a range of five; what is aborted elsewhere counts for nothing."""
+    parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t"}, streaming=True)
+    elsewhere = tuple(index for index in aborted if index not in (0, 3))
+    monkeypatch.setattr(source, "topics", lambda _options: _Topics([delivery(0), delivery(3)], elsewhere))
+    task = source.RangePartition(Range((TOPIC, 0), 0, 5))
+    found = source._read(parsed, columns(parsed), task)
+    if lost is None:
+        assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 3]
+    else:
+        with pytest.raises(DataLost, match=lost):
+            list(found)

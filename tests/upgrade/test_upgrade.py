@@ -16,9 +16,12 @@ import pytest
 from magnetar.bookie.format import note
 from magnetar.bookie.format.framing import FileHeader, decode_file_header, encode_file_header
 from magnetar.broker.log.format import compacted
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
 from magnetar.broker.subscription.format import cursor, delays
 from magnetar.broker.topic.core.dedup import Snapshot
 from magnetar.broker.topic.format import dedup
+from magnetar.broker.topic.format import transactions as outcomes
+from magnetar.broker.transaction.format import entries as coordinator
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger.format import peer
 from magnetar.metadata import records
@@ -83,13 +86,26 @@ def _note() -> object:
 
 
 def _cursor() -> object:
-    (entry,) = cursor.encode_marker(Position(7, 3), {}, 1)
+    row = {ChunkKey(ChunkKind.PENDING, 7, 0): cursor.Row(1, 0, 1, 50)}
+    (entry,) = cursor.encode_marker(Position(7, 3), row, 1)
     return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
 
 
 def _dedup() -> object:
     (entry,) = dedup.encode(Snapshot(Position(7, 3), {}), 1)
     return dedup.decode_piece(_with_crc(entry, 2, 20, 20, entry[24:]))
+
+
+def _outcomes() -> object:
+    (entry,) = outcomes.encode_marker(outcomes.Marker(Position(7, 3), (), {}), 1)
+    size = outcomes.HEAD_BYTES - 4
+    return outcomes.decode_piece(_with_crc(entry, 2, size, size, entry[outcomes.HEAD_BYTES :]))
+
+
+def _coordinator() -> object:
+    (entry,) = coordinator.encode_snapshot([])
+    size = coordinator.HEAD_BYTES - 4
+    return coordinator.decode(_with_crc(entry, 2, size, size, entry[coordinator.HEAD_BYTES :]), 0, "the/path")
 
 
 def _delays() -> object:
@@ -124,7 +140,8 @@ def _peer() -> object:
 READERS: dict[versions.Format, Callable[[], object]] = {
     **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
     versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
-    versions.COMPACTED: _compacted, versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
+    versions.OUTCOMES: _outcomes, versions.COORDINATOR: _coordinator, versions.COMPACTED: _compacted,
+    versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
     versions.PEER: _peer,
 }  # fmt: skip
 RAISED: dict[versions.Format, type[Exception]] = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 import msgspec
+from pyroaring import BitMap
 
 from ....proto.names import Position
 
@@ -134,7 +135,17 @@ class LogShape:
 
     @property
     def last(self) -> Position:
-        """The last confirmed entry; `start` when nothing is stored."""
+        """The last entry that is shown: the last confirmed one; `start` when there is none."""
+        return self.confirmed
+
+    @property
+    def stable(self) -> Position:
+        """The position up to which all is decided: the last confirmed entry, where there is no transaction."""
+        return self.confirmed
+
+    @property
+    def confirmed(self) -> Position:
+        """The last confirmed entry, shown or not (core/committed_shape.py); `start` when nothing is stored."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
             if span.last_entry >= 0:
@@ -176,7 +187,29 @@ class LogShape:
         return self.start
 
     def readable(self, position: Position) -> bool:
-        """Whether an entry is at exactly this position and is confirmed."""
+        """Whether an entry is at exactly this position, is confirmed, and is shown."""
+        span = self._spans.get(position[0])
+        return span is not None and 0 <= position[1] <= span.last_entry
+
+    def hidden_in(self, ledger_id: int) -> BitMap | None:
+        """Entries of the ledger that are never shown; None: none."""
+        return None
+
+    def shown_in(self, ledger_id: int, first: int) -> int:
+        """Entries of a ledger that are shown, from entry `first` on."""
+        span = self._spans.get(ledger_id)
+        return max(0, span.last_entry - first + 1) if span is not None else 0
+
+    def aborted_messages(self, first: int, end: int) -> int:
+        """How many of the messages `first` … `end - 1` are in aborted transactions."""
+        return 0
+
+    def passed(self, mark: Position) -> Position:
+        """The mark, or the last of the entries that follow it and are never shown."""
+        return mark
+
+    def has(self, position: Position) -> bool:
+        """Whether an entry is at exactly this position and is confirmed, shown or not."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 

@@ -2,7 +2,8 @@
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
 list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
-its last snapshot) and compaction (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
+its last snapshot), transactions (up to the first entry of an open one, and the last stored outcomes) and compaction (up
+to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
 has *safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash
 the cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of
 order and that is stored (`Safe.done`). The open ledger is
@@ -38,6 +39,8 @@ class Stays(enum.Enum):
     OPEN = "it is the last of the list, or it is written"
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
     NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
+    NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
     NOT_COMPACTED = "compaction is on or running, and has not read all of it"
     NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
     RETAINED_BY_TIME = "the retention time has not passed"

@@ -32,6 +32,7 @@ from . import translate
 from .examine import ExamineService, delivery
 from .schemas import SchemaService
 from .stats import fields
+from .transactions import TransactionAdminService
 
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
@@ -69,7 +70,7 @@ async def ask(
         await channel.close()
 
 
-class AdminService(ExamineService, SchemaService):
+class AdminService(ExamineService, SchemaService, TransactionAdminService):
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker, _OtherBrokers(broker.world))

@@ -41,10 +41,11 @@ class BrokerService:
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         name = TopicName.parse(request.topic)
-        found = await self._topics.offsets(name, request.publish_times_ms, request.subscription)
+        range_ = request.aborted_first, request.aborted_end
+        found = await self._topics.offsets(name, request.publish_times_ms, request.subscription, range_)
         return wire.OffsetsReply(
             earliest_index=found.earliest, end_index=found.end, by_time=found.by_time, bytes=found.size,
-            subscription_index=found.subscription,
+            subscription_index=found.subscription, aborted=found.aborted,
         )  # fmt: skip
 
     async def advance_subscription(

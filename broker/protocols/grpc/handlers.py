@@ -5,7 +5,9 @@
 
 A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
 entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
-(`seek`, `last_message_id`, the receipt of an acknowledgement) run beside that, at most REQUESTS_MAX.
+(`seek`, `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at
+most REQUESTS_MAX. So the join of one transaction delays neither other frames nor other transactions: acknowledgements
+of different transactions, and plain ones, have no order; each is judged when it is its turn.
 A handler ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
 that it does not take (the last frame is `closed`), or with the stream.
 """
@@ -322,7 +324,9 @@ class ConsumerHandler(Handler):
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
         session = self._session
         assert session is not None, "it is open"
-        if kind == "ack":
+        if kind == "ack" and frame.ack.HasField("txn"):
+            self._request(frame.ack.request_id, lambda: translate.ack_in(session, frame.ack))
+        elif kind == "ack":
             self._go_through(translate.ack_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id))
         elif kind == "permits":
             session.flow(frame.permits)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from ....proto.names import Position
 
 
@@ -17,4 +19,4 @@ def _plain(value: Any) -> Any:
         return value._asdict()
     if isinstance(value, list):
         return [fields(each) for each in value]
-    return value
+    return fields(value) if isinstance(value, Struct) else value

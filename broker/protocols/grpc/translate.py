@@ -8,6 +8,7 @@ Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each re
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -27,6 +28,7 @@ from ....proto.model import (
 )
 from ....proto.names import MessageId, Position
 from ....proto.schema import SchemaInfo, SchemaType, SchemaVersion, version_bytes
+from ....proto.transactions import Isolation, TxnId
 from ...access import permissions
 from ...common.config import BrokerConfig
 from ...common.refusals import AckRefusal
@@ -84,6 +86,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
         schema(asked.schema) if asked.HasField("schema") else None,
+        enum_of(Isolation, asked.isolation, "isolation"),
     )  # fmt: skip
 
 
@@ -110,6 +113,15 @@ def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
             yield
     else:
         yield from session.ack(acked(ack.entries), sets(ack.ledgers))
+
+
+async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
+    """As the session's `ack_in`."""
+    txn = TxnId.checked(ack.txn.most, ack.txn.least)
+    for _ in _check_ack(ack):
+        await asyncio.sleep(0)
+    cumulative = ack.kind == wire.Ack.CUMULATIVE
+    await session.ack_in(txn, acked(ack.entries), tuple(sets(ack.ledgers)), cumulative=cumulative)
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:

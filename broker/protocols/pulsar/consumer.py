@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry import split_broker_part
-from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, Unavailable
+from ....proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
@@ -32,6 +32,7 @@ from . import translate
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame, message_frame
 from .ports import Connection
+from .transactions import has_txn, txn_of
 
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
@@ -125,14 +126,29 @@ class ConsumerHandler:
         session = self.session
         if session is None or self.sought:
             return
+        if has_txn(asked):
+            self._connection.start(self._ack_in(session, asked))
+            return
         try:
-            if asked.HasField("txnid_most_bits") and asked.HasField("txnid_least_bits"):
-                raise NotAllowed("there are no transactions here")
             yield from translate.ack_steps(session, asked)
         except MagnetarError as refused:  # told with a receipt only, as Pulsar does
             error = refused
         if asked.HasField("request_id"):
             self._connection.start(self._receipt(session, asked.request_id, error))
+
+    async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
+        """Pending in a transaction; answered with the transaction's id."""
+        answer = pulsar.CommandAckResponse(
+            consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
+        )
+        try:
+            await translate.ack_in(session, txn_of(asked), asked)
+        except Exception as failure:
+            error = typed(failure)
+            answer.error, answer.message = number_of(error), error.message
+        if asked.HasField("request_id"):
+            answer.request_id = asked.request_id
+            self._connection.send(frame(ack_response=answer))
 
     async def _receipt(self, session: ConsumerSession, request_id: int, error: MagnetarError | None) -> None:
         answer = pulsar.CommandAckResponse(consumer_id=self.id, request_id=request_id)

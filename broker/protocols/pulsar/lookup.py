@@ -1,5 +1,5 @@
-"""Requests that are about no producer: owners, partitions, topics of a namespace, schemas; and those of a consumer that
-are answered later.
+"""Requests that are about no producer: owners, partitions, topics of a namespace, schemas, transactions
+(transactions.py); and those of a consumer that are answered later.
 
 Each request is answered in its own kind, an error too: the numbers of look-ups and of other requests overlap in
 Pulsar's C++ client, and an ERROR would reach another request.
@@ -31,6 +31,8 @@ from ...access.core.table import Permission
 from ...session import statistics
 from ...session.schemas import Schemas
 from ...session.topics import Topics
+from ...transaction.coordinators import ASSIGN_TOPIC
+from . import transactions
 from .consumer import ConsumerHandler
 from .errors import number_of, typed
 from .frames import frame
@@ -38,7 +40,6 @@ from .ports import Connection
 from .translate import schema_of, wire_id, wire_schema
 
 Command = pulsar.BaseCommand
-_TRANSACTIONS = ("new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "tc_client_connect_request")
 
 
 async def answer(connection: Connection, command: Command) -> None:
@@ -47,9 +48,7 @@ async def answer(connection: Connection, command: Command) -> None:
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
     if answers is None or asked is None:
-        if kind in _TRANSACTIONS:
-            connection.error(asked.request_id, NotAllowed("there are no transactions here"))
-        elif hasattr(asked, "request_id"):
+        if hasattr(asked, "request_id"):
             connection.error(asked.request_id, NotAllowed(f"there is no {kind} here"))
         else:
             connection.break_off(InvalidRequest(f"a client does not send {kind}"))
@@ -67,8 +66,12 @@ async def answer(connection: Connection, command: Command) -> None:
 # ------------------------------------------------------------------ look-ups
 async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
-    await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
-    owner = await broker.lookup(topic)
+    coordinator = transactions.coordinator_of(topic)
+    if coordinator is not None:
+        owner = await broker.transactions.find(coordinator)
+    else:
+        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        owner = await broker.lookup(topic)
     listener = asked.advertised_listener_name
     urls = [url for url in owner.pulsar.get(listener, ()) if url.startswith("pulsar")]
     if not urls:
@@ -93,11 +96,14 @@ def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
 
 async def _partitions(connection: Connection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
-    await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
-    found = await Topics(broker).partitions(topic, create=asked.metadata_auto_creation_enabled)
+    if topic == ASSIGN_TOPIC:
+        count = await broker.transactions.count()
+    else:
+        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        count = (await Topics(broker).partitions(topic, create=asked.metadata_auto_creation_enabled)).count
     return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
-        partitions=found.count,
+        partitions=count,
     ))  # fmt: skip
 
 
@@ -198,6 +204,7 @@ _ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, Magne
     "get_topics_of_namespace": (_topics, _failed),
     "get_schema": (_schema, _schema_failed),
     "get_or_create_schema": (_new_schema, _new_schema_failed),
+    **transactions.ANSWERS,
 }
 
 

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 
 from ....proto import pulsar_pb2 as pulsar
+from ....proto.entry import parse_header
 from ....proto.entry_pb2 import MessageIdData
 from ....proto.errors import (
     CorruptEntry,
@@ -18,6 +19,10 @@ from ....proto.errors import (
     MagnetarError,
     NotAllowed,
     TopicTerminated,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionFenced,
+    TransactionForgotten,
     Unavailable,
 )
 from ....proto.model import AccessMode
@@ -30,13 +35,17 @@ from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame
 from .ports import Connection
+from .transactions import has_txn
 from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
 """A producer that waits for its turn is told so after this, which stops its client's time-out."""
 UNKNOWN = (1 << 64) - 1
 """-1 as uint64: of a duplicate, whose position is not known."""
-FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated)
+TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
+"""Errors of a message whose transaction takes nothing any more: told as NotAllowedError, because Java's client ends its
+connection at other numbers in a SEND_ERROR."""
+FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
 """Errors that end a message: it would fail again."""
 
 
@@ -132,8 +141,8 @@ class ProducerHandler:
         self._sent.append((first, highest))
         if highest and highest < first:
             why: MagnetarError = InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
-        elif sent.HasField("txnid_most_bits") and sent.HasField("txnid_least_bits"):
-            why = NotAllowed("there are no transactions here")
+        elif has_txn(sent) and not _names_txn(entry):
+            why = InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
         elif self._waiting or session.credit <= 0:
             self._waiting.append(entry)
             self._connection.held(len(entry))
@@ -173,8 +182,9 @@ class ProducerHandler:
 
     def _send_error(self, error: MagnetarError) -> None:
         first, highest = self._sent.popleft()
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else number_of(error)
         self._connection.send(frame(send_error=pulsar.CommandSendError(
-            producer_id=self.id, sequence_id=max(first, highest), error=number_of(error), message=error.message
+            producer_id=self.id, sequence_id=max(first, highest), error=number, message=error.message
         )))  # fmt: skip
 
     def closed(self, error: MagnetarError) -> None:
@@ -222,6 +232,14 @@ class ProducerHandler:
         if opening is not None and not opening.done():
             opening.cancel()
             await asyncio.wait((opening,))
+
+
+def _names_txn(entry: bytes) -> bool:
+    """Whether the metadata has a transaction. One that does not parse is refused by the session, in its place."""
+    try:
+        return has_txn(parse_header(entry, verify=False).metadata)
+    except CorruptEntry:
+        return True
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:

@@ -15,6 +15,7 @@ from ....proto.errors import InvalidRequest
 from ....proto.model import AckedEntry, enum_of
 from ....proto.names import MessageId, Position
 from ....proto.schema import SchemaInfo, SchemaType
+from ....proto.transactions import TxnId
 from ...common.refusals import AckRefusal
 from ...session.consumer import ACK_ENTRIES, ConsumerSession
 from ...subscription.core.cursor_state import BATCH_INDEXES_MAX
@@ -77,6 +78,19 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
             yield from session.ack_cumulative(acked)
     else:
         yield from session.ack(individual(ack.message_id, session.messages_of))
+
+
+async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
+    """As `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds nothing."""
+    for _ in _check_size(ack.message_id):
+        pass
+    if ack.ack_type != pulsar.CommandAck.Cumulative:
+        await session.ack_in(txn, individual(ack.message_id, session.messages_of), rest=True)
+        return
+    if len(ack.message_id) != 1:
+        raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
+    if named := list(cumulative(ack.message_id[0])):
+        await session.ack_in(txn, named, cumulative=True)
 
 
 def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:

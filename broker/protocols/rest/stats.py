@@ -76,7 +76,9 @@ def topic_stats(
         "oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None,
         "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
-        "lastOffloadFailureTimeStamp": 0, "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
+        "lastOffloadFailureTimeStamp": 0,
+        "ongoingTxnCount": found.transactions.open if found.transactions is not None else 0, "abortedTxnCount": 0,
+        "committedTxnCount": 0,
         "waitingPublishers": 0, "topicCreationTimeStamp": found.created_ms,
         "lastPublishTimeStamp": found.published_ms, "lastPublishTimestamp": found.published_ms,
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
@@ -157,7 +159,8 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked,
+        "whyBlocked": found.blocked, "pendingTransactions": found.pending_transactions,
+        "pendingEntries": found.pending_entries,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pyroaring import BitMap
 
+from ...log.core.runs import run_end as run_end
 from .cursor_state import BATCH_INDEXES_MAX
 
 
@@ -27,19 +28,6 @@ def ones(bits: int) -> Iterator[int]:
     while at >= 0:
         yield at
         at = text.find("1", at + 1)
-
-
-def run_end(holes: BitMap, first: int) -> int:
-    """The last of the contiguous values that begin with `first`, which is one of them."""
-    step = 1
-    while holes.contains_range(first, first + step + 1):
-        first += step
-        step *= 2
-    while step:
-        if holes.contains_range(first, first + step + 1):
-            first += step
-        step //= 2
-    return first
 
 
 def bytes_of(holes: BitMap) -> int:

@@ -14,6 +14,8 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
   (broker/subscription/core/cursor_log.py). The mark is in none of them: moving it rewrites nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`.
+- What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
+  out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
 tests/broker/subscription/test_cursor_model.py (with crashes).
 """
@@ -34,14 +36,17 @@ from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
     NO_COUNT,
+    NOWHERE,
     ChunkKey,
     ChunkKind,
     Count,
     CursorState,
     Partial,
+    TxnAcks,
     key_of,
     keys_of_holes,
 )
+from .pending_set import PendingAcks
 
 _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
@@ -52,7 +57,7 @@ class Cursor:
 
     __slots__ = (
         "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
-        "persisted", "persisted_mark", "version",
+        "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
@@ -61,6 +66,7 @@ class Cursor:
         self.acked = state.acked
         self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
         self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
+        self.pending = PendingAcks(state.pending) if state.pending else None
         self.changed: set[ChunkKey] = set()
         self.version = 0
         self.persisted = 0
@@ -72,8 +78,11 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
-        """Acknowledges the whole entry. False: it was already."""
+        """Acknowledges the whole entry. False: it was already, or something of it is pending."""
         if self.is_acked(position):
+            return False
+        pending = self.pending
+        if pending is not None and (pending.holds(position) or pending.bits_at(position)):
             return False
         self.version += 1
         if position == self._shape.after(self.mark):
@@ -90,12 +99,18 @@ class Cursor:
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Acknowledges many whole entries of one ledger; returns those that were not done before."""
+        """Acknowledges many whole entries of one ledger, without those of which something is pending; returns those
+        that were not done before.
+        """
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
         if ledger_id < self.mark[0] or not new:
             return BitMap()
         if ledger_id == self.mark[0]:
             new.remove_range(0, self.mark[1] + 1)
+            if not new:
+                return new
+        if self.pending is not None:
+            new = self.pending.without(ledger_id, new)
             if not new:
                 return new
         self.version += 1
@@ -111,9 +126,16 @@ class Cursor:
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
-        """Acknowledges some messages of a batch of `size`: bit i is message i. True: the entry is done."""
+        """Acknowledges some messages of a batch of `size`, without those that are pending: bit i is message i. True:
+        the entry is acknowledged.
+        """
         if self.is_acked(position):
             return False
+        pending = self.pending
+        if pending is not None:
+            bits &= ~pending.bits_at(position)
+            if pending.holds(position) or not bits:
+                return False
         partial = self.partial.get(position)
         if partial is None:
             if self.partial is _NONE:
@@ -137,6 +159,8 @@ class Cursor:
 
     def settle(self, position: Position, size: int) -> bool:
         """The size of a batch is known now: if all of it is acknowledged, the entry is."""
+        if self.pending is not None and position in self.pending.parts:
+            self.pending.parts[position].size = size
         partial = self.partial.get(position)
         if partial is None or not size:
             return False
@@ -144,13 +168,28 @@ class Cursor:
         return partial.bits.bit_count() >= size and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
-        """Acknowledges everything up to and with the entry. False: it was already."""
+        """Acknowledges everything up to and with the entry, without what is pending. False: it was already."""
         if position <= self.mark:
             return False
+        if self.pending is not None and self.pending.holds_any(position):
+            return self._ack_around(position)
         self.version += 1
         self.mark = position
         self._advance()
         return True
+
+    def _ack_around(self, position: Position) -> bool:
+        """What is pending, and a batch of unknown size of which some is, stays as it is."""
+        version = self.version
+        for span in self._shape.spans:
+            last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
+            if last >= 0 and self.mark[0] <= span.ledger_id <= position[0]:
+                self.ack_set(span.ledger_id, BitMap(range(last + 1)))
+        assert self.pending is not None, "something is pending"
+        for each in [each for each in self.pending.parts if each <= position]:
+            if size := self._size(each):
+                self.ack_bits(each, (1 << size) - 1, size)
+        return self.version != version
 
     def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
         """Acknowledges everything before the entry, and its messages 0 … last_index."""
@@ -163,8 +202,11 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Starts over after `mark`: the only move that may go backwards; all holes and counts are forgotten."""
+        """Starts over after `mark`: the only move that may go backwards; all holes, counts and pending acknowledgements
+        are forgotten.
+        """
         self.version += 1
+        self.pending = None
         self.mark = mark
         self.acked.clear()
         self.partial.clear()
@@ -203,7 +245,28 @@ class Cursor:
             self._forget_partial(position)
         for position in [position for position in self.counts if not shape.readable(position)]:
             del self.counts[position]
+        if self.pending is not None:
+            self._fit_pending()
         self._advance()
+
+    def _fit_pending(self) -> None:
+        assert self.pending is not None, "something is pending"
+        kept = {}
+        for txn, acks in self.pending.of.items():
+            for ledger_id, entries in acks.entries.items():
+                span = self._shape.span(ledger_id)
+                entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
+                entries -= BitMap(each for each in entries if self.is_acked(Position(ledger_id, each)))
+            left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
+            parts = {
+                each: part for each, part in acks.parts.items()
+                if self._shape.readable(each) and not self.is_acked(each)
+            }  # fmt: skip
+            up_to = min(acks.up_to, self._shape.last)
+            fitted = TxnAcks(left, parts, up_to if up_to > self.mark else NOWHERE)
+            if fitted:
+                kept[txn] = fitted
+        self.pending = PendingAcks(kept) if kept else None
 
     def trimmed(self, ledger_id: int) -> None:
         """The ledger was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
@@ -213,6 +276,14 @@ class Cursor:
     def over(self, shape: LogShape) -> None:
         """Continues over that shape, which has the same entries, and maybe older ones."""
         self._shape = shape
+
+    def advance(self) -> bool:
+        """What follows the mark may never be shown now: the mark moves over holes after it. Whether it did."""
+        before = self.mark
+        if self.acked:
+            self._advance()
+        self.version += self.mark != before
+        return self.mark != before
 
     def stored(self, version: int, mark: Position) -> None:
         """The fact: the state of that version (with that mark) is durable."""
@@ -237,12 +308,14 @@ class Cursor:
         """
         full: dict[int, tuple[int, int]] = {}
         for ledger_id, holes in self.acked.items():
-            span = self._shape.span(ledger_id)
-            if span is not None and len(holes) == span.last_entry + 1:
+            span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
+            done = len(holes) if hidden is None else holes.union_cardinality(hidden)
+            if span is not None and done == span.last_entry + 1:
                 last, version = self._full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         self._full = full
-        return Safe(self.safe_mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
+        mark = self._shape.passed(self.safe_mark)
+        return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
     def dirty(self) -> bool:
@@ -255,6 +328,48 @@ class Cursor:
             return False
         holes = self.acked.get(position[0])
         return holes is not None and position[1] in holes
+
+    def is_done(self, position: Position) -> bool:
+        """Whether no consumer gets it: it is acknowledged or pending, or each of its messages is one of both."""
+        if self.is_acked(position):
+            return True
+        pending = self.pending
+        if pending is None:
+            return False
+        return pending.holds(position) or (
+            position in pending.parts and 0 < self._size(position) <= self.hidden(position).bit_count()
+        )
+
+    def hidden(self, position: Position) -> int:
+        """The messages of a batch that are acknowledged or pending, as bits: a consumer is not shown them."""
+        partial: Partial | None = self.partial.get(position)
+        bits = partial.bits if partial is not None else 0
+        return bits if self.pending is None else bits | self.pending.bits_at(position)
+
+    def _size(self, position: Position) -> int:
+        """Messages of a batch of which something is acknowledged or pending; 0: not known."""
+        partial: Partial | None = self.partial.get(position)
+        if (partial is None or not partial.size) and self.pending is not None:
+            partial = self.pending.parts.get(position)
+        return partial.size if partial is not None else 0
+
+    def size_of(self, position: Position, shown: int) -> int:
+        """Messages of a batch; 0: not known. `shown`: to a consumer that holds it, 0: to none."""
+        return self._size(position) or (0 if self.hidden(position) else shown)
+
+    def touched_in(self, entries: dict[int, BitMap]) -> list[Position]:
+        """The batches among them of which some messages are acknowledged or pending."""
+        found: list[Position] = []
+        for ledger_id, each in entries.items():
+            if not each:
+                continue
+            if self.partial:
+                span = self.partial.irange(Position(ledger_id, each.min()), Position(ledger_id, each.max()))
+                found += [position for position in span if position[1] in each]
+            if self.pending is not None:
+                batches = self.pending.parts_in(ledger_id, each)
+                found += [position for position in batches if position not in self.partial]
+        return found
 
     def acked_indexes(self, position: Position) -> list[int]:
         """Batch indexes of the entry that are done and are not to be shown again."""
@@ -279,6 +394,38 @@ class Cursor:
             position = shape.after(Position(position[0], run_end(holes, position[1])))
         return position
 
+    def next_free(self, position: Position) -> Position:
+        """The first position at or after it that is neither acknowledged nor pending as a whole."""
+        position = self.next_unacked(position)
+        if self.pending is None:
+            return position
+        shape = self._shape
+        while self.pending.holds(position := shape.at_or_after(position)):
+            if position <= self.pending.up_to:
+                position = self.next_unacked(shape.after(self.pending.up_to))
+                continue
+            ledger_id, entry_id = position
+            over = self.pending.whole[ledger_id]
+            if ledger_id in self.acked:
+                over = over | self.acked[ledger_id]
+            position = self.next_unacked(shape.after(Position(ledger_id, run_end(over, entry_id))))
+        return position
+
+    def free_up_to(self, position: Position) -> Iterator[Position]:
+        """The entries up to and with it that are neither acknowledged nor pending, in log order."""
+        at = self.next_free(self.mark)
+        while at <= position and self._shape.readable(at):
+            if not self.is_done(at):
+                yield at
+            at = self.next_free(self._shape.after(at))
+
+    def free_before(self, position: Position) -> Iterator[Position]:
+        """The same, beginning with the last one."""
+        while position > self.mark:
+            if self._shape.readable(position) and not self.is_done(position):
+                yield position
+            position = self._shape.before(position)
+
     @property
     def last_hole(self) -> Position:
         """The last acknowledged entry: a hole after the mark, or the mark."""
@@ -294,7 +441,8 @@ class Cursor:
             self._sizes[ledger_id] = bytes_of(self.acked[ledger_id])
         self._unsized.clear()
         counted: int = COUNT_BYTES * len(self.counts)
-        return sum(self._sizes.values()) + self._partial_bytes + counted
+        pending = self.pending.memory_bytes if self.pending is not None else 0
+        return sum(self._sizes.values()) + self._partial_bytes + counted + pending
 
     @property
     def hole_entries(self) -> int:
@@ -317,6 +465,8 @@ class Cursor:
                 if key != last:
                     yield key
                 last = key
+        if self.pending is not None:
+            yield from self.pending.keys()
 
     def state(self) -> CursorState:
         """A copy to be stored."""
@@ -325,6 +475,7 @@ class Cursor:
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
             {position: Partial(partial.bits, partial.size) for position, partial in self.partial.items()},
             dict(self.counts),
+            {txn: acks.copy() for txn, acks in self.pending.of.items()} if self.pending is not None else {},
         )
 
     def check(self) -> None:
@@ -341,6 +492,19 @@ class Cursor:
         assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
         assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
+        if self.pending is not None:
+            self._check_pending(self.pending)
+
+    def _check_pending(self, pending: PendingAcks) -> None:
+        pending.check()
+        assert pending.of, "pending acknowledgements without a transaction are kept"
+        for ledger_id, entries in pending.whole.items():
+            assert not any(self.is_acked(Position(ledger_id, each)) for each in entries), "acknowledged, and pending"
+        for position, part in pending.parts.items():
+            assert not self.is_acked(position), "a batch is acknowledged, and pending in part"
+            acked = self.partial[position].bits if position in self.partial else 0
+            assert not part.bits & acked, "a message is acknowledged, and pending"
+        assert pending.up_to == NOWHERE or pending.up_to >= self._shape.start, "pending before the log"
 
     def is_hole(self, position: Position) -> bool:
         holes = self.acked.get(position[0])

@@ -11,6 +11,7 @@ from pyroaring import BitMap
 
 from ....proto.compression import UNCOMPRESSED_BYTES_MAX
 from ....proto.names import Position
+from ....proto.transactions import TxnId
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
 """The most messages of an entry (six bytes each): an index above it acknowledges nothing."""
@@ -24,14 +25,15 @@ class ChunkKind(enum.IntEnum):
     HOLES = 1
     PARTIALS = 2
     COUNTS = 3
+    PENDING = 4
 
     @property
     def block_bits(self) -> int:
-        return 20 if self is ChunkKind.HOLES else 10
+        return 20 if self in (ChunkKind.HOLES, ChunkKind.PENDING) else 10
 
 
 class ChunkKey(NamedTuple):
-    """A part of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
+    """A part of a ledger: its holes, partial batches, counts or pending entries. It is written again as a whole."""
 
     kind: ChunkKind
     ledger_id: int
@@ -74,6 +76,55 @@ class Count(NamedTuple):
 NO_COUNT = Count(0)
 
 
+NOWHERE = Position(-1, -1)
+"""Before every position."""
+
+
+class TxnAcks(msgspec.Struct):
+    """What one transaction acknowledges (core/pending_acks.py)."""
+
+    entries: dict[int, BitMap] = {}  # ledger → whole entries
+    parts: dict[Position, Partial] = {}  # some messages of batches
+    up_to: Position = NOWHERE  # a cumulative acknowledgement: everything up to and with it
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.parts or self.up_to != NOWHERE)
+
+    def holds(self, position: Position) -> bool:
+        """Whether the entry is acknowledged as a whole."""
+        entries = self.entries.get(position[0])
+        return position <= self.up_to or (entries is not None and position[1] in entries)
+
+    def bits_at(self, position: Position) -> int:
+        part = self.parts.get(position)
+        return part.bits if part is not None else 0
+
+    def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
+        """The entry, or some messages of it."""
+        if not bits:
+            self.entries.setdefault(position[0], BitMap()).add(position[1])
+        else:
+            part = self.parts.setdefault(position, Partial(0, size))
+            part.bits |= bits
+
+    def copy(self) -> TxnAcks:
+        entries = {ledger_id: each.copy() for ledger_id, each in self.entries.items()}
+        return TxnAcks(entries, {each: Partial(part.bits, part.size) for each, part in self.parts.items()}, self.up_to)
+
+
+def keys_of_pending(acks: TxnAcks) -> Iterator[ChunkKey]:
+    """The chunks that have something of it; that of the cumulative position has the position."""
+    bits = ChunkKind.PENDING.block_bits
+    for ledger_id, entries in acks.entries.items():
+        first, last = entries.min() >> bits, entries.max() >> bits
+        for block in range(first, last + 1):
+            yield ChunkKey(ChunkKind.PENDING, ledger_id, block)
+    for position in acks.parts:
+        yield key_of(ChunkKind.PENDING, position)
+    if acks.up_to != NOWHERE:
+        yield key_of(ChunkKind.PENDING, Position(acks.up_to[0], max(0, acks.up_to[1])))
+
+
 class CursorState(msgspec.Struct):
     """The stored state: enough to continue after a crash (broker/subscription/format/cursor.py)."""
 
@@ -81,3 +132,4 @@ class CursorState(msgspec.Struct):
     acked: dict[int, BitMap] = {}
     partial: dict[Position, Partial] = {}
     counts: dict[Position, Count] = {}
+    pending: dict[TxnId, TxnAcks] = {}

@@ -71,6 +71,8 @@ def _encrypted(source: Source, header: EntryHeader, ciphertext: bytes, now_ms: i
     metadata.ClearField("deliver_at_time")
     metadata.ClearField("highest_sequence_id")
     metadata.ClearField("schema_version")
+    metadata.ClearField("txnid_most_bits")
+    metadata.ClearField("txnid_least_bits")
     return client_part(_addressed(source, -1, metadata, now_ms, reason), ciphertext)
 
 
@@ -79,7 +81,10 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
-        for name in ("compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id", "schema_version"):
+        for name in (
+            "compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id", "schema_version",
+            "txnid_most_bits", "txnid_least_bits",
+        ):  # fmt: skip
             metadata.ClearField(name)
         return metadata
     for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "null_value"):

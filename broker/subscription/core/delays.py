@@ -278,6 +278,8 @@ class DelayIndex:
             entries.remove_range(0, self.cursor.mark[1] + 1)
         if ledger_id in self.cursor.acked:
             entries -= self.cursor.acked[ledger_id]
+        if self.cursor.pending is not None:
+            entries = self.cursor.pending.without(ledger_id, entries)
         if not entries:
             return False
         held = self._held.setdefault(ledger_id, BitMap())
@@ -315,13 +317,13 @@ class DelayIndex:
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """The first position at or after it that is neither held nor acknowledged: one step per ledger of the topic."""
+        """The first position at or after it that is neither held nor done: one step per ledger of the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._held[ledger_id]
             acked = self.cursor.acked.get(ledger_id)
             last = run_end(over if acked is None else over | acked, entry_id)
-            position = self.cursor.next_unacked(self.shape.after(Position(ledger_id, last)))
+            position = self.cursor.next_free(self.shape.after(Position(ledger_id, last)))
         return position
 
     @property

@@ -14,7 +14,12 @@ Rules
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
   (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
-- What the cursor has acknowledged is never delivered, and not read where that is known beforehand.
+- What the cursor has acknowledged is never delivered, and not read where that is known beforehand. What is pending in
+  an open transaction (pending_acks.py) is treated alike: its holder holds it no longer. An abort gives it back, before
+  anything new (`freed`). On types that deliver in log order reading goes back to the first of it (`step_back`), and
+  what was delivered after that is delivered again.
+- A batch of which other messages are pending or acknowledged is shown without them. When its holder has acknowledged
+  what it was shown, and a transaction that had the rest was aborted meanwhile, the rest waits like a redelivery.
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
   is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
   whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
@@ -42,6 +47,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from ...log.core.log_shape import LogShape
+from .bits import ones
 from .cursor import Cursor
 from .delays import DelayIndex
 from .deliveries import ALL_TIME, NO_LIMITS, Delivery, DispatchLimits, Read, ReplayRange
@@ -60,7 +66,7 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_cursor", "_memory_bytes_max", "_shape", "_tracks", "delays", "full", "held", "limits", "members", "parked",
+        "_memory_bytes_max", "_shape", "_tracks", "cursor", "delays", "full", "held", "limits", "members", "parked",
         "policy", "read_position", "unacked",
     )  # fmt: skip
 
@@ -73,7 +79,7 @@ class Dispatcher:
         self.delays = delays
         self._memory_bytes_max = memory_bytes_max
         self._shape = shape
-        self._cursor = cursor
+        self.cursor = cursor
         self.full = False  # the subscription holds as many unacknowledged messages as it may
         self.policy = policy
         self.limits = limits
@@ -88,6 +94,10 @@ class Dispatcher:
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
+
+    def goes_on_in(self, shape: LogShape) -> None:
+        """Continues in that shape, which has the same entries up to the read position."""
+        self._shape = shape
 
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy) -> None:
@@ -146,13 +156,13 @@ class Dispatcher:
             return Blocked.DELAYS
         if self.policy.full:
             return Blocked.KEYS_BUSY
-        if self._holes_full() and self.read_position > self._cursor.last_hole:
+        if self._holes_full() and self.read_position > self.cursor.last_hole:
             return Blocked.HOLES
         return Read(self.read_position)
 
     def _leap(self) -> None:
         """Moves the read position to the next entry that may have to be delivered."""
-        position = self._cursor.next_unacked(self._shape.at_or_after(self.read_position))
+        position = self.cursor.next_free(self._shape.at_or_after(self.read_position))
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_after(position)
         self.read_position = position
@@ -162,8 +172,9 @@ class Dispatcher:
         return self.delays is not None and self.policy.individual
 
     def _holes_full(self) -> bool:
-        cursor = self._cursor
-        return bool(cursor.acked or cursor.partial or cursor.counts) and cursor.memory_bytes > self._memory_bytes_max
+        cursor = self.cursor
+        some = cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None
+        return bool(some) and cursor.memory_bytes > self._memory_bytes_max
 
     def blocked(self) -> Blocked | None:
         """Why no entry at all could go out now."""
@@ -175,7 +186,7 @@ class Dispatcher:
         deliveries: list[Delivery] = []
         self.parked = []
         self._leap()
-        filters = filters_of(self._cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
+        filters = filters_of(self.cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
         policy, pick, deliver = self.policy, self.policy.pick, self._deliver
         some_wait, at = policy.waiting_entries > 0, self.read_position
         for entry in entries:
@@ -214,9 +225,14 @@ class Dispatcher:
         return Fate.NOT_ITS_TURN if position > self.read_position else None
 
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
-        position, outstanding, cursor = entry.position, member.outstanding, self._cursor
+        position, outstanding, cursor = entry.position, member.outstanding, self.cursor
         assert position not in outstanding, "an entry has one outstanding holder"
         acked = cursor.acked_indexes(position) if cursor.partial else []
+        if cursor.pending is not None and (pending := cursor.pending.bits_at(position)):
+            acked = list(ones(cursor.hidden(position)))
+            member.note_unshown(position, pending, entry.count, cursor.mark)
+        elif member.unshown:
+            member.unshown.pop(position, None)
         count = cursor.redeliveries(position) if cursor.counts else 0
         shown = entry.count - len(acked)
         if again:
@@ -276,6 +292,8 @@ class Dispatcher:
             messages = min(messages, held)
             member.outstanding[position] = held - messages
             self._unload(member, messages)
+            if messages == held:
+                self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
@@ -316,14 +334,14 @@ class Dispatcher:
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
-            if counted and not self._cursor.is_acked(position):
-                self._cursor.given_back(position)
+            if counted and not self.cursor.is_done(position):
+                self.cursor.given_back(position)
         self._give_back(member, given)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         for position in positions:
             self._drop(member, position)
-            if self._cursor.is_acked(position) or position in self.held:
+            if self.cursor.is_done(position) or position in self.held:
                 self.policy.released((position,))
             else:
                 self.policy.returned(position)
@@ -341,8 +359,30 @@ class Dispatcher:
                 self._comes_again(position)
 
     def _comes_again(self, position: Position) -> None:
-        if position < self.read_position and not self._cursor.is_acked(position):
+        if position < self.read_position and not self.cursor.is_done(position):
             self.policy.returned(position)
+
+    def freed(self, positions: Iterable[Position]) -> None:
+        """Their transaction was aborted: those before the read position wait now, the others are read."""
+        for position in positions:
+            if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
+                self.release((position,))
+
+    def freed_in_part(self, position: Position, size: int) -> None:
+        """The same for some messages of a batch of which others may be outstanding: those are fewer than it has."""
+        for member in self.members.values():
+            if position in member.outstanding and position not in member.unshown:
+                member.note_unshown(position, 0, size, self.cursor.mark)
+
+    def step_back(self, first: Position) -> None:
+        """On types that deliver in log order: what is not acknowledged from `first` on is read (again)."""
+        for member in self.members.values():
+            for position in [each for each in member.outstanding if each >= first]:
+                self._drop(member, position)
+        for position in self.policy.ready(self.policy.waiting_entries):
+            if position >= first:
+                self.policy.done(position)
+        self.read_position = min(self.read_position, first)
 
     def lost(self, positions: Iterable[Position]) -> None:
         """They are no longer in the log (trimmed): nothing to replay."""
@@ -356,15 +396,16 @@ class Dispatcher:
         self.held.clear()
         self._start_over()
         if self.delays is not None:
-            self.delays.forget_up_to(self._cursor.mark)
+            self.delays.forget_up_to(self.cursor.mark)
 
     def _start_over(self) -> None:
         for member in self.members.values():
             member.outstanding.clear()
+            member.unshown.clear()
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self.full = 0, False
         self.policy.forget()
-        self.read_position = self._shape.after(self._cursor.mark)
+        self.read_position = self._shape.after(self.cursor.mark)
 
     # ------------------------------------------------------------------ questions
     @property

@@ -3,6 +3,7 @@
 | filter | catches |
 |---|---|
 | `_acknowledged` | what is acknowledged |
+| `_pending` | what is acknowledged in an open transaction |
 | `_held_back` | what waits for its back-off, or for the dead letters |
 | `_delayed` | what is known to have a later delivery time |
 | `_early` | what has a later delivery time, and is delayed from now on |
@@ -30,6 +31,7 @@ class Fate(enum.Enum):
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
     ACKNOWLEDGED = "it is acknowledged"
+    PENDING = "it is acknowledged in an open transaction"
     HELD_BACK = "it comes when its back-off has passed, or goes to the dead letters"
     NOT_DUE = "it comes when it is due"
 
@@ -45,6 +47,8 @@ def filters_of(
     filters: list[Filter] = []
     if cursor.acked or cursor.partial or policy.waiting_entries:
         filters.append(partial(_acknowledged, cursor, policy))
+    if cursor.pending is not None:
+        filters.append(partial(_pending, cursor, policy))
     if len(held):
         filters.append(partial(_held_back, held))
     if delays is not None and delays.count:
@@ -63,6 +67,16 @@ def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) ->
     if waited:
         policy.done(position)
     return Fate.ACKNOWLEDGED
+
+
+def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
+    position = entry.position
+    cursor.settle(position, entry.count)
+    if not cursor.is_done(position):
+        return None
+    if waited:
+        policy.done(position)
+    return Fate.PENDING
 
 
 def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> Fate | None:

@@ -11,12 +11,17 @@ or several consecutive ones when it is larger than CHUNK_BYTES:
     kind 1  holes     whole entries of the ledger after the mark, as a portable roaring bitmap
     kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
     kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
+    kind 4  pending   ( most u16 | least u64 | up to: ledger i64, entry i64 | size u32 | whole entries, as in holes
+                      | size u32 | rows as in partials )*     of each transaction that has something pending there
 
-Big-endian; the version is that of proto/versions.py. A block is 2^20 entries of holes, 2^10 of the others. `messages`
-0: not known; `until` 0: not held back. `sequence` is that of the write, and grows by one with each; a row has that of
-its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the chunk's entries.
-A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks after it are what a
-crash left (torn, skipped), damage is DamagedState. Holes before the mark may still be stored; they are ignored.
+Big-endian; a chunk of kind 4, and a marker that names one, have version 2, which a Magnetar without transactions does
+not read; all others have version 1 (proto/versions.py). A block is 2^20 entries of holes and pending, 2^10 of the
+others. `messages` 0: not known; `until` 0: not held back; up to -1:-1: nothing. The position of a cumulative
+acknowledgement is in the chunk of its own ledger and block. `sequence` is that of the write, and grows by one with
+each; a row has that of its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the
+chunk's entries. A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks
+after it are what a crash left (torn, skipped), damage is DamagedState. Holes before the mark may still be stored; they
+are ignored.
 
 Example: mark 7:3, no chunks, sequence 1:
 
@@ -32,16 +37,18 @@ Guarding tests: tests/broker/subscription/format/test_cursor_format.py.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import google_crc32c
 from pyroaring import BitMap
 
 from ....proto.names import Position
+from ....proto.transactions import TxnId
 from ....proto.versions import CURSOR, check_format
 from ..core.cursor import Cursor
-from ..core.cursor_state import BATCH_INDEXES_MAX, ChunkKey, ChunkKind, Count, CursorState, Partial
+from ..core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, ChunkKey, ChunkKind, Count, CursorState, Partial, TxnAcks
+from ..core.pending_set import PendingAcks
 
 MAGIC = b"MC"
 CHUNK_BYTES = 1 << 20
@@ -54,6 +61,9 @@ _COUNT = struct.Struct(">I")
 _ROW = struct.Struct(">BqIQqII")
 _PARTIAL = struct.Struct(">qII")
 _REDELIVERED = struct.Struct(">qIQ")
+_TXN = struct.Struct(">HQqq")
+WITHOUT_PENDING = 1
+"""The version of what an older Magnetar reads too."""
 HEAD_BYTES = _HEAD.size + _CRC.size
 MARKER = 0
 
@@ -94,20 +104,22 @@ class Piece(NamedTuple):
 # ------------------------------------------------------------------------------------------ encoding
 def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
     """The entries to append, in order."""
-    return _encode(key.kind, key.ledger_id, key.block, sequence, body)
+    version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
+    return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
 
 
 def encode_marker(mark: Position, rows: Mapping[ChunkKey, Row], sequence: int) -> list[bytes]:
     parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
     parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
-    return _encode(MARKER, 0, 0, sequence, b"".join(parts))
+    version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
+    return _encode(version, MARKER, 0, 0, sequence, b"".join(parts))
 
 
-def _encode(kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -> list[bytes]:
+def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -> list[bytes]:
     pieces = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)] or [b""]
     entries = []
     for number, piece in enumerate(pieces):
-        head = _HEAD.pack(MAGIC, CURSOR.version, kind, sequence, ledger_id, block, number, len(pieces))
+        head = _HEAD.pack(MAGIC, version, kind, sequence, ledger_id, block, number, len(pieces))
         entries.append(b"".join((head, _CRC.pack(google_crc32c.value(head + piece)), piece)))
     return entries
 
@@ -118,14 +130,37 @@ def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
         return _holes_body(cursor.acked[key.ledger_id], covered)
+    if key.kind is ChunkKind.PENDING:
+        return _pending_body(cursor.pending, key) if cursor.pending is not None else b""
     parts: list[bytes] = []
     if key.kind is ChunkKind.PARTIALS:
         for position in cursor.partial.irange(first, last):
-            partial = cursor.partial[position]
-            bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
-            parts += (_PARTIAL.pack(position[1], partial.size, len(bits)), bits)
+            parts += _partial_row(position, cursor.partial[position])
     else:
         parts = [_REDELIVERED.pack(each[1], *cursor.counts[each]) for each in cursor.counts.irange(first, last)]
+    return b"".join(parts)
+
+
+def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
+    bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
+    return _PARTIAL.pack(position[1], partial.size, len(bits)), bits
+
+
+def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
+    parts, covered = list[bytes](), key.covers()
+    for txn, acks in pending.of.items():
+        here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
+        entries = acks.entries.get(key.ledger_id)
+        some = entries & BitMap(covered) if entries is not None else BitMap()
+        rows = [
+            part for position in sorted(acks.parts) if position[0] == key.ledger_id and position[1] in covered
+            for part in _partial_row(position, acks.parts[position])
+        ]  # fmt: skip
+        if here or some or rows:
+            some.run_optimize()
+            whole, partials = some.serialize() if some else b"", b"".join(rows)
+            parts += (_TXN.pack(*txn, *(acks.up_to if here else NOWHERE)), _COUNT.pack(len(whole)), whole)
+            parts += (_COUNT.pack(len(partials)), partials)
     return b"".join(parts)
 
 
@@ -180,20 +215,54 @@ def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
         if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
         elif key.kind is ChunkKind.PARTIALS:
-            offset = 0
-            while offset < len(body):
-                entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
-                offset += _PARTIAL.size
-                if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
-                    raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
-                bits = int.from_bytes(body[offset : offset + size], "little")
-                state.partial[_inside(key, entry_id)] = Partial(bits, messages)
-                offset += size
+            state.partial.update(_partials(key, body))
+        elif key.kind is ChunkKind.PENDING:
+            _add_pending(state, key, body)
         else:
             for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
                 state.counts[_inside(key, entry_id)] = Count(redeliveries, until_ms)
     except struct.error as error:
         raise DamagedState(f"a chunk ends early: {error}") from error
+
+
+def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, Partial]]:
+    offset = 0
+    while offset < len(body):
+        entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
+        offset += _PARTIAL.size
+        if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
+            raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
+        bits = int.from_bytes(body[offset : offset + size], "little")
+        yield _inside(key, entry_id), Partial(bits, messages)
+        offset += size
+
+
+def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
+    offset = 0
+    while offset < len(body):
+        most, least, *up_to = _TXN.unpack_from(body, offset)
+        whole, offset = _sized(body, offset + _TXN.size)
+        partials, offset = _sized(body, offset)
+        acks = state.pending.setdefault(TxnId(most, least), TxnAcks())
+        acks.up_to = max(acks.up_to, Position(*up_to))
+        entries = _bitmap(whole) if whole else BitMap()
+        if entries:
+            _inside(key, entries.min())
+            _inside(key, entries.max())
+            acks.entries[key.ledger_id] = acks.entries.get(key.ledger_id, BitMap()) | entries
+        for position, partial in _partials(key, partials):
+            if position in acks.parts or not partial.bits:
+                raise DamagedState(f"{position} is pending twice, or not at all")
+            acks.parts[position] = partial
+
+
+def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
+    """Bytes after their length, and where they end."""
+    (size,) = _COUNT.unpack_from(body, offset)
+    start = offset + _COUNT.size
+    if start + size > len(body):
+        raise DamagedState(f"{size} bytes at {start} of {len(body)}")
+    return body[start : start + size], start + size
 
 
 def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:

@@ -86,6 +86,17 @@ class _Pushed:
 NOTHING = SequenceProgress()
 
 
+def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
+    """What those two numbers of a producer say of an entry; `pushed` None: nothing is on its way."""
+    if persisted.covers(numbers):
+        return DedupVerdict.DUPLICATE
+    if numbers.first <= persisted.number:
+        return DedupVerdict.OVERLAP
+    if pushed is not None and (pushed.covers(numbers) or numbers.first <= pushed.number):
+        return DedupVerdict.UNKNOWN
+    return DedupVerdict.NEW
+
+
 class Dedup:
     """The decisions for one topic."""
 
@@ -107,12 +118,9 @@ class Dedup:
         pushed = self._pushed.get(name)
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
-            if persisted.covers(numbers):
-                return DedupVerdict.DUPLICATE
-            if numbers.first <= persisted.number:
-                return DedupVerdict.OVERLAP
-            if pushed is not None and (pushed.progress.covers(numbers) or numbers.first <= pushed.progress.number):
-                return DedupVerdict.UNKNOWN
+            known = verdict(persisted, pushed.progress if pushed is not None else None, numbers)
+            if known is not DedupVerdict.NEW:
+                return known
         if pushed is None:
             pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
         pushed.progress = self._next(pushed.progress, numbers)
@@ -142,6 +150,25 @@ class Dedup:
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
         if name not in self._connected:
             self._away.setdefault(name, self._opened)
+
+    # ------------------------------------------------------------------ entries of transactions
+    def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+        """NEW, or what is known of the entry by what is persisted. It does not count as pushed."""
+        return verdict(self._persisted.get(name, NOTHING), None, numbers) if self.enabled else DedupVerdict.NEW
+
+    def passed(self, position: Position) -> None:
+        """The log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
+        assert position > self.position, "the log is taken in its order"
+        self.position = position
+
+    def merged(self, numbers: Mapping[str, SequenceProgress]) -> None:
+        """A transaction is committed: its numbers count from now on."""
+        for name, progress in numbers.items():
+            before = self._persisted.get(name, NOTHING)
+            if progress.number > before.number:
+                self._persisted[name] = progress
+                if name not in self._connected:
+                    self._away.setdefault(name, self._opened)
 
     def _next(self, before: SequenceProgress, numbers: SequenceRange) -> SequenceProgress:
         """Off, ids may go back: the last entry counts."""

@@ -152,7 +152,7 @@ def test_no_request_of_a_caller_names_an_address_a_file_or_a_class() -> None:
     """So a broker neither connects, nor reads, nor loads what a caller says."""
     named = re.compile(r"url|uri|host|address|endpoint|path|file|folder|class|plugin|config|environment|env")
     seen: dict[str, list[str]] = {}
-    services = [wire.DESCRIPTOR.services_by_name[name] for name in ("Broker", "Admin")]
+    services = [wire.DESCRIPTOR.services_by_name[name] for name in ("Broker", "Admin", "Transactions")]
     waiting = [each.input_type for service in services for each in service.methods]
     while waiting:
         message = waiting.pop()

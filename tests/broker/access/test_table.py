@@ -76,7 +76,7 @@ def request_of(path: str, rule: Rule, subscription: str) -> Any:
 
 
 def test_each_rpc_has_one_rule_and_each_rule_an_rpc() -> None:
-    rpcs = {f"{service}.{method.name}" for service in ("Broker", "Admin")
+    rpcs = {f"{service}.{method.name}" for service in ("Broker", "Admin", "Transactions")
             for method in wire.DESCRIPTOR.services_by_name[service].methods}  # fmt: skip
     assert {path.partition(" ")[0] for path in RULES} == rpcs
     frames = {path.partition(" ")[2] for path in RULES if " " in path}

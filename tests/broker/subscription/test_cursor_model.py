@@ -21,13 +21,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
+from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import ChunkKind
+from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import Position, TopicName
+from magnetar.proto.transactions import TxnId
 from tests.broker.storage import Session, Storage
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 from tests.support.cluster import SMALL
@@ -45,8 +47,10 @@ async def one_copy() -> Replication:
     return Replication(1, 1, 1)
 
 
-State = tuple[frozenset[int], frozenset[tuple[int, int]]]
-"""Messages that are acknowledged; entries and how often they were given back."""
+State = tuple[frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, TxnId]]]
+"""Messages that are acknowledged; entries and how often they were given back; messages that are pending, and where."""
+TXNS = [TxnId(0, 7), TxnId(15, (3 << 40) | 1)]
+Txns = st.sampled_from(TXNS)
 
 
 def acknowledged(cursor: Cursor) -> frozenset[int]:
@@ -55,6 +59,18 @@ def acknowledged(cursor: Cursor) -> frozenset[int]:
         indexes = range(BATCH) if cursor.is_acked(position) else cursor.acked_indexes(position)
         done |= {number * BATCH + index for index in indexes}
     return frozenset(done)
+
+
+def pending_in(cursor: Cursor) -> frozenset[tuple[int, TxnId]]:
+    found = set()
+    for txn, acks in cursor.pending.of.items() if cursor.pending is not None else ():
+        for number, position in enumerate(POSITIONS):
+            if not cursor.is_acked(position):
+                done = set(cursor.acked_indexes(position))
+                bits = (1 << BATCH) - 1 if acks.holds(position) else acks.bits_at(position)
+                mine = {each for each in range(BATCH) if bits >> each & 1}
+                found |= {(number * BATCH + each, txn) for each in mine - done}
+    return frozenset(found)
 
 
 class CursorModel(RuleBasedStateMachine):
@@ -66,7 +82,8 @@ class CursorModel(RuleBasedStateMachine):
         self.crashes = 0
         self.snapshot_bytes = 0
         self.counts: dict[int, int] = {}  # entry → how often it was given back
-        self.stored: State = (frozenset(), frozenset())
+        self.pending: dict[int, TxnId] = {}
+        self.stored: State = (frozenset(), frozenset(), frozenset())
 
     # ------------------------------------------------------------------ processes
     def process(self) -> tuple[Session, DurableCursor]:
@@ -124,21 +141,49 @@ class CursorModel(RuleBasedStateMachine):
     def _messages(self, entry: int, indexes: Any = range(BATCH)) -> set[int]:
         return {entry * BATCH + index for index in indexes}
 
+    def _free(self, messages: set[int]) -> set[int]:
+        return messages - self.pending.keys()
+
     @rule(entry=Entries)
     def ack(self, entry: int) -> None:
         self.cursor.ack(POSITIONS[entry])
-        self.model |= self._messages(entry)
+        if not self.pending.keys() & self._messages(entry):
+            self.model |= self._messages(entry)
 
     @rule(entries=st.sets(Entries, min_size=2, max_size=20))
     def ack_many(self, entries: set[int]) -> None:
         for entry in sorted(entries):
-            self.cursor.ack(POSITIONS[entry])
-            self.model |= self._messages(entry)
+            self.ack(entry)
 
     @rule(entry=Entries, indexes=Indexes, known=st.booleans())
     def ack_part(self, entry: int, indexes: set[int], known: bool) -> None:
         self.cursor.ack_bits(POSITIONS[entry], bits_of(indexes), BATCH if known else 0)
-        self.model |= self._messages(entry, indexes)
+        self.model |= self._free(self._messages(entry, indexes))
+
+    @rule(txn=Txns, entry=Entries, indexes=st.one_of(st.just(set(range(BATCH))), Indexes))
+    def ack_in(self, txn: TxnId, entry: int, indexes: set[int]) -> None:
+        wanted, messages = TxnAcks(), self._messages(entry, indexes)
+        wanted.add(POSITIONS[entry], bits_of(indexes) if len(indexes) < BATCH else 0, BATCH)
+        new = pending_acks.judge(self.cursor, txn, wanted)
+        if isinstance(new, pending_acks.Clash):
+            assert messages & self.model or any(self.pending.get(each, txn) != txn for each in messages)
+        else:
+            pending_acks.pend(self.cursor, txn, new)
+            self.pending |= dict.fromkeys(messages - self.model, txn)
+
+    @rule(txn=Txns, entry=Entries)
+    def ack_up_to_in(self, txn: TxnId, entry: int) -> None:
+        new = pending_acks.judge(self.cursor, txn, TxnAcks(up_to=POSITIONS[entry]), POSITIONS[entry])
+        if not isinstance(new, pending_acks.Clash):
+            pending_acks.pend(self.cursor, txn, new)
+            self.pending |= dict.fromkeys(set(range((entry + 1) * BATCH)) - self.model, txn)
+
+    @rule(txn=Txns, committed=st.booleans())
+    def settle(self, txn: TxnId, committed: bool) -> None:
+        pending_acks.settle(self.cursor, txn, committed=committed)
+        if committed:
+            self.model |= {each for each, holder in self.pending.items() if holder == txn}
+        self.pending = {each: holder for each, holder in self.pending.items() if holder != txn}
 
     @rule(entry=Entries)
     def its_size_becomes_known(self, entry: int) -> None:
@@ -147,10 +192,23 @@ class CursorModel(RuleBasedStateMachine):
     @rule(entry=Entries)
     def ack_up_to(self, entry: int) -> None:
         self.cursor.ack_cumulative(POSITIONS[entry])
-        self.model |= set(range((entry + 1) * BATCH))
+        if any(each < (entry + 1) * BATCH for each in self.pending):
+            self.model |= self._passed_over(entry)
+        else:
+            self.model |= set(range((entry + 1) * BATCH))
+
+    def _passed_over(self, entry: int) -> set[int]:
+        """What is acknowledged up to an entry when some of it is pending: no batch of unknown size."""
+        done = set[int]()
+        for each in range(entry + 1):
+            if not self.pending.keys() & self._messages(each) or self.cursor.size_of(POSITIONS[each], 0):
+                done |= self._free(self._messages(each))
+        return done
 
     @rule(entry=Entries, index=st.integers(0, BATCH - 1))
     def ack_up_to_part(self, entry: int, index: int) -> None:
+        if any(each <= entry * BATCH + index for each in self.pending):
+            return  # refused, before it comes to the cursor
         self.cursor.ack_cumulative_batch(POSITIONS[entry], index, BATCH)
         self.model |= set(range(entry * BATCH + index + 1))
 
@@ -159,6 +217,7 @@ class CursorModel(RuleBasedStateMachine):
         self.cursor.seek(SHAPE.before(POSITIONS[entry]))
         self.model = set(range(entry * BATCH))
         self.counts.clear()
+        self.pending.clear()
 
     @rule(entry=Entries)
     def give_back(self, entry: int) -> None:
@@ -172,9 +231,14 @@ class CursorModel(RuleBasedStateMachine):
             chosen = POSITIONS[first : first + step * count : step]
             entries = {position.entry_id for position in chosen if position.ledger_id == ledger_id}
             before = {each.entry_id for each in chosen if each.ledger_id == ledger_id and self.cursor.is_acked(each)}
+            before |= {each.entry_id for each in chosen if each.ledger_id == ledger_id and self._is_pending(each)}
             assert set(self.cursor.ack_set(ledger_id, BitMap(entries))) == entries - before
         for entry in range(first, min(len(POSITIONS), first + step * count), step):
-            self.model |= self._messages(entry)
+            if not self.pending.keys() & self._messages(entry):
+                self.model |= self._messages(entry)
+
+    def _is_pending(self, position: Position) -> bool:
+        return bool(self.pending.keys() & self._messages(POSITIONS.index(position)))
 
     @rule(entry=Entries)
     def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:
@@ -249,15 +313,15 @@ class CursorModel(RuleBasedStateMachine):
         """Of the model. An entry that is done is not counted any more."""
         done = {entry for entry in self.counts if self.cursor.is_acked(POSITIONS[entry])}
         self.counts = {entry: times for entry, times in self.counts.items() if entry not in done}
-        return frozenset(self.model), frozenset(self.counts.items())
+        return frozenset(self.model), frozenset(self.counts.items()), frozenset(self.pending.items())
 
     def _found(self, allowed: set[State]) -> None:
         self.crashes += 1
         numbers = {position: entry for entry, position in enumerate(POSITIONS)}
         counts = frozenset((numbers[each], count.redeliveries) for each, count in self.cursor.counts.items())
-        found = acknowledged(self.cursor), counts
+        found = acknowledged(self.cursor), counts, pending_in(self.cursor)
         assert found in allowed, "what came back is neither the last receipt's state nor the one that was written"
-        self.model, self.counts, self.stored = set(found[0]), dict(found[1]), found
+        self.model, self.counts, self.pending, self.stored = set(found[0]), dict(found[1]), dict(found[2]), found
         assert len(self.storage.ledgers) <= self.crashes + 1, "ledgers stay behind without a crash"
 
     # ------------------------------------------------------------------ always
@@ -268,6 +332,7 @@ class CursorModel(RuleBasedStateMachine):
         self.cursor.check()
         found = acknowledged(self.cursor)
         assert found == self.model
+        assert pending_in(self.cursor) == frozenset(self.pending.items())
         self.state()
         assert {each: count.redeliveries for each, count in self.cursor.counts.items()} == {
             POSITIONS[entry]: times for entry, times in self.counts.items()

@@ -13,13 +13,14 @@ from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.session import statistics
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from tests.support.cluster import SMALL, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
-PARTS = (Deduplication, Compaction)
+PARTS = (Deduplication, TopicTransactions, Compaction)
 
 
 @pytest.fixture

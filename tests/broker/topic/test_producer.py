@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
+from magnetar.broker.common.transactions import NoCoordinators
 from magnetar.broker.log.topic_log import Publish, TopicLogState
 from magnetar.broker.topic.core.publish import SHARED
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.statistics import TopicStatistics
+from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
@@ -26,9 +28,11 @@ from tests.support.cluster import SMALL, client_part
 def topic_over(log: Any) -> Any:
     unused: Any = None
     dedup = Deduplication(SystemClock(), unused, SMALL, log, unused)
+    transactions = TopicTransactions(unused, unused, SMALL, unused, log, unused, NoCoordinators())
     return SimpleNamespace(
-        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(SystemClock()), applied=SMALL, dedup=dedup
-    )
+        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(SystemClock()), applied=SMALL, dedup=dedup,
+        transactions=transactions,
+    )  # fmt: skip
 
 
 class Told:

@@ -138,7 +138,7 @@ def test_every_parameter_has_a_row_or_says_why_not() -> None:
             names = set(inspect.signature(getattr(face, method)).parameters)
             assert names - elsewhere <= set(table), method
     said = set(inspect.signature(blocking.Producer.send_async).parameters)
-    assert said - {"self", "content"} <= set(options.checks.MESSAGE)
+    assert said - {"self", "content", "txn"} <= set(options.checks.MESSAGE)
 
 
 @pytest.mark.parametrize("wrong", CLIENT, ids=str)

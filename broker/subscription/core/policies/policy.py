@@ -76,6 +76,8 @@ class PolicyOptions:
 
 
 NO_OPTIONS = PolicyOptions()
+UNSHOWN_MAX = 1000
+"""Batches that were shown in part, from which on those up to the mark are forgotten."""
 DEFAULT_CONFIG = BrokerConfig()
 
 
@@ -86,6 +88,16 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     partition: int = -1  # -1: the topic has none
     asked: PolicyOptions = NO_OPTIONS
     config: BrokerConfig = DEFAULT_CONFIG
+
+
+class Unshown(NamedTuple):
+    """Messages of a batch, as bits, and how many it has."""
+
+    bits: int
+    size: int
+
+
+NONE_UNSHOWN = Unshown(0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +115,7 @@ class Member:
     blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
+    unshown: dict[Position, Unshown] = field(default_factory=dict)  # of batches of which some were pending at delivery
     reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0
@@ -112,6 +125,12 @@ class Member:
     def able(self) -> bool:
         """Whether it can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
+
+    def note_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
+        """It is shown the batch without those messages: its acknowledgement of the whole entry does not mean them."""
+        if len(self.unshown) >= UNSHOWN_MAX:
+            self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
+        self.unshown[position] = Unshown(bits, size)
 
     def held_up_to(self, mark: Position) -> list[Position]:
         held: list[Position] = []

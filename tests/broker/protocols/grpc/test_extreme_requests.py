@@ -269,7 +269,7 @@ def envelope(*items: Message) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------ single calls
-@pytest.mark.parametrize("service", ["Broker", "Admin"])
+@pytest.mark.parametrize("service", ["Broker", "Admin", "Transactions"])
 async def test_no_single_call_holds_the_broker_or_fails_without_a_type(bench: Bench, service: str) -> None:
     for kind, name in (("Tenant", "extreme"), ("Namespace", "extreme/ns")):
         request = getattr(wire, f"{kind}Spec")(name=name)

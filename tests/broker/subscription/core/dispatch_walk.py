@@ -12,23 +12,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.subscription.acks_in_txn import AcksInTxn
 from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState
+from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.deliveries import NO_LIMITS, Delivery, DispatchLimits, Read
 from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.core.pending_acks import first_of, freed
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.policies.slot_owners import KeySharedOptions, key_shared_options
+from magnetar.broker.subscription.returns import Returns
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import TransactionConflict
+from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
+from magnetar.proto.transactions import TxnId
 from tests.broker.subscription.core.shapes import Item
 
 EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED
@@ -46,6 +53,7 @@ class Account:
     held: dict[Position, int] = field(default_factory=dict)  # position → messages not acknowledged
     blocked: bool = False
     reads: bool = True
+    unshown: dict[Position, set[int]] = field(default_factory=dict)  # pending when it was delivered
 
     @property
     def unacked(self) -> int:
@@ -53,8 +61,15 @@ class Account:
 
 
 class Walk:
-    def __init__(self, type_: int, seed: int, *, holds: bool = False, delays: bool = False) -> None:
-        """`holds`: entries are held back by a policy of the server too; `delays`: some have a time of delivery."""
+    def __init__(
+        self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False
+    ) -> None:
+        """`holds`: entries are held back by a policy of the server too; `delays`: some have a time of delivery;
+        `transactions`: some are acknowledged in one.
+        """
+        self.transactions = transactions
+        self.in_txn: dict[TxnId, dict[Position, set[int]]] = {}  # messages that are pending
+        self.cumulative: TxnId | None = None
         self.holds, self.delays = holds, delays and type_ in (SHARED, KEY_SHARED)
         self.now_ms = 1000
         self.rng = rng = random.Random(f"{type_} {seed}")
@@ -91,6 +106,7 @@ class Walk:
             self.shape, self.cursor, type_of(self.type).policy(self.options), limits=self.limits,
             delays=DelayIndex(self.shape, self.cursor) if self.delays else None,
         )  # fmt: skip
+        self.acks = AcksInTxn(self.shape, self.cursor, self.dispatcher)
 
     # ------------------------------------------------------------------ one step
     def run(self, steps: int) -> None:
@@ -105,6 +121,11 @@ class Walk:
             actions += [(self.hold_back, 3), (self.let_go, 3)]
         if self.delays:
             actions += [(self.pass_time, 4), (self.note, 2)]
+        if self.transactions:
+            actions += [
+                (self.ack_in, 14), (self.ack_part_in, 6), (self.ack_up_to_in, 1), (self.ack_in_by_another, 1),
+                (self.settle, 4), (self.expire, 0.3),
+            ]  # fmt: skip
         chosen = self.rng.choices([each for each, _ in actions], [weight for _, weight in actions], k=steps)
         for number, action in enumerate(chosen):
             action()
@@ -125,6 +146,8 @@ class Walk:
         while self.held_back:
             self.let_go()
         self.pass_time(1 << 30)
+        while self.in_txn:
+            self.settle()
         for _ in range(10_000):
             if not self.pending() and not any(account.held for account in self.accounts.values()):
                 break
@@ -181,7 +204,7 @@ class Walk:
         held = {position for account in self.accounts.values() for position in account.held} | self.held_back
         return [
             position for position, item in self.items.items()
-            if position not in self.acked and position not in held and item.deliver_at_ms <= self.now_ms
+            if not self.is_done(position) and position not in held and item.deliver_at_ms <= self.now_ms
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ consumers
@@ -250,6 +273,9 @@ class Walk:
             self.ack_entry(*found)
 
     def ack_entry(self, account: Account | None, position: Position) -> None:
+        if self.transactions:
+            self.ack_beside_transactions(account, position)
+            return
         if self.cursor.ack(position):
             self.dispatcher.acked(account.member if account else None, position)
         self.done(position)
@@ -266,6 +292,9 @@ class Walk:
             account, (ledger_id, _) = found
             several = {each[1] for each in [*account.held][:4] if each[0] == ledger_id}
             several |= {each[1] for each in self.rng.sample(list(self.items), 1) if each[0] == ledger_id}
+            if self.transactions:
+                self.ack_set_beside_transactions(account, ledger_id, several)
+                return
             done = self.cursor.ack_set(ledger_id, BitMap(several))
             self.dispatcher.acked_set(account.member, ledger_id, done)
             for entry_id in several:
@@ -276,6 +305,9 @@ class Walk:
         if found is None or self.items[found[1]].count == 1:
             return
         account, position = found
+        if self.transactions:
+            self.ack_part_beside_transactions(account, position)
+            return
         count, before = self.items[position].count, self.acked_indexes.setdefault(position, set())
         index, known = self.rng.randrange(count), len(before)
         before.add(index)
@@ -294,6 +326,10 @@ class Walk:
         if found is None or self.individual:
             return
         mark = found[1]
+        if any(position <= mark for position in self.pending_positions()):
+            with pytest.raises(TransactionConflict):
+                self.acks.ack_cumulative(found[0].member, AckedEntry(mark))
+            return
         self.cursor.ack_cumulative(mark)
         self.dispatcher.acked_up_to(self.cursor.mark)
         for position in [each for each in self.items if each <= mark]:
@@ -344,14 +380,219 @@ class Walk:
             self.counts[position] = self.counts.get(position, 0) + 1
         self.unblock()
 
+    # ------------------------------------------------------------------ transactions
+    def pending_at(self, position: Position) -> set[int]:
+        return set().union(*(own.get(position, set()) for own in self.in_txn.values()))
+
+    def pending_positions(self) -> set[Position]:
+        return {position for own in self.in_txn.values() for position in own}
+
+    def is_done(self, position: Position) -> bool:
+        if position in self.acked:
+            return True
+        done = self.acked_indexes.get(position, set()) | self.pending_at(position)
+        return len(done) == self.items[position].count
+
+    def meant(self, account: Account | None, position: Position) -> set[int] | None:
+        """The messages that a consumer means by a whole entry; None: all, whether it was shown them or not."""
+        if account is None:
+            return None
+        everything, unshown = set(range(self.items[position].count)), account.unshown.get(position, set())
+        hidden = self.acked_indexes.get(position, set()) | self.pending_at(position)
+        if not hidden and not unshown:
+            return None
+        left = everything - hidden - unshown
+        if position in account.held and account.held[position] == len(left):
+            return left
+        return everything - unshown if unshown else None
+
+    def plain(self, account: Account | None, position: Position, indexes: set[int]) -> None:
+        """The model: those of the messages that are free are acknowledged."""
+        item, pending = self.items[position], self.pending_at(position)
+        if position in self.acked:
+            return
+        done = self.acked_indexes.setdefault(position, set())
+        new = indexes - pending - done
+        done |= new
+        if len(done) == item.count:
+            self.done(position)
+        elif self.is_done(position):
+            self.out_of_hands(position)
+        else:
+            self.less(account, position, len(new))
+        if not self.acked_indexes.get(position, {0}):
+            del self.acked_indexes[position]
+
+    def less(self, account: Account | None, position: Position, messages: int) -> None:
+        if account is not None and position in account.held:
+            account.held[position] -= min(messages, account.held[position])
+            if not account.held[position]:
+                del account.held[position]
+            self.unblock()
+
+    def out_of_hands(self, position: Position) -> None:
+        self.held_back.discard(position)
+        for each in self.accounts.values():
+            each.held.pop(position, None)
+        self.unblock()
+
+    def ack_beside_transactions(self, account: Account | None, position: Position) -> None:
+        member = account.member if account is not None else None
+        meant, pending = self.meant(account, position), self.pending_at(position)
+        wanted = meant if meant is not None else set(range(self.items[position].count))
+        refused = bool(pending & wanted) and position not in self.acked
+        try:
+            self.acks.ack(member, [AckedEntry(position)])
+        except TransactionConflict:
+            assert refused, f"{position} is not pending, and was refused"
+        else:
+            assert not refused, f"{position} is pending, and was acknowledged"
+        self.plain(account, position, wanted)
+
+    def ack_set_beside_transactions(self, account: Account, ledger_id: int, several: set[int]) -> None:
+        refused = False
+        meant = {Position(ledger_id, each): self.meant(account, Position(ledger_id, each)) for each in several}
+        for position, indexes in meant.items():
+            wanted = indexes if indexes is not None else set(range(self.items[position].count))
+            refused |= bool(self.pending_at(position) & wanted) and position not in self.acked
+        try:
+            self.acks.ack_set(account.member, ledger_id, BitMap(several).serialize())
+        except TransactionConflict:
+            assert refused
+        else:
+            assert not refused
+        for position, indexes in meant.items():
+            self.plain(account, position, indexes if indexes is not None else set(range(self.items[position].count)))
+
+    def ack_part_beside_transactions(self, account: Account, position: Position) -> None:
+        index = self.rng.randrange(self.items[position].count)
+        refused = index in self.pending_at(position)
+        try:
+            self.acks.ack(account.member, [AckedEntry(position, 1 << index)])
+        except TransactionConflict:
+            assert refused
+        else:
+            assert not refused
+        self.plain(account, position, {index})
+
+    def some_txn(self) -> TxnId:
+        return TxnId(0, self.rng.randrange(3))
+
+    def ack_in(self) -> None:
+        """One that it holds, as it was shown: that is always taken, unless another one has acknowledged of it."""
+        if found := self.some_held():
+            account, position = found
+            rest = self.rng.random() < 0.5
+            meant = self.meant(account, position) if rest else None
+            sure = meant is None or account.held[position] == len(meant)
+            hidden = self.acked_indexes.get(position, set()) | self.pending_at(position)
+            self.pend(account, position, meant, sure=sure and not (meant is None and hidden), rest=rest)
+
+    def ack_in_by_another(self) -> None:
+        if self.items and self.accounts:
+            account, position = self.accounts[self.some_id()], self.rng.choice(list(self.items))
+            rest = self.rng.random() < 0.5
+            self.pend(account, position, self.meant(account, position) if rest else None, sure=False, rest=rest)
+
+    def ack_part_in(self) -> None:
+        if (found := self.some_held()) and self.items[found[1]].count > 1:
+            account, position = found
+            index = self.rng.randrange(self.items[position].count)
+            busy = index in self.acked_indexes.get(position, set()) | self.pending_at(position)
+            self.pend(account, position, {index}, sure=not busy, bits=1 << index)
+
+    def pend(
+        self, account: Account, position: Position, indexes: set[int] | None, *, sure: bool, bits: int = 0,
+        rest: bool = False,
+    ) -> None:  # fmt: skip
+        txn, wanted = self.some_txn(), TxnAcks()
+        own = self.in_txn.get(txn, {}).get(position, set())
+        everything = set(range(self.items[position].count))
+        asked = indexes if indexes is not None else everything
+        taken = self.acked_indexes.get(position, set()) | (self.pending_at(position) - own)
+        wanted.add(position, bits)
+        try:
+            self.acks.pend(account.member, txn, wanted, None, 1 << 60, rest=rest)
+        except TransactionConflict:
+            assert not sure, f"{position} is free, and was refused"
+            assert asked & taken or position in self.acked, f"{position} was refused without a reason"
+            return
+        assert position not in self.acked, f"{position} is acknowledged, and was taken"
+        if asked & taken:
+            assert own, f"{position} was taken twice"
+            assert self.is_done(position)
+            return
+        new = asked - own
+        if new:
+            self.in_txn.setdefault(txn, {}).setdefault(position, set()).update(new)
+        if self.is_done(position):
+            self.out_of_hands(position)
+        else:
+            self.less(account, position, len(new))
+
+    def ack_up_to_in(self) -> None:
+        if self.individual or not (found := self.some_held()):
+            return
+        account, mark = found
+        txn = self.some_txn()
+        others = {each for other, own in self.in_txn.items() if other != txn for each in own}
+        free = self.cumulative in (None, txn) and not any(each <= mark for each in others)
+        try:
+            self.acks.pend(account.member, txn, TxnAcks(), AckedEntry(mark), 1 << 60)
+        except TransactionConflict:
+            assert not free, "nothing of it is in another transaction, and it was refused"
+            return
+        assert free
+        self.cumulative, own = txn, self.in_txn.setdefault(txn, {})
+        for position in [each for each in self.items if each <= mark and each not in self.acked]:
+            own[position] = set(range(self.items[position].count)) - self.acked_indexes.get(position, set())
+            self.out_of_hands(position)
+
+    def settle(self) -> None:
+        txn, committed = self.some_txn(), self.rng.random() < 0.5
+        own = self.in_txn.pop(txn, {})
+        first = min(own, default=None)
+        if self.cumulative == txn:
+            self.cumulative = None
+        settled = self.acks.settle(txn, committed=committed)
+        assert (settled is not None) == bool(own)
+        if settled is None or first is None:
+            return
+        if committed:
+            for position, indexes in own.items():
+                self.plain(None, position, indexes)
+            return
+        assert first_of(self.cursor, settled.acks) == first
+        if not self.individual:
+            self.dispatcher.step_back(first)
+            for account in self.accounts.values():
+                account.held = {each: held for each, held in account.held.items() if each < first}
+            self.unblock()
+        returns = Returns(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
+        returns.freed(freed(self.cursor, settled, tail=not self.individual))
+        returns.all()
+        for position in own:
+            self.counts[position] = self.counts.get(position, 0) + 1
+
+    def expire(self) -> None:
+        """As the time to live does it: what is pending stays so."""
+        if not self.items:
+            return
+        mark = self.rng.choice(list(self.items))
+        self.acks.give_up(mark)
+        for position in [each for each in self.items if each <= mark]:
+            self.plain(None, position, set(range(self.items[position].count)))
+
     # ------------------------------------------------------------------ what the broker does
     def persist(self) -> None:
         parts = {position: set(indexes) for position, indexes in self.acked_indexes.items()}
-        self.persisted = (self.cursor.state(), set(self.acked), parts, dict(self.counts))
+        in_txn = {txn: {each: set(some) for each, some in own.items()} for txn, own in self.in_txn.items()}
+        self.persisted = (self.cursor.state(), set(self.acked), parts, dict(self.counts), in_txn, self.cumulative)
 
     def restart(self) -> None:
         """A crash, or a move to another broker: only the stored cursor is left."""
-        state, acked, parts, counts = self.persisted
+        state, acked, parts, counts, in_txn, self.cumulative = self.persisted
+        self.in_txn = {txn: {each: set(some) for each, some in own.items()} for txn, own in in_txn.items()}
         self.acked, self.acked_indexes = set(acked), {position: set(each) for position, each in parts.items()}
         self.begin(state)
         self.full = False
@@ -370,7 +611,10 @@ class Walk:
         self.dispatcher.seek()
         for account in kept:
             account.held.clear()
+            account.unshown.clear()
             account.blocked = False
+        self.in_txn.clear()
+        self.cumulative = None
         self.forget()
         self.acked = {position for position in self.items if position <= mark}
         self.acked_indexes.clear()
@@ -451,13 +695,18 @@ class Walk:
         account = self.accounts[delivery.member.id]
         assert position not in self.held_back, f"{position} comes before it was let go"
         assert item.deliver_at_ms <= self.now_ms, f"{position} comes before its time"
-        assert position not in self.acked, f"{position} was acknowledged and comes again"
+        assert not self.is_done(position), f"{position} was acknowledged, or is pending, and comes again"
         assert not any(position in each.held for each in self.accounts.values()), f"{position} has two holders"
         assert account.permits > 0, "sent without a permit"
         assert account.reads, "sent to one that does not read"
         assert not account.blocked, "sent beyond the consumer's limit of unacknowledged messages"
         assert not self.full, "sent beyond the subscription's limit of unacknowledged messages"
-        assert set(delivery.acked_indexes) == self.acked_indexes.get(position, set())
+        pending = self.pending_at(position)
+        assert set(delivery.acked_indexes) == self.acked_indexes.get(position, set()) | pending
+        assert len(delivery.acked_indexes) < item.count, "nothing of it is left to be shown"
+        account.unshown.pop(position, None)
+        if pending:
+            account.unshown[position] = pending
         assert delivery.redelivery_count == self.counts.get(position, 0)
         if self.type in (EXCLUSIVE, FAILOVER):
             assert account is self.active(), "sent to one that is not active"

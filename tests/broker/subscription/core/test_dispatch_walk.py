@@ -36,6 +36,19 @@ def test_what_is_held_back_or_delayed_comes_when_it_is_let_go_or_due_and_not_bef
             raise AssertionError(f"Walk({type_}, {seed}, **{options}).run({STEPS}): {error}") from error
 
 
+@pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
+@pytest.mark.parametrize("options", [{}, {"holds": True, "delays": True}], ids=str)
+def test_a_pending_entry_is_delivered_to_no_consumer_and_an_abort_gives_back_exactly_its_own(
+    type_: int, options: dict[str, bool], walks: int
+) -> None:
+    for seed in range(SEEDS[type_] * walks):
+        walk = Walk(type_, seed, transactions=True, **options)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, transactions=True, **{options}).run: {error}") from error
+
+
 @pytest.mark.parametrize("seed", [261, 565, 659, 723])
 def test_an_entry_of_several_keys_holds_up_no_key_that_it_does_not_wait_for(seed: int) -> None:
     """Out of order, it waited in slots it has no need of (261, 659); in order, it was still listed as ready when an

@@ -1,0 +1,61 @@
+"""What a topic and the coordinators of transactions ask of each other, independent of who implements it.
+
+    Coordinators        the topic's side of a coordinator, wherever it runs (broker/transaction/)
+    TransactionJoins    of one topic: who publishes or acknowledges in a transaction asks it first (broker/topic/)
+
+Rules
+- A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or ack whose join
+  is refused leaves no trace.
+- After a join only the coordinator ends the transaction there, by a settlement. Nothing is settled by silence.
+- A settlement is answered when its effect is durable at the topic. A topic that has nothing of the transaction answers
+  after it made sure that no other broker owns it by now: an earlier owner must not answer for a later one.
+- A settlement that comes while the join is in flight ends the transaction there; the join is refused then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ...proto.errors import NotAllowed
+from ...proto.names import Position, TopicName
+from ...proto.transactions import TxnId, TxnState
+
+
+class Settlement(NamedTuple):
+    """How a transaction ended, for one of its topics."""
+
+    txn: TxnId
+    committed: bool
+    entries: int = -1
+    """With a receipt, as the client said; -1: it said nothing, and every entry counts."""
+    last: Position = Position(-1, -1)
+    """Of the last receipt. An entry after it had no receipt: it does not count."""
+
+
+class Coordinators(Protocol):
+    """The coordinators of the cluster."""
+
+    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+        """Makes the topic a participant. OPEN, PREPARED: it is one now, or was before. COMMITTED, ABORTED: the outcome,
+        and nothing may be added. It is also the question of a topic that was loaded with entries of the transaction.
+
+        TransactionForgotten: it ended long ago. Unavailable, TimedOut, ConnectionLost: nothing is known; ask again.
+        Joins that are asked in one turn travel together.
+        """
+
+
+class NoCoordinators:
+    """Of a broker, or a topic, without transactions."""
+
+    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+        raise NotAllowed(f"topic {topic} takes no transactions")
+
+
+class TransactionJoins(Protocol):
+    """The transactions of one topic, for its producers and subscriptions."""
+
+    def is_open(self, txn: TxnId) -> bool:
+        """Whether the topic has joined it, and knows of no end. Asked again in the turn that appends."""
+
+    async def join(self, txn: TxnId) -> None:
+        """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""

@@ -1,0 +1,210 @@
+"""The Transactions service of proto/wire.proto, and what Admin says of transactions: translates and calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Sequence
+
+from ....proto import wire_pb2 as wire
+from ....proto.errors import InvalidRequest, MagnetarError, to_wire
+from ....proto.names import Position, TopicName
+from ....proto.transactions import TxnId, TxnState
+from ....runtime.network import CallContext
+from ...common.transactions import Settlement
+from ...node.topic_manager import TopicManager
+from ...session.topics import reached_by
+from ...transaction.coordinator import RunningCoordinator
+from ...transaction.core.intents import Row, Verb
+from ...transaction.core.records import Participant, Tag
+
+ITEMS_MAX = 5_000
+LIST_DEFAULT = 1_000
+
+
+class TransactionService:
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+
+    async def _here(self, txn: TxnId) -> RunningCoordinator:
+        return await self._broker.transactions.here(txn.coordinator)
+
+    async def find(self, request: wire.FindCoordinator, context: CallContext) -> wire.CoordinatorReply:
+        coordinators = self._broker.transactions
+        owner = await coordinators.find(request.coordinator)
+        return wire.CoordinatorReply(
+            owner=reached_by(owner, request.listener), here=owner.name == self._broker.name,
+            coordinators=await coordinators.count(),
+        )  # fmt: skip
+
+    async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
+        coordinator = await self._broker.transactions.here(request.coordinator)
+        tag = _tag(request.sink) if request.HasField("sink") else None
+        begun = await coordinator.begin(
+            context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
+            tag=tag, adopt=request.sink.adopt,
+        )  # fmt: skip
+        return wire.BeginReply(
+            first=wire.TransactionId(most=coordinator.number, least=begun.first) if begun.ids else None,
+            count=begun.ids, lease_ms=int(begun.lease_s * 1000), already=begun.already, holder=begun.holder,
+        )  # fmt: skip
+
+    async def end(self, request: wire.EndRequest, context: CallContext) -> wire.EndReply:
+        _bounded(request.items)
+        asked = [_answered(item.txn, self._end(item, context)) for item in request.items]
+        return wire.EndReply(items=await asyncio.gather(*asked))
+
+    async def _end(self, item: wire.EndItem, context: CallContext) -> TxnState:
+        txn = txn_of(item.txn)
+        return await (await self._here(txn)).end(
+            txn, _verb(item.verb), context.principal.name, _participants(item), prepared_s=item.prepared_ms / 1000,
+            visible=item.visible,
+        )  # fmt: skip
+
+    async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
+        _bounded(request.txns)
+        asked = [_answered(each, self._status(each)) for each in request.txns]
+        return wire.StatusReply(items=await asyncio.gather(*asked))
+
+    async def _status(self, asked: wire.TransactionId) -> TxnState:
+        txn = txn_of(asked)
+        return await (await self._here(txn)).status(txn)
+
+    async def commit_batch(self, request: wire.CommitBatchRequest, context: CallContext) -> wire.CommitBatchReply:
+        _bounded(request.items)
+        txns = {txn_of(item.txn): _participants(item) for item in request.items}
+        numbers = {txn.coordinator for txn in txns} or {request.coordinator}
+        if len(numbers) != 1:
+            raise InvalidRequest("a batch is of one coordinator")
+        coordinator = await self._broker.transactions.here(numbers.pop())
+        tag = _tag(request.sink) if request.sink.sink_id else None
+        return wire.CommitBatchReply(
+            already=await coordinator.commit_batch(context.principal.name, txns, tag, adopt=request.sink.adopt)
+        )
+
+    async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
+        found = (await self._broker.transactions.here(request.coordinator)).sink(request.sink_id)
+        if found is None:
+            return wire.SinkReply(batch=-1)
+        return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
+
+    async def join(self, request: wire.JoinRequest, context: CallContext) -> wire.JoinReply:
+        _bounded(request.items)
+        asked = [_answered(item.txn, self._join(item)) for item in request.items]
+        return wire.JoinReply(items=await asyncio.gather(*asked))
+
+    async def _join(self, item: wire.JoinItem) -> TxnState:
+        txn = txn_of(item.txn)
+        return await (await self._here(txn)).join(txn, TopicName.parse(item.topic).full)
+
+    async def settle(self, request: wire.SettleRequest, context: CallContext) -> wire.SettleReply:
+        _bounded(request.items)
+        by_topic: dict[str, list[tuple[int, wire.Settlement]]] = defaultdict(list)
+        for number, item in enumerate(request.items):
+            by_topic[item.topic].append((number, item))
+        settled = await asyncio.gather(*[self._settle(topic, items) for topic, items in by_topic.items()])
+        return wire.SettleReply(items=[done for each in settled for done in each])
+
+    async def _settle(self, topic: str, items: Sequence[tuple[int, wire.Settlement]]) -> list[wire.Done]:
+        settlements = [
+            Settlement(txn_of(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id))
+            for _, it in items
+        ]
+        try:
+            errors = await self._broker.participants.settle_here(TopicName.parse(topic), settlements)
+        except MagnetarError as error:
+            errors = [error] * len(items)
+        return [
+            wire.Done(request_id=number, error=to_wire(error) if error is not None else None)
+            for (number, _), error in zip(items, errors, strict=True)
+        ]
+
+
+class TransactionAdminService:
+    """The rpcs of Admin about transactions."""
+
+    _broker: TopicManager
+
+    async def list_transactions(
+        self, request: wire.ListTransactionsRequest, context: CallContext
+    ) -> wire.ListTransactionsReply:
+        txn = txn_of(request.txn) if request.HasField("txn") else None
+        number = request.coordinator if txn is None else txn.coordinator
+        if not await self._broker.transactions.has_begun(number):
+            return wire.ListTransactionsReply()  # and it is not loaded for the question
+        coordinator = await self._broker.transactions.here(number)
+        found = coordinator.statistics()
+        rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
+        return wire.ListTransactionsReply(
+            items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
+            unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
+            aborted=found["aborted"],
+        )  # fmt: skip
+
+    async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
+        txn = txn_of(request)
+        state = await (await self._broker.transactions.here(txn.coordinator)).abort_by_admin(txn)
+        return wire.TransactionReply(txn=request, state=_state(state))
+
+    async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> wire.Empty:
+        txn = txn_of(request.txn)
+        coordinator = await self._broker.transactions.here(txn.coordinator)
+        await coordinator.detach(txn, TopicName.parse(request.topic).full)
+        return wire.Empty()
+
+
+def txn_of(asked: wire.TransactionId) -> TxnId:
+    """InvalidRequest."""
+    return TxnId.checked(asked.most, asked.least)
+
+
+async def _answered(txn: wire.TransactionId, work: Awaitable[TxnState]) -> wire.TransactionReply:
+    """Each item has its own answer."""
+    try:
+        return wire.TransactionReply(txn=txn, state=_state(await work))
+    except MagnetarError as error:
+        return wire.TransactionReply(txn=txn, error=to_wire(error))
+
+
+def _verb(number: int) -> Verb:
+    try:
+        return Verb(number)
+    except ValueError:
+        raise InvalidRequest(f"{number} is no way to end a transaction") from None
+
+
+def _state(state: TxnState) -> str:
+    return state.name
+
+
+def _bounded(items: Sequence[object]) -> None:
+    if len(items) > ITEMS_MAX:
+        raise InvalidRequest(f"{len(items)} items in one request are more than {ITEMS_MAX}")
+
+
+def _participants(item: wire.EndItem) -> list[Participant]:
+    return [
+        Participant(TopicName.parse(each.topic).full, each.entries, *_position(each)) for each in item.participants
+    ]
+
+
+def _position(participant: wire.Participant) -> Position:
+    if not participant.HasField("last"):
+        return Position(-1, -1)
+    return Position(participant.last.ledger_id, participant.last.entry_id)
+
+
+def _tag(sink: wire.SinkTag) -> Tag:
+    if not sink.sink_id:
+        raise InvalidRequest("a sink has an id")
+    return Tag(sink.sink_id, sink.query_id, sink.batch, sink.run)
+
+
+def _row(number: int, row: Row) -> wire.TransactionInfo:
+    tag = row.tag
+    return wire.TransactionInfo(
+        txn=wire.TransactionId(most=number, least=row.txn), state=_state(row.state),
+        owner=row.owner, name=row.name, age_ms=int(row.age_s * 1000), remaining_ms=int(row.left_s * 1000),
+        sink=wire.SinkTag(sink_id=tag.sink_id, query_id=tag.query_id, batch=tag.batch, run=tag.run) if tag else None,
+        topics=row.waiting, reason=row.reason,
+    )  # fmt: skip

@@ -1,0 +1,236 @@
+"""Acknowledgements of open transactions: part of a cursor, stored with it, and acknowledged by nothing else.
+
+A transaction acknowledges whole entries, messages of batches, or everything up to a position (one transaction at a time
+in a subscription). From the moment that `pend` returns until `settle`, that is *pending*: not acknowledged, in the
+backlog, and delivered to no consumer, whatever its consumer does meanwhile.
+
+| what is named is | plain acknowledgement | in transaction X | delivered |
+|---|---|---|---|
+| free | acknowledged | pending in X | yes |
+| acknowledged | nothing to do | refused | no |
+| pending in X | refused | in X nothing to do, in Y refused | no |
+| another message of such a batch | that message counts | likewise | the messages that are not pending |
+
+Rules
+- `judge` comes before anything is changed: a refused request leaves no trace (TX-21). `pend` takes what it returned.
+- A message is pending in one transaction (TX-17). A cumulative acknowledgement is refused if it covers anything that is
+  pending in another one; what is acknowledged already in what it covers stays so.
+- `settle` is one change of the cursor (TX-19): a commit acknowledges exactly what is pending in it, an abort frees it.
+- Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
+  expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it, and a commit that
+  comes later has nothing to acknowledge.
+- A cursor without transactions has no PendingAcks: that costs one test in each question.
+Guarding tests: tests/broker/subscription/core/test_pending_acks.py (sets of messages, and an exhaustive walk),
+tests/broker/subscription/test_cursor_model.py (a crash at every write).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from ....proto.transactions import TxnId
+from .cursor import Cursor
+from .cursor_state import NOWHERE, Partial, TxnAcks, keys_of_pending
+from .pending_set import PendingAcks
+
+ENTRIES_MAX = 200_000
+"""Pending entries of a subscription: an abort gives back and counts each of them, at 250 bytes a count."""
+COUNTED_MAX = 1000
+"""Entries before the position of an aborted cumulative acknowledgement that count as given back: a receiver queue."""
+
+
+class Conflict(enum.Enum):
+    """Why a transaction may not acknowledge that."""
+
+    ACKNOWLEDGED = "is acknowledged already"
+    PENDING = "is acknowledged in another transaction that is open"
+    CUMULATIVE = "another open transaction has a cumulative acknowledgement, and a subscription takes one at a time"
+
+
+class Clash(NamedTuple):
+    why: Conflict
+    position: Position
+
+
+class Settled(NamedTuple):
+    """What a transaction had pending. `shown`: those of its batches that were not done before it ended: they are
+    outstanding, wait, or will be read, with whatever of them is free by then.
+    """
+
+    acks: TxnAcks
+    shown: frozenset[Position]
+
+
+# ------------------------------------------------------------------------------------------ intents
+def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
+    """What of it is new to the transaction, or why all of it is refused. Changes nothing.
+
+    `named`: of a cumulative acknowledgement, the entry that it names; `wanted.up_to` is this one, or the one before
+    it and the first messages of it are in `wanted.parts`.
+    """
+    pending = cursor.pending
+    own = pending.of.get(txn, _NOTHING) if pending is not None else _NOTHING
+    new = TxnAcks()
+    if named != NOWHERE:
+        clash = _judge_cumulative(cursor, own, wanted, named, new)
+        if clash is not None:
+            return clash
+    for ledger_id, entries in wanted.entries.items():
+        clash = _judge_entries(cursor, own, ledger_id, entries, new)
+        if clash is not None:
+            return clash
+    for position, part in wanted.parts.items():
+        clash = _judge_part(cursor, own, position, part, new, cumulative=named != NOWHERE)
+        if clash is not None:
+            return clash
+    return new
+
+
+def _judge_cumulative(
+    cursor: Cursor, own: TxnAcks, wanted: TxnAcks, named: Position, new: TxnAcks
+) -> Clash | None:
+    pending = cursor.pending
+    if cursor.is_acked(named):
+        return Clash(Conflict.ACKNOWLEDGED, named)
+    if pending is not None:
+        if pending.up_to != own.up_to:
+            return Clash(Conflict.CUMULATIVE, named)
+        for ledger_id, entries in pending.whole.items():
+            others = entries - own.entries[ledger_id] if ledger_id in own.entries else entries
+            if others and Position(ledger_id, others.min()) <= named:
+                return Clash(Conflict.PENDING, Position(ledger_id, others.min()))
+        for position, part in pending.parts.items():
+            if position <= wanted.up_to and part.bits & ~own.bits_at(position):
+                return Clash(Conflict.PENDING, position)
+    if wanted.up_to > own.up_to:
+        new.up_to = wanted.up_to
+    return None
+
+
+def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> Clash | None:
+    fresh = entries - own.entries[ledger_id] if ledger_id in own.entries else entries.copy()
+    acked = fresh & cursor.acked[ledger_id] if ledger_id in cursor.acked else BitMap()
+    if fresh and (acked or Position(ledger_id, fresh.min()) <= cursor.mark):
+        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, (acked or fresh).min()))
+    if ledger_id <= own.up_to[0]:
+        fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
+    for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
+        fresh.discard(position[1])  # nothing of it is left
+    if not fresh:
+        return None
+    first = Position(ledger_id, fresh.min())
+    if cursor.partial:
+        span = cursor.partial.irange(first, Position(ledger_id, fresh.max()))
+        found = next((each for each in span if each[1] in fresh), None)
+        if found is not None:
+            return Clash(Conflict.ACKNOWLEDGED, found)
+    pending = cursor.pending
+    if pending is not None:
+        for position in pending.parts_in(ledger_id, fresh):
+            if pending.bits_at(position) & ~own.bits_at(position):
+                return Clash(Conflict.PENDING, position)
+        free = pending.without(ledger_id, fresh) | BitMap(each[1] for each in own.parts if each[0] == ledger_id)
+        if fresh - free:
+            return Clash(Conflict.PENDING, Position(ledger_id, (fresh - free).min()))
+    new.entries[ledger_id] = fresh
+    return None
+
+
+def _judge_part(
+    cursor: Cursor, own: TxnAcks, position: Position, part: Partial, new: TxnAcks, *, cumulative: bool
+) -> Clash | None:
+    if cursor.is_acked(position):
+        return Clash(Conflict.ACKNOWLEDGED, position)
+    pending, mine = cursor.pending, own.bits_at(position)
+    bits = part.bits & ~mine
+    acked = cursor.partial[position].bits if position in cursor.partial else 0
+    if acked & bits:
+        if not cumulative or not bits & ~acked:
+            return Clash(Conflict.ACKNOWLEDGED, position)
+        bits &= ~acked
+    if own.holds(position):
+        return None
+    if pending is not None and (pending.holds(position) or pending.bits_at(position) & bits):
+        return Clash(Conflict.PENDING, position)
+    if bits:
+        new.parts[position] = Partial(bits, part.size)
+    return None
+
+
+def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
+    """What `judge` returned becomes pending."""
+    if not new:
+        return
+    if cursor.pending is None:
+        cursor.pending = PendingAcks({})
+    own = cursor.pending.of.get(txn)
+    if own is not None and new.up_to != NOWHERE:
+        cursor.changed.update(keys_of_pending(own))  # its position moves to another chunk, perhaps
+    if own is not None and (parts := [each for each in own.parts if new.holds(each)]):
+        mine = cursor.pending.take(txn)  # a batch that was pending in part is pending as a whole from here on
+        assert mine is not None, "it is the transaction's own"
+        cursor.changed.update(keys_of_pending(mine))
+        for position in parts:
+            del mine.parts[position]
+        cursor.pending.add(txn, mine)
+    cursor.pending.add(txn, new)
+    cursor.version += 1
+    cursor.changed.update(keys_of_pending(new))
+
+
+def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+    """The transaction ended: what was pending in it is acknowledged, or free. None: nothing was."""
+    pending = cursor.pending
+    if pending is None or txn not in pending.of:
+        return None
+    shown = frozenset(each for each in pending.of[txn].parts if not cursor.is_done(each))
+    acks = pending.take(txn)
+    assert acks is not None, "it is there"
+    if not pending.of:
+        cursor.pending = None
+    cursor.version += 1
+    cursor.changed.update(keys_of_pending(acks))
+    if committed:
+        if acks.up_to != NOWHERE:
+            cursor.ack_cumulative(acks.up_to)
+        for ledger_id, entries in acks.entries.items():
+            cursor.ack_set(ledger_id, entries)
+        for position, part in acks.parts.items():
+            cursor.ack_bits(position, part.bits, part.size)
+    return Settled(acks, shown)
+
+
+# ------------------------------------------------------------------------------------------ what an abort frees
+def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
+    """The first entry that comes again after the transaction was aborted."""
+    firsts = [Position(ledger_id, entries.min()) for ledger_id, entries in acks.entries.items()]
+    firsts += acks.parts
+    if acks.up_to != NOWHERE and (first := cursor.next_free(cursor.mark)) <= acks.up_to:
+        firsts.append(first)
+    return min(firsts, default=None)
+
+
+def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]:
+    """The entries that were done until their transaction was aborted. `tail`: of a cumulative acknowledgement the last
+    COUNTED_MAX alone.
+    """
+    acks = settled.acks
+    for ledger_id, entries in sorted(acks.entries.items()):
+        each = (Position(ledger_id, entry_id) for entry_id in entries)
+        yield from (position for position in each if position > acks.up_to)
+    yield from sorted(acks.parts.keys() - settled.shown)
+    if acks.up_to != NOWHERE:
+        if tail:
+            yield from islice(cursor.free_before(acks.up_to), COUNTED_MAX)
+        else:
+            yield from cursor.free_up_to(acks.up_to)
+
+
+_NOTHING = TxnAcks()
+"""Of a transaction that has nothing pending: never add to it."""

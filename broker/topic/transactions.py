@@ -1,0 +1,543 @@
+"""The transactions of a loaded topic: joins before the first entry, outcomes, and what is asked again after a load.
+
+What is decided is in core/transactions.py, and stored by outcomes.py. Rules
+- **Seen.** Before a topic's first join its record says that it has seen transactions (`transactions` beside `dedup`):
+  a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
+- **Join first.** `join` asks the coordinator to take the topic as a participant, and returns when it did; then
+  `is_open` is true, and is asked again in the turn that appends. A join that is refused leaves no trace in the log.
+- **The end** of a transaction comes by `settle`: it is applied at once to the entries and to the pending
+  acknowledgements of each subscription, and answered when all of that is durable and nothing of the transaction is on
+  its way. Repeating it changes nothing. Where nothing of it is known the answer waits for the metadata: no other broker
+  has taken the topic over.
+- **Asked again.** What a load finds open (entries in the log, pending acknowledgements) is asked for with back-off, in
+  a task; a coordinator that does not answer holds back only what is after those entries. What is open is asked for
+  every `OPEN_ASK_S`, because a coordinator that was taken over knows no participant of what it lost. ABORTED ends it at
+  once. COMMITTED does not: the coordinator's settlement, which names the last receipt, is on its way until it is
+  answered; only when it does not come for `SETTLEMENT_S` every entry counts.
+Guarding tests: tests/broker/topic/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ...ledger import LedgerClient
+from ...metadata.records import OutcomesPlace
+from ...proto.entry import EntryHeader
+from ...proto.errors import (
+    BackPressure,
+    InternalError,
+    MagnetarError,
+    NotAllowed,
+    NotOwner,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionForgotten,
+    Unavailable,
+)
+from ...proto.names import Position, TopicName
+from ...proto.transactions import TxnId, TxnState
+from ...runtime.tasks import Tasks
+from ...runtime.world import World
+from ..common.applied import Applied
+from ..common.config import BrokerConfig, Policy
+from ..common.transactions import Coordinators, Settlement
+from ..log.cache import StoredEntry
+from ..log.core.sequence_range import SequenceRange
+from ..log.core.trimming import Safe, Stays
+from ..log.log import Log
+from .core.dedup import DedupVerdict, SequenceProgress
+from .core.transactions import NOT_KNOWN, OPEN_MAX, Transactions, TxnPhase, TxnSnapshot
+from .outcomes import OutcomesLedger
+
+_LOG = logging.getLogger("magnetar.broker.topic.transactions")
+
+JOIN_S, JOIN_RETRY_S = 5.0, 0.1
+"""How long a send or an acknowledgement waits for a coordinator that does not answer, and between two tries."""
+ASK_S, ASK_S_MAX = 0.2, 5.0
+"""Between two rounds of questions about what a load found: first, and at most."""
+OPEN_ASK_S = 30.0
+SETTLEMENT_S = 10.0
+ASK_AT_ONCE = 1_000
+
+
+class PendingAcks(Protocol):
+    """A durable subscription, and its acknowledgements in transactions."""
+
+    @property
+    def pending_transactions(self) -> Collection[TxnId]: ...
+    def settle(self, txn: TxnId, committed: bool) -> None:
+        """Its pending acknowledgements of it count, or are given back. Idempotent."""
+
+    async def stored(self) -> None:
+        """Returns when the state with everything up to now is durable."""
+
+
+class Transacting(Protocol):
+    """What the transactions need of their topic."""
+
+    name: TopicName
+
+    def pending_acks(self) -> Iterable[PendingAcks]:
+        """The durable subscriptions."""
+
+    def merge_numbers(self, numbers: dict[str, SequenceProgress]) -> None:
+        """Sequence ids of a committed transaction count from now on."""
+
+    def show_committed(self, core: Transactions) -> None:
+        """The topic has seen a transaction: what is shown ends at the last stable position from here on."""
+
+    def decided(self) -> None:
+        """The last stable position, or what is aborted, has changed."""
+
+
+class Awaited(NamedTuple):
+    """What an entry waits for before it can be judged: that the topic joins its transaction, or that another one ends.
+    """
+
+    txn: TxnId
+    end: bool = False
+
+
+class TransactionStats(NamedTuple):
+    """Of a topic that has seen a transaction."""
+
+    last_stable: Position
+    stable_index: int
+    open: int
+    oldest: TxnId | None
+    oldest_ms: int
+    aborted_entries: int
+    aborted_bytes: int
+
+
+def txn_of(header: EntryHeader) -> TxnId | None:
+    """The transaction of an entry; None: of none. InvalidRequest: its id cannot be one."""
+    metadata = header.metadata
+    if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
+        return None
+    return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
+
+
+class TopicTransactions:
+    """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
+
+    __slots__ = (
+        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_joins", "_landing", "_ledger", "_log",
+        "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core", "replayed",
+    )  # fmt: skip
+
+    def __init__(
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Transacting, log: Log,
+        replication: Policy, coordinators: Coordinators,
+    ) -> None:  # fmt: skip
+        self.core: Transactions | None = None  # None: the topic has seen no transaction
+        self.replayed = 0  # entries, when the topic was loaded
+        self._world, self._topic, self._log, self._coordinators = world, topic, log, coordinators
+        self._make_ledger = partial(OutcomesLedger, world, ledgers, config, log, replication)
+        self._ledger: OutcomesLedger | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self._seeing: asyncio.Lock | None = None
+        self._joins: dict[TxnId, asyncio.Future[None]] = {}
+        self._settles: dict[TxnId, asyncio.Future[None]] = {}
+        self._landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
+        self._ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]] = {}
+        self._since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
+        self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
+        self._asking: asyncio.Task[None] | None = None
+        self._ended = False
+
+    # ------------------------------------------------------------------ opening
+    async def open(self, applied: Applied) -> None:
+        """Restores what is stored, where the record says that there is something. `replay` gives the rest."""
+        place = self._log.record.transactions
+        if place is None:
+            return
+        self._ledger = self._make_ledger()
+        self._begin(await self._ledger.recover(place))
+
+    def _begin(self, snapshot: TxnSnapshot) -> None:
+        assert self._ledger is not None, "it was made before"
+        self.core = self._ledger.core = Transactions(self._log.shape, snapshot)
+
+    @property
+    def replays_after(self) -> Position | None:
+        """Where the replay begins; None: nothing has to be replayed."""
+        return self.core.position if self.core is not None else None
+
+    def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> None:
+        """An entry of a transaction, after `replays_after`."""
+        if self.core is not None and entry.position > self.core.position:
+            self.core.replayed(
+                txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
+            )
+            self.replayed += 1
+
+    def undecided(self) -> Position | None:
+        """The position after which the first entry of an open transaction is; None: there is none."""
+        first = self.core.first_hidden if self.core is not None else None
+        return self._log.shape.before(first) if first is not None else None
+
+    def is_hidden(self, txn: TxnId, position: Position) -> bool:
+        """Whether that entry of the transaction is not shown, now or ever."""
+        return self.core is not None and self.core.is_hidden(txn, position)
+
+    def replay_done(self) -> None:
+        """All entries of the log are known."""
+        if self.core is not None:
+            self.core.replay_done()
+
+    def loaded(self) -> None:
+        """The log was replayed and the subscriptions are open: what is shown is known from here on."""
+        if self.core is None:
+            return
+        self._ask_for_pending(self.core)
+        self._topic.show_committed(self.core)
+        now = self._world.clock.monotonic()
+        self._since = dict.fromkeys(self.core.open, now)
+        self._ask_on()
+
+    # ------------------------------------------------------------------ joining
+    def is_open(self, txn: TxnId) -> bool:
+        return self.core is not None and self.core.is_open(txn)
+
+    async def join(self, txn: TxnId) -> None:
+        """Returns when `is_open`. TransactionEnded, TransactionAborted: it has ended; Unavailable: its coordinator does
+        not answer; BackPressure: too many are open; NotOwner.
+        """
+        if not self.is_open(txn):
+            await asyncio.shield(self._shared(self._joins, txn, self._join))
+
+    def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
+        """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""
+        if awaited.end:
+            self._ends.setdefault(awaited.txn, []).append(then)
+            return
+        run = self._shared(self._joins, awaited.txn, self._join)
+        run.add_done_callback(lambda done: then(_error_of(done)))
+
+    def _shared(
+        self, runs: dict[TxnId, asyncio.Future[None]], txn: TxnId, work: Callable[[TxnId], Coroutine[Any, Any, None]]
+    ) -> asyncio.Future[None]:
+        """One run for all who ask for it while it runs."""
+        found = runs.get(txn)
+        if found is None:
+            found = self._loop.create_future()
+            if self._ended:
+                found.set_exception(self._not_here())
+                found.exception()
+                return found
+            runs[txn] = found
+            self._tasks.spawn(self._run(runs, txn, found, work), "transaction of a topic")
+        return found
+
+    async def _run(
+        self, runs: dict[TxnId, asyncio.Future[None]], txn: TxnId, future: asyncio.Future[None],
+        work: Callable[[TxnId], Coroutine[Any, Any, None]],
+    ) -> None:  # fmt: skip
+        error: MagnetarError | None = None
+        try:
+            await work(txn)
+        except MagnetarError as failure:
+            error = failure
+        except Exception as failure:  # a fault of ours must not leave a caller waiting
+            _LOG.exception("%s: transaction %s", self._topic.name, txn)
+            error = InternalError(f"transaction {txn} of topic {self._topic.name}: {failure!r}")
+        finally:
+            if runs.get(txn) is future:
+                del runs[txn]
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # who waits gets it
+
+    def _not_here(self) -> MagnetarError:
+        return NotOwner(f"topic {self._topic.name} is not served here any more; look it up again")
+
+    async def _join(self, txn: TxnId) -> None:
+        if not self._topic.name.persistent:
+            raise NotAllowed(f"topic {self._topic.name} keeps nothing, and takes part in no transaction")
+        core = await self._see()
+        if len(core.known) >= OPEN_MAX and txn not in core.known:
+            raise BackPressure(f"topic {self._topic.name} has {OPEN_MAX} open transactions")
+        if core.ask(txn) is TxnPhase.ENDED:
+            raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
+        try:
+            state = await self._patiently(txn)
+        except BaseException:
+            core.refused(txn)
+            raise
+        if state in (TxnState.OPEN, TxnState.PREPARED):
+            if not core.joined(txn):
+                raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
+            self._since.setdefault(txn, self._world.clock.monotonic())
+            self._ask_on()
+            return
+        core.refused(txn)
+        if state is TxnState.COMMITTED:
+            raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
+        if txn in core.known:  # a load found entries of it
+            self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, False)))
+        raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
+
+    async def _see(self) -> Transactions:
+        """Before the first transaction of the topic: its record says so."""
+        if self.core is not None:
+            return self.core
+        if self._seeing is None:
+            self._seeing = asyncio.Lock()
+        async with self._seeing:
+            if self.core is None:
+                position = self._log.shape.confirmed
+                await self._log.note(
+                    transactions=OutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
+                )
+                self._ledger = self._make_ledger()
+                self._ledger.position, self._ledger.stored_index = position, self._log.shape.end_index
+                self._begin(TxnSnapshot(position))
+                assert self.core is not None, "it began"
+                self._topic.show_committed(self.core)
+        return self.core
+
+    async def _patiently(self, txn: TxnId) -> TxnState:
+        """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""
+        end = self._world.clock.monotonic() + JOIN_S
+        while True:
+            try:
+                return await self._coordinators.join(txn, self._topic.name)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                if self._world.clock.monotonic() + JOIN_RETRY_S >= end:
+                    raise Unavailable(f"the coordinator of transaction {txn} does not answer: {error}") from error
+            await asyncio.sleep(JOIN_RETRY_S)
+
+    # ------------------------------------------------------------------ entries
+    def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
+        """As core/dedup.py. The caller has just seen that it `is_open`."""
+        assert self.core is not None, "it is open"
+        return self.core.judge(txn, name, numbers)
+
+    def confirmed(
+        self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
+        size: int,
+    ) -> None:  # fmt: skip
+        assert self.core is not None, "it was open"
+        late = self.core.version
+        self.core.confirmed(txn, name, numbers, position, first_index, count, size)
+        if self.core.version != late:
+            self._stored_soon()
+            self._topic.decided()
+        self._landed(txn)
+
+    def failed(self, txn: TxnId, name: str) -> None:
+        assert self.core is not None, "it was open"
+        self.core.failed(txn, name)
+        self._landed(txn)
+
+    def _landed(self, txn: TxnId) -> None:
+        if self._landing and txn in self._landing and self.core is not None and not self.core.flying(txn):
+            future = self._landing.pop(txn)
+            if not future.done():
+                future.set_result(None)
+
+    def other(self, name: str, txn: TxnId | None) -> TxnId | None:
+        """Another open transaction in which the producer sent something."""
+        if self.core is None or not self.core.known:
+            return None
+        return next((each for each in self.core.open_of(name) if each != txn), None)
+
+    def last(self, name: str) -> int:
+        """The highest sequence id of the producer in an open transaction; -1: none."""
+        return self.core.last(name) if self.core is not None and self.core.known else -1
+
+    async def settled(self, name: str) -> None:
+        """Returns when nothing of the producer is on its way in a transaction, or the topic has ended."""
+        core = self.core
+        while core is not None and not self._ended and not core.is_settled(name):
+            txn = next(txn for txn, each in core.known.items() if name in each.numbers and each.numbers[name].flying)
+            await asyncio.shield(self._landing_of(txn))
+
+    def _landing_of(self, txn: TxnId) -> asyncio.Future[None]:
+        if txn not in self._landing:
+            self._landing[txn] = self._loop.create_future()
+        return self._landing[txn]
+
+    # ------------------------------------------------------------------ the end
+    async def settle(self, settlement: Settlement) -> None:
+        """The transaction ended so; returns when that is durable here. Idempotent. NotOwner: another broker has the
+        topic, or may have it; the coordinator asks the owner again.
+        """
+        run = self._shared(self._settles, settlement.txn, lambda _: self._settle(settlement))
+        await asyncio.shield(run)
+
+    async def _settle(self, settlement: Settlement) -> None:
+        txn, core = settlement.txn, self.core
+        touched = [each for each in self._topic.pending_acks() if txn in each.pending_transactions]
+        end = core.settle(settlement) if core is not None else NOT_KNOWN
+        if end.missing:
+            _LOG.error(
+                "%s: transaction %s is committed with %d entries that are not in the log: acknowledged data is lost",
+                self._topic.name, txn, end.missing,
+            )  # fmt: skip
+        if end.numbers:
+            self._topic.merge_numbers(end.numbers)
+        for each in touched:
+            each.settle(txn, settlement.committed)
+        if end.shown:
+            self._topic.decided()
+            self._stored_soon()
+        self._over(txn)
+        if core is not None and core.flying(txn):
+            await asyncio.shield(self._landing_of(txn))
+        if self._ledger is not None and core is not None and self._ledger.version < core.version:
+            await self._ledger.durable()
+        await asyncio.gather(*(each.stored() for each in touched))
+        if not end.shown and not touched and not await self._log.is_ours():
+            raise self._not_here()
+
+    def _over(self, txn: TxnId) -> None:
+        self._since.pop(txn, None)
+        self._committed_at.pop(txn, None)
+        for then in self._ends.pop(txn, ()):
+            self._loop.call_soon(then, None)
+
+    def _stored_soon(self) -> None:
+        assert self._ledger is not None, "there is an outcome"
+        self._ledger.touched()
+
+    # ------------------------------------------------------------------ asking
+    def _ask_for_pending(self, core: Transactions) -> None:
+        """Acknowledgements that wait for a transaction are asked for like entries."""
+        for each in self._topic.pending_acks():
+            for txn in each.pending_transactions:
+                core.ask(txn)
+
+    def _ask_on(self) -> None:
+        if self._asking is None and not self._ended and self.core is not None and self.core.open:
+            self._asking = self._tasks.spawn(self._keep_asking(), "open transactions of a topic")
+
+    async def _keep_asking(self) -> None:
+        core, clock = self.core, self._world.clock
+        assert core is not None, "there is something to ask for"
+        pause_s, swept = ASK_S, clock.monotonic()
+        try:
+            while not self._ended:
+                self._ask_for_pending(core)
+                if not core.open:
+                    break
+                every = clock.monotonic() - swept >= OPEN_ASK_S
+                if every:
+                    swept = clock.monotonic()
+                wanted = [
+                    txn for txn in core.open
+                    if (every or core.known[txn].phase is TxnPhase.ASKED) and txn not in self._joins
+                ]  # fmt: skip
+                for first in range(0, len(wanted), ASK_AT_ONCE):
+                    await asyncio.gather(*map(self._ask_one, wanted[first : first + ASK_AT_ONCE]))
+                pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
+                await asyncio.sleep(pause_s if wanted else ASK_S_MAX)
+        finally:
+            self._asking = None
+
+    async def _ask_one(self, txn: TxnId) -> None:
+        """Asks for what is open, once."""
+        assert self.core is not None, "something is open"
+        try:
+            state = await self._coordinators.join(txn, self._topic.name)
+        except TransactionForgotten as error:
+            _LOG.error("%s: the outcome of transaction %s is lost, its entries count: %s", self._topic.name, txn, error)
+            self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, True)))
+            return
+        except MagnetarError as error:
+            _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
+            return
+        except Exception:  # a fault of ours must not keep the others from being asked for
+            _LOG.exception("%s: transaction %s", self._topic.name, txn)
+            return
+        if txn not in self.core.known:
+            return  # it was settled meanwhile
+        match state:
+            case TxnState.OPEN | TxnState.PREPARED:
+                self.core.joined(txn)
+            case TxnState.ABORTED:
+                self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, False)))
+            case TxnState.COMMITTED:
+                now = self._world.clock.monotonic()
+                if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
+                    self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, True)))
+
+    # ------------------------------------------------------------------ as a part of the topic
+    def look(self, applied: Applied) -> None:
+        if self._ledger is not None and not self._ended:
+            self._ledger.refresh()
+
+    def held(self, applied: Applied) -> Safe | None:
+        """Up to the last stored write, and up to the first entry of an open transaction, nothing more is needed."""
+        if self.core is None or self._ledger is None:
+            return None
+        first, stored = self.core.first_hidden, self._ledger.position
+        if first is not None and first <= stored:
+            return Safe(self._log.shape.before(first), why=Stays.TRANSACTION_OPEN)
+        return Safe(stored, why=Stays.NOT_IN_OUTCOMES)
+
+    def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+        if self.core is not None:
+            self.core.trimmed(ledger_id, first_index, end_index)
+
+    @property
+    def still_open(self) -> list[TxnId]:
+        """Those that have not ended here, the one with the earliest entry first."""
+        return self.core.open if self.core is not None else []
+
+    def statistics(self) -> TransactionStats | None:
+        """None: the topic has seen no transaction."""
+        core = self.core
+        if core is None:
+            return None
+        opened = core.open
+        oldest = opened[0] if opened else None
+        now = self._world.clock.monotonic()
+        age_s = now - self._since.get(oldest, now) if oldest is not None else 0.0
+        return TransactionStats(
+            core.stable, core.stable_index, len(opened), oldest, int(age_s * 1000), core.aborted_entries,
+            core.aborted_bytes,
+        )
+
+    def stop(self) -> None:
+        self._ended = True
+        self._tasks.cancel()
+        for runs in (self._joins, self._settles, self._landing):
+            waiting = list(runs.values())
+            runs.clear()
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(self._not_here())
+                    future.exception()
+        self._ends.clear()
+        if self._ledger is not None:
+            self._ledger.stop()
+
+    async def close(self) -> None:
+        self.stop()
+        await self._tasks.drain()
+        if self._ledger is not None:
+            await self._ledger.close()
+
+    def own_ledgers(self) -> list[int]:
+        place = self._log.record.transactions
+        return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
+
+
+def _error_of(done: asyncio.Future[None]) -> MagnetarError | None:
+    error = done.exception()
+    assert error is None or isinstance(error, MagnetarError), "a run raises typed errors"
+    return error

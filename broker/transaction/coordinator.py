@@ -1,0 +1,273 @@
+"""A coordinator that this broker has: the driver of one core, in one epoch.
+
+    running = await RunningCoordinator.load(…)      take-over, then it serves, and settles what was decided before
+    state = await running.end(…)                    and the other questions; each has its deadline
+    await running.close()                           in order: what is decided is written, what is open handed over
+    await running.lose(error)                       at once; the next epoch reads the ledger
+
+Questions go to the core in the turn in which they are asked. One task writes: it takes all that was decided while the
+last append was on its way, appends it as one, and answers when it is durable. An append whose outcome is unknown ends
+this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
+tests/broker/protocols/grpc/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, assert_never
+
+from ...proto.errors import InternalError, MagnetarError, TimedOut
+from ...proto.names import Position
+from ...proto.transactions import TxnId, TxnState
+from ...runtime.supervisor import Supervisor
+from ...runtime.world import World
+from ..common.transactions import Settlement
+from .core.coordinator import Coordinator
+from .core.intents import (
+    AbortByAdmin,
+    Answer,
+    Begin,
+    Begun,
+    CommitBatch,
+    Detach,
+    Effect,
+    End,
+    GiveUp,
+    Intent,
+    Join,
+    Limits,
+    Row,
+    Settle,
+    Status,
+    Verb,
+)
+from .core.records import Participant, SinkBatch, Tag
+from .log import CoordinatorLog
+from .settling import Settler, Topics
+
+_LOG = logging.getLogger("magnetar.broker.transactions")
+
+TICK_S = 0.5
+"""Between two looks at deadlines; also how long "done" may wait for another append to go with."""
+ANSWER_S = 25.0
+"""Of a question: below the time after which a client asks again."""
+
+
+class RunningCoordinator:
+    def __init__(
+        self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, close_s: float,
+        on_over: Callable[[RunningCoordinator], None],
+    ) -> None:  # fmt: skip
+        self.number, self.epoch = core.number, core.epoch
+        self._clock = world.clock
+        self._log = log
+        self._core = core
+        self._close_s = close_s
+        self._on_over = on_over
+        self._settler = Settler(world, topics, self._settled)
+        self._wake = asyncio.Event()
+        self._quiet = asyncio.Event()  # nothing is decided that is not durable
+        self._quiet.set()
+        self._ending: asyncio.Task[None] | None = None
+        self._background = Supervisor()
+
+    @classmethod
+    async def load(
+        cls, world: World, log: CoordinatorLog, limits: Limits, topics: Topics, close_s: float,
+        on_over: Callable[[RunningCoordinator], None],
+    ) -> RunningCoordinator:  # fmt: skip
+        """Takes it over. CoordinatorFenced; DataLost; Unavailable and others."""
+        state, epoch = await log.take_over()
+        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic())
+        running = cls(world, log, core, topics, close_s, on_over)
+        running._do(core.start(world.clock.monotonic()))
+        running._background.keep(f"transactions-{log.number}-write", running._write)
+        running._background.keep(f"transactions-{log.number}-tick", running._tick)
+        return running
+
+    # ------------------------------------------------------------------ questions
+    async def begin(
+        self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
+        tag: Tag | None = None, adopt: bool = False,
+    ) -> Begun:  # fmt: skip
+        """BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
+        found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt))
+        assert isinstance(found, Begun), "a begin is answered by ids"
+        return found
+
+    async def join(self, txn: TxnId, topic: str) -> TxnState:
+        return await self._state(lambda to: Join(to, txn.least, topic))
+
+    async def end(
+        self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
+        prepared_s: float = 0.0, visible: bool = False,
+    ) -> TxnState:  # fmt: skip
+        return await self._state(
+            lambda to: End(to, txn.least, verb, owner, participants, prepared_s, visible)
+        )
+
+    async def commit_batch(
+        self, owner: str, txns: Mapping[TxnId, Sequence[Participant]], tag: Tag | None = None, *, adopt: bool = False
+    ) -> bool:
+        """Whether the sink had the batch already."""
+        least = {txn.least: participants for txn, participants in txns.items()}
+        sink = (tag.sink_id, tag.query_id, tag.batch) if tag is not None else ("", "", -1)
+        found = await self._ask(lambda to: CommitBatch(to, owner, least, *sink, adopt))
+        assert isinstance(found, bool), "a batch is answered by whether it was there"
+        return found
+
+    async def status(self, txn: TxnId) -> TxnState:
+        return await self._state(lambda to: Status(to, txn.least))
+
+    async def abort_by_admin(self, txn: TxnId) -> TxnState:
+        return await self._state(lambda to: AbortByAdmin(to, txn.least))
+
+    async def detach(self, txn: TxnId, topic: str) -> None:
+        await self._ask(lambda to: Detach(to, txn.least, topic))
+
+    def sink(self, sink_id: str) -> SinkBatch | None:
+        return self._core.sink(sink_id)
+
+    def rows(self, txn: TxnId | None, limit: int) -> list[Row]:
+        return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
+
+    def statistics(self) -> dict[str, int]:
+        return self._core.statistics()
+
+    def aborted(self) -> dict[str, int]:
+        """By reason, since the take-over."""
+        return {reason.name.lower(): count for reason, count in self._core.counters.aborted.items()}
+
+    async def _state(self, make: Callable[[object], Intent]) -> TxnState:
+        found = await self._ask(make)
+        assert isinstance(found, TxnState), "the question is about a state"
+        return found
+
+    async def _ask(self, make: Callable[[object], Intent]) -> Any:
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._do(self._core.receive(make(answered), self._clock.monotonic()))
+        if answered.done():
+            return answered.result()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answered
+        except TimeoutError as error:
+            raise TimedOut(f"coordinator {self.number} has no answer within {ANSWER_S:g} s: ask again") from error
+
+    # ------------------------------------------------------------------ effects
+    def _do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer(request, result):
+                    _answer(request, result)
+                case Settle(txn, committed, participant):
+                    last = Position(participant.ledger, participant.entry)
+                    settlement = Settlement(TxnId(self.number, txn), committed, participant.entries, last)
+                    self._settler.add(participant.topic, settlement)
+                case GiveUp(why):
+                    _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
+                    self._end(self._close())
+                case _:
+                    assert_never(effect)
+        if self._core.has_decided:
+            self._quiet.clear()
+            self._wake.set()
+
+    def _settled(self, settlement: Settlement, topic: str) -> None:
+        self._do(self._core.settled(settlement.txn.least, topic))
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(0)  # what is asked in this turn goes together
+            await self._write_all()
+
+    async def _write_all(self) -> None:
+        """A fault of the program is like an append of unknown outcome."""
+        core = self._core
+        while (append := core.take()) is not None:
+            try:
+                await self._log.append(append.records, core.state)
+                self._do(core.appended(append.number, self._clock.monotonic()))
+            except MagnetarError as error:
+                self._end(self._lose(error))
+                await asyncio.get_running_loop().create_future()  # `_lose` ends this task
+            except Exception as error:
+                _LOG.exception("coordinator %d fails", self.number)
+                self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
+                await asyncio.get_running_loop().create_future()
+        self._quiet.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(self._core.tick(self._clock.monotonic()))
+            if self._core.has_lazy:
+                self._core.hurry()
+                self._do(())
+
+    # ------------------------------------------------------------------ the end
+    @property
+    def is_over(self) -> bool:
+        return self._core.is_over
+
+    async def is_ours(self) -> bool:
+        """Whether no other broker has taken it over, as the metadata says."""
+        return await self._log.is_ours()
+
+    def _end(self, work: Any) -> None:
+        if self._ending is not None:
+            work.close()
+            return
+        self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
+
+    async def close(self) -> None:
+        """In order: the next owner goes on with what is open. If that fails, it is as after a crash."""
+        self._end(self._close())
+        assert self._ending is not None, "it is ending"
+        await asyncio.shield(self._ending)
+
+    async def lose(self, error: MagnetarError) -> None:
+        self._end(self._lose(error))
+        assert self._ending is not None, "it is ending"
+        await asyncio.shield(self._ending)
+
+    async def _close(self) -> None:
+        core = self._core
+        core.is_over = True
+        try:
+            async with asyncio.timeout(self._close_s):
+                await self._quiet.wait()
+                await self._background.close()
+                records = core.hand_over()
+                await self._log.close(records, core.state, idle=core.is_idle)
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
+        except Exception:  # its owner goes on with its own end
+            _LOG.exception("coordinator %d is not handed over", self.number)
+        await self._stop()
+
+    async def _lose(self, error: MagnetarError) -> None:
+        self._core.is_over = True
+        _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, error)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        await self._background.close()
+        await self._settler.close()
+        self._do(self._core.given_up())
+        await self._log.abandon()
+        self._on_over(self)
+
+
+def _answer(request: object, result: object) -> None:
+    assert isinstance(request, asyncio.Future), "every question here has a future"
+    if request.done():
+        return  # who asked went away
+    if isinstance(result, MagnetarError):
+        request.set_exception(result)
+    else:
+        request.set_result(result)

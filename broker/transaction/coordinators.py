@@ -1,0 +1,235 @@
+"""The coordinators of the cluster as one broker sees them: those it has, and who has the others.
+
+    await coordinators.find(number)        who has it; this broker takes one that no broker has
+    await coordinators.here(number)        the running one; NotOwner elsewhere
+    await coordinators.join(txn, topic)    `Coordinators` of broker/common/transactions.py: here, or over the network
+    await coordinators.look_after()        loads those that no broker has and that have something to do
+    await coordinators.close() | drop(…)   gives them back
+
+There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
+bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
+(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash there
+may be no client that asks: each broker looks for coordinators that have no owner, and loads them, so that what is
+decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from ...ledger import LedgerClient
+from ...metadata import paths
+from ...metadata.records import BrokerRecord, CoordinatorRecord, OwnerRecord, TransactionsRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record, update_record
+from ...proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    NotFound,
+    NotOwner,
+    TimedOut,
+    Unavailable,
+)
+from ...proto.names import TopicName
+from ...proto.transactions import COORDINATORS_MAX, TxnId, TxnState
+from ...runtime.world import World
+from ..cluster.ownership import Ownership
+from ..common.config import BrokerConfig, Replication
+from ..common.log_throttle import LogThrottle
+from ..common.shared_runs import SharedRuns
+from ..log.snapshot_ledger import StateLedgers
+from .coordinator import RunningCoordinator
+from .core.intents import Limits
+from .log import CoordinatorLog
+from .peers import Peers
+from .settling import Topics
+
+_LOG = logging.getLogger("magnetar.broker.transactions")
+
+ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
+"""Pulsar's Java client looks up the partitions of this topic to find the coordinators."""
+
+
+def assign_topic(number: int) -> TopicName:
+    """The partition whose owner has the coordinator."""
+    return ASSIGN_TOPIC.with_partition(number)
+
+
+def owner_path(number: int) -> str:
+    topic = assign_topic(number)
+    return paths.owner(topic.tenant, topic.namespace, topic.stored_local)
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    return Limits(
+        open_max=config.transaction_open_max, open_per_role_max=config.transaction_open_per_role_max,
+        timeout_s=config.transaction_timeout_s, timeout_s_max=config.transaction_timeout_s_max,
+        prepared_s_max=config.transaction_prepared_s_max, retention_s=config.transaction_result_retention_s,
+        lease_s=config.transaction_lease_s,
+    )  # fmt: skip
+
+
+class TransactionCoordinators:
+    """Of one ownership session of this broker. `is_settled`: what it owns is known."""
+
+    def __init__(
+        self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
+        topics: Topics, is_settled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._config = config
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._ownership = ownership
+        self._topics = topics
+        self._is_settled = is_settled
+        self._count = 0
+        self._loaded: dict[int, RunningCoordinator] = {}
+        self._loading: SharedRuns[int, RunningCoordinator] = SharedRuns()
+        self._owners: dict[int, str] = {}  # endpoints, as they were last found
+        self._closed = False
+        self._throttle = LogThrottle(world.clock)
+        self.peers = Peers(world)
+
+    # ------------------------------------------------------------------ finding
+    async def count(self) -> int:
+        """How many there are; the first question of the cluster fixes it."""
+        if not self._count:
+            wanted = self._config.transaction_coordinators
+            found = await update_record(
+                self._metadata, paths.TRANSACTIONS, TransactionsRecord,
+                lambda known: known or TransactionsRecord(coordinators=wanted),
+            )  # fmt: skip
+            assert found is not None, "the record is there"
+            self._count = found[0].coordinators
+        return self._count
+
+    async def has_begun(self, number: int) -> bool:
+        """Whether it was ever loaded; changes nothing. NotFound: there is none of that number."""
+        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+        count = fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
+        if number >= count:
+            raise NotFound(f"there is no coordinator {number}; there are {count} of them")
+        return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
+
+    async def find(self, number: int) -> BrokerRecord:
+        """The broker that has it; this one, if no broker did. NotFound: there is none of that number. Unavailable."""
+        await self._check_number(number)
+        if number in self._loaded:
+            return self._ownership.me
+        if not self._is_settled() or self._closed:
+            raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
+        return await self._ownership.owner_of(owner_path(number), f"coordinator {number}")
+
+    async def _check_number(self, number: int) -> None:
+        count = await self.count()
+        if not 0 <= number < min(count, COORDINATORS_MAX):
+            raise NotFound(f"there is no coordinator {number}; there are {count} of them")
+
+    async def here(self, number: int) -> RunningCoordinator:
+        """NotOwner: another broker has it, in the field `owner`."""
+        found = self._loaded.get(number)
+        if found is not None:
+            return found
+        owner = await self.find(number)
+        if owner.name != self._ownership.me.name:
+            raise NotOwner(
+                f"coordinator {number} is at {owner.endpoint}; look it up again", owner=owner.endpoint
+            )
+        return await self._loading.get(number, lambda: self._load(number))
+
+    async def _load(self, number: int) -> RunningCoordinator:
+        config = self._config
+        topic = assign_topic(number)
+        ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
+        log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
+        running = await RunningCoordinator.load(
+            self._world, log, limits_of(config), self._topics, config.close_timeout_s, self._over
+        )
+        if self._closed or not self._ownership.owns_path(owner_path(number)):
+            await running.close()
+            raise Unavailable(f"coordinator {number} was given up while it was loaded; look it up again")
+        self._loaded[number] = running
+        _LOG.info("coordinator %d is here, in epoch %d", number, running.epoch)
+        return running
+
+    async def _replication(self) -> Replication:
+        config = self._config
+        return Replication(config.ensemble_size, config.write_quorum, config.ack_quorum)
+
+    def _over(self, running: RunningCoordinator) -> None:
+        if self._loaded.get(running.number) is running:
+            del self._loaded[running.number]
+
+    # ------------------------------------------------------------------ joins
+    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+        running = self._loaded.get(txn.coordinator)
+        if running is not None:
+            return await running.join(txn, topic.full)
+        endpoint = self._owners.get(txn.coordinator)
+        try:
+            if endpoint is not None:
+                return await self.peers.join(endpoint, txn, topic)
+        except NotOwner:
+            pass  # it moved
+        except (ConnectionLost, TimedOut, Unavailable):
+            self._owners.pop(txn.coordinator, None)
+            raise
+        owner = await self.find(txn.coordinator)
+        if owner.name == self._ownership.me.name:
+            self._owners.pop(txn.coordinator, None)
+            return await (await self.here(txn.coordinator)).join(txn, topic.full)
+        self._owners[txn.coordinator] = owner.endpoint
+        return await self.peers.join(owner.endpoint, txn, topic)
+
+    # ------------------------------------------------------------------ upkeep
+    async def look_after(self) -> None:
+        """Loads coordinators that have no owner and were not closed with nothing left to do."""
+        if not self._is_settled() or self._closed:
+            return
+        for name in await self._metadata.children(paths.COORDINATORS):
+            number = int(name)
+            if number in self._loaded:
+                continue
+            try:
+                if await self._is_left(number):
+                    await self.here(number)
+            except NotOwner:
+                pass  # another broker was faster
+            except MagnetarError as error:
+                if self._throttle.news(error):
+                    _LOG.warning("coordinator %d has no owner and is not loaded: %s", number, error)
+
+    async def _is_left(self, number: int) -> bool:
+        owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
+        if owner is not None and owner[0].broker != self._ownership.me.name:
+            return False
+        found = await get_record(self._metadata, paths.coordinator(number), CoordinatorRecord)
+        return found is not None and not found[0].idle
+
+    async def validate(self) -> None:
+        """In a new metadata session: those that another broker took over meanwhile are lost."""
+        for running in list(self._loaded.values()):
+            if not self._ownership.owns_path(owner_path(running.number)) or not await running.is_ours():
+                await running.lose(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
+
+    @property
+    def loaded(self) -> Sequence[RunningCoordinator]:
+        return list(self._loaded.values())
+
+    # ------------------------------------------------------------------ ending
+    async def close(self) -> None:
+        """In order; the ownership is given back by the caller."""
+        self._closed = True
+        await self._loading.drain()
+        await asyncio.gather(*[running.close() for running in self.loaded])
+        await self.peers.close()
+
+    async def drop(self, error: MagnetarError) -> None:
+        """At once: other brokers may have them."""
+        self._closed = True
+        await asyncio.gather(*[running.lose(error) for running in self.loaded])
+        await self.peers.close()
+

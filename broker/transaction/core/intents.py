@@ -1,0 +1,184 @@
+"""What a coordinator is asked, what it learns, and what it answers and orders (broker/transaction/core/coordinator.py).
+
+`request` is any value of the caller; the answer names it again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ....proto.errors import MagnetarError
+from ....proto.transactions import TxnState
+from .records import AnyRecord, Participant, Tag
+
+
+class Verb(enum.IntEnum):
+    """As EndItem.Verb of proto/wire.proto."""
+
+    COMMIT = 0
+    ABORT = 1
+    PREPARE = 2
+
+
+class Reason(enum.Enum):
+    """Why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric."""
+
+    CLIENT = "client"
+    TIMEOUT = "timeout"
+    LEASE = "its id was not used in time"
+    FENCED = "fenced"
+    ADMIN = "admin"
+    FAILED = "operation failed"
+    SUPERSEDED = "another attempt wrote the batch"
+    LOST = "coordinator lost"
+
+
+# ---------------------------------------------------------------------------------- intents
+@dataclass(frozen=True, slots=True)
+class Begin:
+    request: object
+    owner: str
+    count: int = 1
+    timeout_s: float = 0.0  # 0: the default
+    name: str = ""
+    holder: int = 0  # of the name; 0: a new one, that fences those before
+    tag: Tag | None = None
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    request: object
+    txn: int
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    request: object
+    txn: int
+    verb: Verb
+    owner: str
+    participants: Sequence[Participant] = ()
+    prepared_s: float = 0.0  # 0: the longest
+    visible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """`sink_id` empty: of no sink."""
+
+    request: object
+    owner: str
+    txns: dict[int, Sequence[Participant]]
+    sink_id: str = ""
+    query_id: str = ""
+    batch: int = -1
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    request: object
+    txn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortByAdmin:
+    request: object
+    txn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    request: object
+    txn: int
+    topic: str
+
+
+Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | Detach
+
+
+# ---------------------------------------------------------------------------------- effects
+class Begun(NamedTuple):
+    """The answer to Begin: ids in a row. `already`: the sink has that batch, and there are no ids."""
+
+    first: int
+    ids: int
+    lease_s: float
+    holder: int = 0
+    already: bool = False
+
+
+Result = Begun | TxnState | bool | MagnetarError | None
+
+
+class Answer(NamedTuple):
+    request: object
+    result: Result
+
+
+class Settle(NamedTuple):
+    """Tell the topic how the transaction ended, until it answers; then `settled`."""
+
+    txn: int
+    committed: bool
+    participant: Participant
+
+
+class GiveUp(NamedTuple):
+    """The coordinator ends here; the next epoch goes on."""
+
+    why: str
+
+
+Effect = Answer | Settle | GiveUp
+
+
+class Append(NamedTuple):
+    """Write the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
+
+    number: int
+    records: list[AnyRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    open_max: int = 100_000
+    open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
+    participants_max: int = 10_000
+    names_max: int = 100_000
+    sinks_max: int = 100_000
+    timeout_s: float = 60.0
+    timeout_s_max: float = 900.0
+    prepared_s_max: float = 86_400.0
+    lease_s: float = 600.0
+    retention_s: float = 3_600.0
+    name_idle_s: float = 7 * 86_400.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the owner's take-over."""
+
+    committed: int = 0
+    aborted: dict[Reason, int] = field(default_factory=dict)
+    settled: int = 0
+
+
+class Row(NamedTuple):
+    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
+    answered."""
+
+    txn: int
+    state: TxnState
+    owner: str
+    name: str
+    tag: Tag | None
+    age_s: float
+    left_s: float
+    waiting: Sequence[str]
+    reason: str = ""

@@ -1,0 +1,167 @@
+"""What a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
+
+    Committed   the transactions in it are committed, together; and the sink has that batch
+    Prepared    the transaction survives its coordinator, until its deadline
+    Aborted     a prepared transaction is aborted (one that was not prepared is aborted by having no record)
+    Done        every participant has stored the outcome
+    Detached    an administrator gave a participant up
+    Named       the name has this holder, and no earlier one
+    Unnamed     the names are forgotten
+    Forgotten   outcomes of ids below are not kept any more
+    HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
+    Kept        in a snapshot alone: outcomes of transactions that are done
+    Counted     in a snapshot alone: the largest number of a holder
+
+Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
+so times are how long something may take. The bytes are broker/transaction/format/entries.py's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Participant(NamedTuple):
+    """A topic, and what the client knows of its entries there (broker/common/transactions.py `Settlement`)."""
+
+    topic: str
+    entries: int = -1
+    ledger: int = -1
+    entry: int = -1
+
+
+class Share(NamedTuple):
+    """A Participant whose topic is a number in the record's list of topics."""
+
+    topic: int
+    entries: int
+    ledger: int
+    entry: int
+
+
+class Tag(msgspec.Struct, frozen=True, array_like=True):
+    """What a transaction of a sink writes: an attempt at one batch of one query."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str = ""
+
+
+class Owned(msgspec.Struct, frozen=True, array_like=True):
+    """Whose a transaction is."""
+
+    owner: str  # role that began it
+    timeout_s: float
+    name: str = ""
+    holder: int = 0  # of the name
+    tag: Tag | None = None
+
+
+class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The last batch of a sink that was committed."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One of those above."""
+
+
+class Committed(Record, frozen=True, array_like=True, tag=1):
+    txns: list[tuple[int, list[Share]]]
+    topics: list[str]
+    sink: SinkBatch | None = None
+
+
+class Prepared(Record, frozen=True, array_like=True, tag=2):
+    txn: int
+    owned: Owned
+    participants: list[Participant]
+    left_s: float
+
+
+class Aborted(Record, frozen=True, array_like=True, tag=3):
+    txn: int
+    topics: list[str]
+
+
+class Done(Record, frozen=True, array_like=True, tag=4):
+    txns: list[int]
+
+
+class Detached(Record, frozen=True, array_like=True, tag=5):
+    txn: int
+    topic: str
+
+
+class Named(Record, frozen=True, array_like=True, tag=6):
+    name: str
+    holder: int
+    idle_s: float = 0.0
+
+
+class Unnamed(Record, frozen=True, array_like=True, tag=7):
+    names: list[str]
+
+
+class Forgotten(Record, frozen=True, array_like=True, tag=8):
+    below: int
+
+
+class HandedOpen(NamedTuple):
+    """An open transaction, with the topics that joined it."""
+
+    txn: int
+    owned: Owned
+    topics: list[str]
+
+
+class HandedLease(NamedTuple):
+    """Ids that were given and not used."""
+
+    txns: list[int]
+    owned: Owned
+
+
+class HandedOver(Record, frozen=True, array_like=True, tag=9):
+    epoch: int
+    opened: list[HandedOpen]
+    leases: list[HandedLease]
+
+
+class Kept(Record, frozen=True, array_like=True, tag=10):
+    high: int  # the ids' upper 31 bits
+    committed: bytes  # their lower 32 bits: a portable roaring bitmap
+
+
+class Counted(Record, frozen=True, array_like=True, tag=11):
+    holders: int
+
+
+class SinkKept(Record, frozen=True, array_like=True, tag=12):
+    sink: SinkBatch
+
+
+AnyRecord = (
+    Committed | Prepared | Aborted | Done | Detached | Named | Unnamed | Forgotten | HandedOver | Kept | Counted
+    | SinkKept
+)  # fmt: skip
+
+
+def committed(txns: dict[int, list[Participant]], sink: SinkBatch | None = None) -> Committed:
+    """The record of transactions and their participants."""
+    topics: dict[str, int] = {}
+    rows = [
+        (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
+        for txn, participants in txns.items()
+    ]
+    return Committed(rows, list(topics), sink)
+
+
+def participants(record: Committed, shares: list[Share]) -> list[Participant]:
+    return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

@@ -1,0 +1,153 @@
+"""What a coordinator's ledger says: the state that its records make, one after the other, and nothing else.
+
+    state.apply(record)      when the record is durable, and in the same order when the ledger is read
+    state.snapshot()         the records that make the same state anew: a ledger begins with them
+
+So an owner and the one after it have the same state, and a restart changes nothing.
+Guards: tests/broker/transaction/core/test_coordinator_walk.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import msgspec
+from pyroaring import BitMap
+
+from .records import (
+    Aborted,
+    AnyRecord,
+    Committed,
+    Counted,
+    Detached,
+    Done,
+    Forgotten,
+    HandedOver,
+    Kept,
+    Named,
+    Owned,
+    Participant,
+    Prepared,
+    SinkBatch,
+    SinkKept,
+    Unnamed,
+    committed,
+    participants,
+)
+
+LOW_BITS = 32
+_LOW = (1 << LOW_BITS) - 1
+_NOBODY = Owned("", 0.0)
+
+
+class Outcome(msgspec.Struct):
+    """Of a transaction that is not done; `waiting`: participants that are not known to have stored it."""
+
+    committed: bool
+    waiting: dict[str, Participant]
+
+
+class NameHolder(msgspec.Struct):
+    holder: int
+    idle_s: float  # when the record was written
+
+
+class State:
+    """The durable state of one coordinator."""
+
+    __slots__ = ("_kept", "forgotten", "handed", "holders", "names", "prepared", "sinks", "unsettled")
+
+    def __init__(self) -> None:
+        self._kept: dict[int, BitMap] = {}  # upper bits → lower bits of what is committed and not forgotten
+        self.unsettled: dict[int, Outcome] = {}
+        self.prepared: dict[int, Prepared] = {}
+        self.names: dict[str, NameHolder] = {}
+        self.sinks: dict[str, SinkBatch] = {}
+        self.holders = 0  # the largest number of a holder of any name: none is given twice
+        self.forgotten = 0  # ids below are not known any more
+        self.handed: list[HandedOver] = []
+
+    def is_committed(self, txn: int) -> bool:
+        found = self._kept.get(txn >> LOW_BITS)
+        return found is not None and txn & _LOW in found
+
+    def apply(self, record: AnyRecord) -> None:
+        match record:
+            case Committed():
+                self._committed(record)
+            case Prepared():
+                self.prepared[record.txn] = record
+            case Aborted():
+                del self.prepared[record.txn]
+                self.unsettled[record.txn] = Outcome(False, {topic: Participant(topic) for topic in record.topics})
+            case Done():
+                for txn in record.txns:
+                    self.unsettled.pop(txn, None)
+            case Detached():
+                outcome = self.unsettled.get(record.txn)
+                if outcome is not None:
+                    outcome.waiting.pop(record.topic, None)
+            case Named():
+                self.names[record.name] = NameHolder(record.holder, record.idle_s)
+                self.holders = max(self.holders, record.holder)
+            case Unnamed():
+                for name in record.names:
+                    self.names.pop(name, None)
+            case Forgotten():
+                self._forget(record.below)
+            case HandedOver():
+                self.handed.append(record)
+            case Kept():
+                self._kept[record.high] = BitMap.deserialize(record.committed)
+            case Counted():
+                self.holders = record.holders
+            case SinkKept():
+                self.sinks[record.sink.sink_id] = record.sink
+            case _:
+                assert_never(record)
+
+    def _committed(self, record: Committed) -> None:
+        for txn, shares in record.txns:
+            self.prepared.pop(txn, None)
+            self._kept.setdefault(txn >> LOW_BITS, BitMap()).add(txn & _LOW)
+            if shares:
+                found = participants(record, shares)
+                self.unsettled[txn] = Outcome(True, {each.topic: each for each in found})
+        if record.sink is not None:
+            self.sinks[record.sink.sink_id] = record.sink
+
+    def _forget(self, below: int) -> None:
+        self.forgotten = below
+        high, low = below >> LOW_BITS, below & _LOW
+        for each in [each for each in self._kept if each < high]:
+            del self._kept[each]
+        if high in self._kept:
+            self._kept[high].remove_range(0, low)
+
+    def snapshot(self) -> Iterator[AnyRecord]:
+        """In small records, so that they can be divided among entries."""
+        yield Counted(self.holders)
+        yield Forgotten(self.forgotten)
+        for txn, outcome in self.unsettled.items():
+            if outcome.committed:
+                yield committed({txn: list(outcome.waiting.values())})
+            else:
+                yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting)))
+        # after the unsettled ones, whose bits are in it
+        for high, found in self._kept.items():
+            yield Kept(high, found.serialize())
+        yield from self.prepared.values()
+        for name, each in self.names.items():
+            yield Named(name, each.holder, each.idle_s)
+        yield from (SinkKept(sink) for sink in self.sinks.values())
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        for txn, outcome in self.unsettled.items():
+            assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
+            assert txn >= self.forgotten, "nothing is forgotten that is not done"
+            assert txn not in self.prepared, "a transaction that ended is not prepared"
+        assert not any(self.is_committed(txn) for txn in self.prepared), "a prepared transaction has no outcome"
+        assert all(txn >= self.forgotten for txn in self.prepared), "no prepared transaction is forgotten"
+        assert all(each.holder <= self.holders for each in self.names.values()), "no holder's number is given twice"

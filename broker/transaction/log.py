@@ -1,0 +1,240 @@
+"""The ledger of a coordinator of transactions, and the record that names it.
+
+    log = CoordinatorLog(…)
+    state, epoch = await log.take_over()      in the order of TAKE_OVER
+    await log.append(records, state)          returns when they are durable; an error: unknown, give the epoch up
+    await log.close(records, state, idle=…)   hands over
+
+**Take-over** is the order of `TAKE_OVER` and nothing else:
+
+    read_record      the claim, the epoch and the ledger
+    recover_ledger   its writer is fenced for good, and all that was confirmed is read
+    claim_record     compare-and-set against what was read: the next epoch, and a claim that no other owner has
+    serve            nothing is answered before
+
+What the former owner confirmed is in the ledger that was recovered: the claim goes through only if the record still
+names it. The former owner can confirm nothing after the fence, and name no other ledger after the claim.
+
+**Writing.** A ledger that was recovered is never written again: the first write of an owner rolls. A roll is create →
+append the whole state → name it by compare-and-set → delete the old one (`ROLL`). The records of an append that failed
+are appended again in the next ledger, which has a state without them: the ledger before is not read any more once the
+record names another one. A fence is another owner's: it ends this one at once.
+
+One call at a time. Guards: tests/broker/transaction/test_log.py (a crash and a failure at each write).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from ...ledger import LedgerWriter
+from ...metadata import paths
+from ...metadata.records import CoordinatorRecord, decode, encode
+from ...metadata.store import MetadataStore, Versioned
+from ...metadata.update import update
+from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
+from ...proto.transactions import EPOCH_BITS
+from ...runtime.world import World
+from ..common.log_throttle import LogThrottle
+from ..log.snapshot_ledger import StateLedgers, append_all
+from .core.records import AnyRecord
+from .core.state import State
+from .format import entries as stored
+from .format.entries import RECORDS, SNAPSHOT_END, DamagedCoordinator
+
+_LOG = logging.getLogger("magnetar.broker.transactions")
+
+TAKE_OVER = ("read_record", "recover_ledger", "claim_record", "serve")
+"""The order of a take-over, as names of methods of CoordinatorLog."""
+ROLL = ("create", "append", "name", "delete")
+"""The order of a roll."""
+
+ROLL_BYTES = 16 << 20
+"""A ledger ends with so many bytes, if they are twice its snapshot: the next take-over reads them all."""
+RETRY_S = 0.5
+READ_ENTRIES = 64
+AT_ONCE = 8
+"""Entries of a snapshot on their way."""
+
+
+class CoordinatorFenced(NotOwner):
+    """Another broker has taken the coordinator over. (On the wire: NotOwner.)"""
+
+
+class CoordinatorLog:
+    """Of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
+    ) -> None:
+        self.number = number
+        self.epoch = 0
+        self._world = world
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._give_up_s = give_up_s
+        self._path = paths.coordinator(number)
+        self._found: Versioned | None = None
+        self._stored = b""
+        self._record = CoordinatorRecord()
+        self._state = State()
+        self._writer: LedgerWriter | None = None
+        self._snapshot_bytes = 0
+        self._bytes = 0
+        self._next_entry = 0
+        self._unknown = False  # the outcome of a change: the record may name a ledger that this owner does not write
+        self._throttle = LogThrottle(world.clock)
+
+    # ------------------------------------------------------------------ take-over
+    async def take_over(self) -> tuple[State, int]:
+        """The state and this owner's epoch. CoordinatorFenced: another broker was faster. DataLost: the ledger cannot
+        be read, and nothing is claimed."""
+        for step in TAKE_OVER:
+            await getattr(self, step)()
+        return self._state, self.epoch
+
+    async def read_record(self) -> None:
+        self._found = await self._metadata.get(self._path)
+        if self._found is not None:
+            self._record = decode(self._found.value, CoordinatorRecord, self._path)
+
+    async def recover_ledger(self) -> None:
+        ledger_id = self._record.ledger_id
+        if ledger_id < 0:
+            return
+        where = f"coordinator {self.number}, ledger {ledger_id}"
+        try:
+            reader = await self._ledgers.recover(ledger_id)
+        except LedgerNotFound as error:
+            if await self._is_unchanged():
+                raise DataLost(f"{where} does not exist: the outcomes of its transactions are lost") from error
+            raise Unavailable(f"coordinator {self.number} is taken over elsewhere; look it up again") from error
+        whole = False
+        try:
+            read = 0
+            while read <= reader.last_entry:
+                some = await reader.read(read, min(read + READ_ENTRIES - 1, reader.last_entry))
+                read += len(some)
+                for each in some:
+                    entry = stored.decode(bytes(each.payload), each.entry_id, where)
+                    if whole is not (entry.kind == RECORDS):
+                        raise DamagedCoordinator(f"{where}: entry {each.entry_id} is out of its order")
+                    whole = whole or entry.kind == SNAPSHOT_END
+                    for record in entry.records:
+                        self._state.apply(record)
+                await asyncio.sleep(0)
+            if not whole:
+                raise DamagedCoordinator(f"{where} has no whole snapshot")
+            self._state.check()
+        except (DamagedCoordinator, KeyError, ValueError) as error:
+            raise DataLost(f"{where} is damaged: {error}") from error
+
+    async def _is_unchanged(self) -> bool:
+        node = await self._metadata.get(self._path)
+        return node is not None and self._found is not None and node.value == self._found.value
+
+    async def claim_record(self) -> None:
+        if self._record.epoch >= (1 << EPOCH_BITS) - 1:
+            raise DataLost(f"coordinator {self.number} has no epochs any more; its ids are used up")
+        claim = self._world.rng.randbytes(8).hex()
+        before = self._found.value if self._found is not None else None
+        after = msgspec.structs.replace(self._record, epoch=self._record.epoch + 1, claim=claim, idle=False)
+        self._stored = b"" if before is None else before
+        await self._change(after, made=before is None)
+        self.epoch = after.epoch
+
+    async def serve(self) -> None:
+        self._found = None
+
+    async def is_ours(self) -> bool:
+        """Whether the record is what this owner wrote last."""
+        node = await self._metadata.get(self._path)
+        return node is not None and node.value == self._stored
+
+    async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
+        """CoordinatorFenced: another owner's; other errors: unknown."""
+        value = encode(record)
+        ours = {self._stored, value}
+
+        def transform(node: Versioned | None) -> bytes | None:
+            if (node is None and not made) or (node is not None and node.value not in ours):
+                raise CoordinatorFenced(f"coordinator {self.number} was taken over by another broker")
+            return value
+
+        await update(self._metadata, self._path, transform)
+        self._record, self._stored = record, value
+
+    # ------------------------------------------------------------------ writing
+    async def append(self, records: Sequence[AnyRecord], state: State) -> None:
+        """`state`: all that was appended before. After an error it is not known what is durable."""
+        clock = self._world.clock
+        until = clock.monotonic() + self._give_up_s
+        while True:
+            try:
+                if self._writer is None or not self._writer.writable or self._is_full:
+                    await self._roll(state)
+                await self._append(records)
+                return
+            except (LedgerFenced, CoordinatorFenced):
+                raise
+            except MagnetarError as error:
+                await self._abandon()
+                if clock.monotonic() >= until or self._unknown:
+                    raise
+                if self._throttle.news(error):
+                    _LOG.warning("coordinator %d goes on in another ledger: %s", self.number, error)
+            await asyncio.sleep(RETRY_S)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._bytes > max(ROLL_BYTES, 2 * self._snapshot_bytes)
+
+    async def _append(self, records: Sequence[AnyRecord]) -> None:
+        assert self._writer is not None, "a roll came before"
+        found = stored.encode(records, self._next_entry)
+        await append_all(self._writer, found)
+        self._next_entry += len(found)
+        self._bytes += sum(map(len, found))
+
+    async def _roll(self, state: State) -> None:
+        """In the order of `ROLL`."""
+        await self._abandon()
+        writer, unnamed = await self._ledgers.create(), True
+        try:
+            snapshot = stored.encode_snapshot(state.snapshot())
+            for start in range(0, len(snapshot), AT_ONCE):
+                await append_all(writer, snapshot[start : start + AT_ONCE])
+            unnamed, self._unknown = False, True
+            old = self._record.ledger_id
+            await self._change(msgspec.structs.replace(self._record, ledger_id=writer.ledger_id))
+            self._unknown = False
+        except BaseException as error:
+            await self._ledgers.give_up(writer, unnamed=unnamed and isinstance(error, MagnetarError))
+            raise
+        self._writer, self._next_entry = writer, len(snapshot)
+        self._snapshot_bytes = self._bytes = sum(map(len, snapshot))
+        await self._ledgers.delete(old)
+
+    async def _abandon(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.abandon()
+
+    # ------------------------------------------------------------------ ending
+    async def close(self, records: Sequence[AnyRecord], state: State, *, idle: bool) -> None:
+        """Writes the hand-over and closes the ledger. `idle`: the record says that no broker needs to load it."""
+        if records:
+            await self.append(records, state)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+        if idle:
+            await self._change(msgspec.structs.replace(self._record, idle=True))
+
+    async def abandon(self) -> None:
+        """Without a hand-over: the next owner recovers."""
+        await self._abandon()

@@ -1,0 +1,126 @@
+"""Other brokers: joins go to the owner of a coordinator, settlements to the owner of a topic.
+
+What is asked of one broker in one turn travels in one request. There is one channel per broker, open until `close`.
+Each request has a deadline; without an answer nothing is known, and the caller asks again.
+Guards: tests/broker/protocols/grpc/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, from_wire
+from ...proto.names import TopicName
+from ...proto.transactions import TxnId, TxnState
+from ...runtime.network import Channel, Endpoint, Rpc, rpc
+from ...runtime.tasks import Tasks
+from ...runtime.world import World
+from ..common.transactions import Settlement
+
+TIMEOUT_S = 15.0
+ITEMS_MAX = 1_000
+"""Of one request: about 150 KB."""
+WAITING_MAX = 100_000
+"""Items that wait for one broker; above, a join is refused (BackPressure) and a settlement is repeated later."""
+
+
+class _Queue(NamedTuple):
+    """Of one broker and one rpc."""
+
+    items: list[tuple[Message, asyncio.Future[Any]]]
+
+
+class Peers:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._channels: dict[str, Channel] = {}
+        self._queues: dict[tuple[str, str, int], _Queue] = {}
+        self._tasks = Tasks()
+
+    async def join(self, endpoint: str, txn: TxnId, topic: TopicName) -> TxnState:
+        """NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
+        item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full)
+        reply = await self._ask(endpoint, "Join", item, txn.most)
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+        return TxnState(reply.state)
+
+    async def settle(
+        self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
+    ) -> list[MagnetarError | None]:
+        items = [
+            wire.Settlement(
+                txn=wire.TransactionId(most=each.txn.most, least=each.txn.least), topic=topic.full,
+                committed=each.committed, entries=each.entries,
+                last=wire.Position(ledger_id=each.last.ledger_id, entry_id=each.last.entry_id),
+            )
+            for each in settlements
+        ]  # fmt: skip
+        replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
+        return [from_wire(each.error) if each.HasField("error") else None for each in replies]
+
+    def _ask(self, endpoint: str, method: str, item: Message, group: int = -1) -> asyncio.Future[Any]:
+        """The reply to this item. Items of one `group` are in one request."""
+        key = endpoint, method, group
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue([])
+            self._tasks.spawn(self._work(key), f"transactions {method} at {endpoint}")
+        if len(queue.items) >= WAITING_MAX:
+            raise BackPressure(f"broker {endpoint} answers too slowly: {len(queue.items)} wait for it")
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        queue.items.append((item, answered))
+        return answered
+
+    async def _work(self, key: tuple[str, str, int]) -> None:
+        """Sends all of a turn together; several requests may be on their way."""
+        await asyncio.sleep(0)
+        items = self._queues.pop(key).items
+        for start in range(0, len(items), ITEMS_MAX):
+            await self._send(key[0], key[1], items[start : start + ITEMS_MAX])
+
+    async def _send(self, endpoint: str, method: str, items: list[tuple[Message, asyncio.Future[Any]]]) -> None:
+        asked: Rpc[Any, Any] = rpc("Transactions", method)
+        try:
+            found = await self._channel(endpoint).call(
+                asked, asked.request(items=[item for item, _ in items]), timeout_s=TIMEOUT_S
+            )
+            replies = _by_item(found, len(items)) if method == "Settle" else list(found.items)
+            if len(replies) != len(items):
+                raise ConnectionLost(f"broker {endpoint} answered {len(replies)} of {len(items)} items")
+        except MagnetarError as error:
+            for _, answered in items:
+                if not answered.done():
+                    answered.set_exception(error)
+            return
+        for (_, answered), reply in zip(items, replies, strict=True):
+            if not answered.done():
+                answered.set_result(reply)
+
+    def _channel(self, endpoint: str) -> Channel:
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = self._world.network.connect(Endpoint.parse(endpoint))
+        return channel
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        for queue in self._queues.values():
+            for _, answered in queue.items:
+                answered.cancel()
+        self._queues.clear()
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+
+def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
+    """The answers by the number of the item; one that was not answered is unknown."""
+    lost = wire.Done(error=wire.Error(code=ConnectionLost.code, message="the broker did not answer this settlement"))
+    found = {done.request_id: done for done in reply.items}
+    return [found.get(number, lost) for number in range(count)]

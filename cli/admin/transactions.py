@@ -1,0 +1,106 @@
+"""`magnetar transactions …`: what is open, which role began it, and how an operator ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import Session, connected
+
+if TYPE_CHECKING:
+    from ...client.admin.values import TransactionStats
+
+COLUMNS = ("txn", "state", "owner", "name", "age_s", "remaining_s", "topics", "reason")
+COORDINATOR_COLUMNS = ("coordinator", "epoch", "open", "prepared", "unsettled", "committed", "aborted")
+
+transactions = LazyGroup(
+    "transactions",
+    {
+        "list": Lazy(".admin.transactions", "list_", "Those that are not done, the oldest first."),
+        "show": Lazy(".admin.transactions", "show", "One transaction."),
+        "status": Lazy(".admin.transactions", "status", "The coordinators: epochs and counts."),
+        "abort": Lazy(".admin.transactions", "abort", "Abort an open or prepared transaction."),
+        "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
+    },
+    help="Transactions over several topics.\n\nExample: magnetar transactions list",
+)
+
+
+@click.command("list")
+@click.option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
+@connected
+def list_(session: Session, coordinator: int | None, limit: int) -> None:
+    """Transactions that are open, prepared, or not settled at each topic; the oldest first.
+
+    Example: magnetar transactions list -c 3
+    """
+    if coordinator is None:
+        found = session.admin.all_transactions(limit)
+    else:
+        found = [session.admin.transactions(coordinator, limit)]
+    rows = [each for group in found for each in group.items]
+    session.out.rows([_row(each) for each in sorted(rows, key=lambda each: -each.age_ms)], COLUMNS)
+
+
+@click.command()
+@click.argument("txn")
+@connected
+def show(session: Session, txn: str) -> None:
+    """One transaction by its id. Of one that is done only the outcome is known.
+
+    Example: magnetar transactions show "(3,1099511627781)"
+    """
+    session.out.record(_row(session.admin.transaction(txn)))
+
+
+@click.command()
+@connected
+def status(session: Session) -> None:
+    """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
+    the last take-over. An epoch of 0: it had none so far.
+
+    Example: magnetar transactions status
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "coordinator": number, "epoch": each.epoch, "open": each.open, "prepared": each.prepared,
+            "unsettled": each.unsettled, "committed": each.committed, "aborted": each.aborted,
+        }
+        for number, each in enumerate(session.admin.all_transactions(1))
+    ]  # fmt: skip
+    session.out.rows(rows, COORDINATOR_COLUMNS)
+
+
+@click.command()
+@click.argument("txn")
+@connected
+def abort(session: Session, txn: str) -> None:
+    """Abort a transaction that is open or prepared. One that has ended stays as it is.
+
+    Example: magnetar transactions abort "(3,1099511627781)"
+    """
+    session.out.record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
+
+
+@click.command()
+@click.argument("txn")
+@click.argument("topic")
+@connected
+def detach(session: Session, txn: str, topic: str) -> None:
+    """Stop waiting for a topic that can store the outcome of an ended transaction no more. What the transaction did
+    there is lost if it is committed.
+
+    Example: magnetar transactions detach "(3,1099511627781)" orders
+    """
+    session.admin.detach_transaction(txn, topic)
+
+
+def _row(found: TransactionStats) -> dict[str, Any]:
+    return {
+        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "name": found.name,
+        "sink": found.sink.sink_id, "age_s": round(found.age_ms / 1000, 1),
+        "remaining_s": round(found.remaining_ms / 1000, 1), "topics": ", ".join(found.topics), "reason": found.reason,
+    }  # fmt: skip

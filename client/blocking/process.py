@@ -1,0 +1,133 @@
+"""`magnetar.process`: consume, transform, produce, exactly once, in the calling thread.
+
+The loop runs in the client's loop thread (client/transactions/process.py); the function is called in the thread that
+called `process`, a batch at a time. Ctrl-C stops it in order: what is being committed is committed, the rest is given
+back; a second Ctrl-C does not wait for that. Guards: tests/client/blocking/test_blocking_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from ..common.checks import check_one, instance
+from ..common.errors import InvalidConfiguration
+from ..common.guard import ignored, run
+from ..model.message import Message
+from ..produce.producer import Producer as AsyncProducer
+from ..transactions.process import FUNCTION, Applied, Apply, Loop, Options, Output, ProcessStatistics, outputs_of
+from .consumer import Consumer
+from .loop_thread import loop_thread
+from .producer import Producer
+from .waits import LOOK_S, result_of
+
+Work = tuple[list[Message], "asyncio.Future[list[Applied]]"]
+
+
+def process(
+    consumer: Consumer,
+    producer: Producer,
+    function: Callable[[Message], Any],
+    *,
+    messages_max: int = 1000,
+    linger_ms: int = 5,
+    transactions_max: int = 4,
+    timeout: float = 60,
+    on_error: str = "raise",
+    idle_timeout_ms: int | None = None,
+    statistics: ProcessStatistics | None = None,
+) -> ProcessStatistics:
+    """Calls `function(message)` for each message of the consumer, and sends what it returns, exactly once.
+
+        magnetar.process(consumer, producer, lambda message: message.data().upper())
+
+    It returns a value for the producer's schema, an `Output` (with a key, properties, or another producer), a list,
+    tuple or generator of either, or None. `messages_max` messages, or what came within `linger_ms`, are one transaction
+    of `timeout` seconds; `transactions_max` are under way. `idle_timeout_ms`: it returns when no message came for so
+    long; else it runs until Ctrl-C, and then ends what it has begun.
+
+    `on_error`: "raise" what the function raises, or "nack" the message: it comes again, and becomes a dead letter by
+    the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced, and what ends the consumer.
+    """
+    check_one("consumer", instance(Consumer, optional=False), consumer)
+    check_one("producer", instance(Producer, optional=False), producer)
+    check_one("function", FUNCTION, function)
+    if inspect.iscoroutinefunction(function):
+        raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.process")
+    counted = statistics if statistics is not None else ProcessStatistics()
+    options = Options(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
+    work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+    loop = loop_thread()
+    inner_consumer, inner_producer = consumer.inner(), producer.inner()
+
+    async def run_all() -> ProcessStatistics:
+        try:
+            return await Loop(inner_consumer, inner_producer, through(work), options).run()
+        finally:
+            work.put(None)
+
+    future = asyncio.run_coroutine_threadsafe(run_all(), loop.loop)
+    try:
+        while not future.done():
+            try:
+                found = work.get(timeout=LOOK_S)
+            except queue.Empty:
+                continue
+            if found is None:
+                break
+            _apply(function, *found)
+        return result_of(future)
+    except BaseException:
+        if not future.done():
+            future.cancel()
+            _wait_for_end(work)
+        raise
+
+
+def through(work: queue.SimpleQueue[Work | None]) -> Apply:
+    """Batches go to the thread that called `process`."""
+
+    async def apply(messages: list[Message]) -> list[Applied]:
+        outcome: asyncio.Future[list[Applied]] = asyncio.get_running_loop().create_future()
+        work.put((messages, outcome))
+        return await outcome
+
+    return apply
+
+
+def _apply(function: Callable[[Message], Any], messages: list[Message], outcome: asyncio.Future[list[Applied]]) -> None:
+    results = []
+    for message in messages:
+        try:
+            results.append(Applied(message, [_inner(each) for each in outputs_of(function(message))], None))
+        except Exception as error:
+            results.append(Applied(message, (), error))
+
+    def tell() -> None:
+        if not outcome.done():
+            outcome.set_result(results)
+
+    outcome.get_loop().call_soon_threadsafe(run, tell, ignored)
+
+
+def _inner(output: Any) -> Any:
+    """With the asyncio producer in place of the blocking one."""
+    if type(output) is not Output or not isinstance(output.producer, Producer):
+        return output
+    inner: AsyncProducer = output.producer.inner()
+    return Output(
+        output.value, output.partition_key, output.ordering_key, output.properties, output.event_timestamp,
+        output.deliver_at, output.deliver_after, inner,
+    )  # fmt: skip
+
+
+def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:
+    while True:
+        try:
+            if work.get(timeout=LOOK_S) is None:
+                return
+        except queue.Empty:
+            continue

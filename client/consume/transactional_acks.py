@@ -1,0 +1,149 @@
+"""The acknowledgements that one partition's consumer sends in transactions: requests of their own, each answered.
+
+    acks.acknowledge(txn, which, cumulative=False, waiter=None)      in the event loop
+    acks.connected(), acks.end(error)                                the consumer is connected again, or finished
+
+What one transaction acknowledges in one turn of the loop goes together, and with nothing else. A request is answered
+when the acknowledgement is durable, as pending; it survives any crash then, until its transaction ends. One that is
+under way when the connection breaks, or that the broker cannot do now, is sent again: what is pending in the same
+transaction already is no conflict. It ends with its transaction.
+Guards: tests/client/transactions/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError
+from ..common.errors import OperationNotSupported, translate
+from ..common.guard import run
+from ..connect.connections import Connections
+from ..core.acks import AckTracker
+from ..core.consumer import ConsumerCore
+from ..core.state import State
+from ..core.transaction import InTransaction, Part
+from .acknowledgements import AckSender, Pending, place_of
+from .frames import acks_of
+from .requests import Requests
+
+PAUSE_S = 0.1
+"""Before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
+
+
+class _Group:
+    """What one transaction acknowledged in one turn."""
+
+    __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
+
+    def __init__(self, txn: InTransaction) -> None:
+        self.txn = txn
+        self.tracker = AckTracker()
+        self.operations = 0
+        self.waiters: list[asyncio.Future[None]] = []
+        self.left = 0  # requests without an answer
+        self.error: MagnetarError | None = None
+
+
+class TransactionalAcks:
+    def __init__(
+        self, where: Part, connections: Connections, core: ConsumerCore, acks: AckSender, requests: Requests,
+        send: Callable[..., None], broke: Callable[[Exception], object],
+    ) -> None:  # fmt: skip
+        self._where = where
+        self._connections = connections
+        self._core = core
+        self._acks = acks
+        self._requests = requests
+        self._send = send
+        self._broke = broke
+        self._groups: dict[InTransaction, _Group] = {}  # of this turn, and what waits for a connection
+        self._again: list[tuple[_Group, wire.Ack]] = []
+        self._turn_comes = False
+
+    def acknowledge(
+        self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
+        waiter: asyncio.Future[None] | None = None,
+    ) -> None:  # fmt: skip
+        """What `InTransaction.enter` raises, and OperationNotSupported, before anything is sent."""
+        self._requests.raise_if_closed()
+        every = [each for one in which for each in self._acks.with_chunks(one)]
+        for each in every if cumulative else ():
+            place = place_of(each)[0]
+            if not self._core.covers(place):
+                raise OperationNotSupported(
+                    f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
+                )
+        txn.enter(self._where, self._connections)
+        group = self._groups.get(txn)
+        if group is None:
+            group = self._groups[txn] = _Group(txn)
+        group.operations += 1
+        if waiter is not None:
+            group.waiters.append(waiter)
+        self._acks.track(group.tracker, every, cumulative=cumulative)
+        if not self._turn_comes:
+            self._turn_comes = True
+            asyncio.get_running_loop().call_soon(run, self._turn, self._broke)
+
+    def _turn(self) -> None:
+        self._turn_comes = False
+        if self._core.state is not State.CONNECTED:
+            return
+        again, self._again = self._again, []
+        for group, ack in again:
+            self._request(group, ack)
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            acks = acks_of(group.tracker.take())
+            group.left = len(acks)
+            if not acks:
+                self._over(group)
+            for ack in acks:
+                ack.txn.most, ack.txn.least = group.txn.id
+                self._request(group, ack)
+
+    def _request(self, group: _Group, ack: wire.Ack) -> None:
+        ack.request_id = self._core.request()
+        self._requests.call(ack.request_id, lambda error: self._answered(group, ack, error))
+        self._send(ack=ack)
+
+    def _answered(self, group: _Group, ack: wire.Ack, error: MagnetarError | None) -> None:
+        if error is not None and self._may_pass(error) and group.txn.is_under_way:
+            self._again.append((group, ack))
+            if not isinstance(error, ConnectionLost) and not self._turn_comes:
+                self._turn_comes = True
+                asyncio.get_running_loop().call_later(PAUSE_S, run, self._turn, self._broke)
+            return
+        group.error = group.error or error
+        group.left -= 1
+        if not group.left:
+            self._over(group)
+
+    def _may_pass(self, error: MagnetarError) -> bool:
+        return self._core.state is not State.CLOSED and (error.retryable or isinstance(error, ConnectionLost))
+
+    def _over(self, group: _Group) -> None:
+        for waiter in group.waiters:
+            if not waiter.done():
+                if group.error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(translate(group.error))
+        for _ in range(group.operations):
+            group.txn.acknowledged(group.error)
+
+    # ------------------------------------------------------------------------------ the connection
+    def connected(self) -> None:
+        if self._groups or self._again:
+            self._turn()
+
+    def end(self, error: MagnetarError) -> None:
+        groups, self._groups = list(self._groups.values()), {}
+        again, self._again = self._again, []
+        for group in groups:
+            group.error = error
+            self._over(group)
+        for group, ack in again:
+            self._answered(group, ack, error)

@@ -1,0 +1,374 @@
+"""One transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
+
+Intents and facts in, effects out, in order; the driver (client/transactions/transaction.py) does each effect at once.
+
+| state | in | on | to |
+|---|---|---|---|
+| OPEN | the beginning | `commit`, and every operation has its outcome, none failed | COMMITTING: End(COMMIT) |
+| OPEN | | `commit`, and an operation failed; or `abort` | ABORTING: End(ABORT) |
+| COMMITTING | | the coordinator says COMMITTED, or ABORTED | COMMITTED; ABORTED, TransactionAborted is raised |
+| COMMITTING | | no answer in time, and no status either | ERROR: the outcome is unknown; `commit` asks again |
+| OPEN | | `prepare`, and every operation has its outcome, none failed | PREPARING: End(PREPARE) |
+| PREPARING | | the coordinator says PREPARED; ABORTED; no answer | PREPARED; ABORTED; ERROR |
+| PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
+| ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
+
+**Operations.** A send or an acknowledgement belongs to the transaction from `enter` to its outcome. `commit` waits for
+all of them (`Idle` is the effect of the last one), so the coordinator is told the receipts of all. One that failed
+makes the transaction abort: its message may be stored, and would be shown.
+**Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
+no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
+-1 entries: every entry of the transaction counts, and each of them has its receipt.
+**Nothing to end.** A transaction without an operation has no trace anywhere; it ends without a request.
+**Threads.** `enter` and `left` may be called from any thread; `lock` guards what they touch. All else belongs to one
+thread. Guard: tests/client/core/test_transaction.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from ...proto.errors import MagnetarError
+from ...proto.errors import TransactionAborted as WireAborted
+from ...proto.errors import TransactionConflict as WireConflict
+from ...proto.errors import TransactionFenced as WireFenced
+from ...proto.names import Position, TopicName
+from ...proto.transactions import TxnId, TxnState
+from ..common.errors import (
+    MessageTooBig,
+    OutcomeUnknown,
+    PulsarException,
+    TransactionAborted,
+    TransactionConflict,
+    TransactionEnded,
+    TransactionFenced,
+    translate,
+)
+
+MESSAGES_MAX = 1_000_000
+"""Of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
+NOWHERE = Position(-1, -1)
+
+
+class TransactionState(Enum):
+    """Of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its `prepare`, got
+    no answer, and `commit` asks again."""
+
+    OPEN = "OPEN"
+    PREPARING = "PREPARING"
+    PREPARED = "PREPARED"
+    COMMITTING = "COMMITTING"
+    ABORTING = "ABORTING"
+    COMMITTED = "COMMITTED"
+    ABORTED = "ABORTED"
+    ERROR = "ERROR"
+
+
+WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
+"""The end waits for the operations."""
+
+
+class Verb(Enum):
+    COMMIT = 0
+    ABORT = 1
+    PREPARE = 2
+
+
+class Receipts(NamedTuple):
+    """Of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
+
+    topic: str
+    entries: int
+    last: Position
+
+
+class End(NamedTuple):
+    """Ask the coordinator; `answered` or `unanswered` is to be told."""
+
+    verb: Verb
+    participants: tuple[Receipts, ...]
+
+
+class Idle(NamedTuple):
+    """Every operation has its outcome: the commit that waits goes on."""
+
+
+class Ended(NamedTuple):
+    """`error`: what who ended it is told; None: it did what was asked."""
+
+    error: PulsarException | None
+
+
+TransactionEffect = End | Idle | Ended
+
+
+class Part(Protocol):
+    """The partition of a producer or a consumer: where operations of a transaction are under way."""
+
+    sends: bool  # messages; else it acknowledges
+
+    @property
+    def topic(self) -> TopicName: ...
+    def send_now(self) -> None:
+        """What waits for more to come goes out."""
+        ...
+
+
+class InTransaction:
+    """What producers and consumers know of the transaction that a message is sent or acknowledged in."""
+
+    @property
+    def id(self) -> TxnId:
+        raise NotImplementedError
+
+    @property
+    def is_under_way(self) -> bool:
+        """Its operations still matter: it is open, or its commit waits for them."""
+        raise NotImplementedError
+
+    def enter(self, where: Part, connections: object) -> None:
+        """A message will be sent there, or an acknowledgement; from any thread. TransactionEnded, MessageTooBig,
+        InvalidConfiguration: it must not be. `connections`: of whose client."""
+        raise NotImplementedError
+
+    def leave(self, *, message: bool) -> None:
+        """It was not sent after all."""
+        raise NotImplementedError
+
+    def stored(self, where: Part, messages: int, position: Position) -> None:
+        """An entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
+        raise NotImplementedError
+
+    def refused(self, messages: int, error: MagnetarError) -> None:
+        """An entry is not stored, or may not be."""
+        raise NotImplementedError
+
+    def acknowledged(self, error: MagnetarError | None) -> None:
+        """An acknowledgement has its outcome; None: it is durable."""
+        raise NotImplementedError
+
+
+class TransactionCore:
+    def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
+        """`named`: its end is asked for even when nothing was done in it: that tells of a later holder."""
+        self.txn = txn
+        self.state = TransactionState.OPEN
+        self.failure: PulsarException | None = None  # of the first operation that failed
+        self.error: PulsarException | None = None  # how it ended; None: as it was asked to
+        self.pending = 0  # operations without an outcome
+        self.messages = 0  # that were sent in it
+        self._lock = lock
+        self._named = named
+        self._waiting = False  # a commit, for the operations
+        self._entries: dict[str, int] = {}
+        self._last: dict[str, Position] = {}
+
+    # ------------------------------------------------------------------------------ from any thread
+    def enter(self, topic: str, *, message: bool) -> None:
+        """An operation begins: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
+        it does not, and nothing may be sent."""
+        with self._lock:
+            if self.state is not TransactionState.OPEN:
+                raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
+            if message and self.messages >= MESSAGES_MAX:
+                raise MessageTooBig(
+                    f"transaction {self.txn} has {self.messages} messages; the limit is {MESSAGES_MAX}: commit, and"
+                    " begin another one", limit=MESSAGES_MAX,
+                )  # fmt: skip
+            self.messages += message
+            self.pending += 1
+            if topic not in self._entries:
+                self._entries[topic], self._last[topic] = 0, NOWHERE
+
+    def enter_again(self, *, message: bool) -> bool:
+        """The same at a topic where something was before. False: `enter` says why not."""
+        with self._lock:
+            if self.state is not TransactionState.OPEN or self.messages >= MESSAGES_MAX:
+                return False
+            self.messages += message
+            self.pending += 1
+            return True
+
+    def left(self, *, message: bool) -> list[TransactionEffect]:
+        """It was not begun after all: refused before anything was sent."""
+        with self._lock:
+            self.messages -= message
+            self.pending -= 1
+            return self._look()
+
+    # ------------------------------------------------------------------------------ outcomes
+    def stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
+        """An entry of so many messages has its receipt; 0: a chunk of a message."""
+        if self._entries[topic] >= 0:
+            self._entries[topic] += 1
+            if position[1] < 0:
+                self._entries[topic], self._last[topic] = -1, NOWHERE
+            elif position > self._last[topic]:
+                self._last[topic] = position
+        with self._lock:
+            self.pending -= messages
+            return self._look()
+
+    def refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
+        """An entry of so many messages is not stored, or may not be."""
+        self._note(error)
+        with self._lock:
+            self.pending -= messages
+            return self._look()
+
+    def acknowledged(self, error: MagnetarError | None) -> list[TransactionEffect]:
+        if error is not None:
+            self._note(error)
+        with self._lock:
+            self.pending -= 1
+            return self._look()
+
+    def _note(self, error: MagnetarError) -> None:
+        if self.failure is None:
+            self.failure = translate(error)
+
+    def _look(self) -> list[TransactionEffect]:
+        if self._waiting and not self.pending:
+            self._waiting = False
+            return [Idle()]
+        return []
+
+    # ------------------------------------------------------------------------------ the end
+    def commit(self) -> list[TransactionEffect]:
+        """Idle comes now, or when all operations have their outcomes; then `decide`."""
+        may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
+        return self._wait(TransactionState.COMMITTING, may_be)
+
+    def prepare(self) -> list[TransactionEffect]:
+        """As `commit`."""
+        return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
+
+    def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
+        with self._lock:
+            assert self.state in may_be, "it ends once at a time"
+            self.state = state
+            self._waiting = True
+            return self._look()
+
+    def decide(self) -> list[TransactionEffect]:
+        """After Idle, or when the operations took too long (`give_up`)."""
+        assert self.state in WAITING, "an end waits for this"
+        if self.failure is not None:
+            return self._abort(self._reason())
+        if self.state is TransactionState.PREPARING:
+            return [End(Verb.PREPARE, self._participants())]
+        if not self._entries and not self._named:
+            return self._end(TransactionState.COMMITTED, None)
+        return [End(Verb.COMMIT, self._participants())]
+
+    def give_up(self, error: MagnetarError) -> list[TransactionEffect]:
+        """The operations have no outcome in time: it aborts."""
+        self._waiting = False
+        self._note(error)
+        return self.decide()
+
+    def abort(self) -> list[TransactionEffect]:
+        assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
+        return self._abort(None)
+
+    def _abort(self, error: PulsarException | None) -> list[TransactionEffect]:
+        with self._lock:
+            self.state, self.error = TransactionState.ABORTING, error
+        if not self._entries and not self._named:
+            return self._end(TransactionState.ABORTED, error)
+        return [End(Verb.ABORT, ())]
+
+    def answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
+        """The coordinator's answer to End, or to a question for the status."""
+        if error is not None:
+            return self._refused(error)
+        committing = self.state in WAITING
+        if state is TxnState.PREPARED and self.state is TransactionState.PREPARING:
+            return self._end(TransactionState.PREPARED, None)
+        if state is TxnState.COMMITTED:
+            why = None if committing else TransactionEnded(f"transaction {self.txn} is committed")
+            return self._end(TransactionState.COMMITTED, why)
+        if state is TxnState.ABORTED:
+            lost = TransactionAborted(f"transaction {self.txn} was aborted: nothing of it counts; run all of it again")
+            return self._end(TransactionState.ABORTED, lost if committing else self.error)
+        return self.unanswered()
+
+    def _refused(self, error: MagnetarError) -> list[TransactionEffect]:
+        if self.state is TransactionState.ABORTING:  # it was never committed, and cannot be
+            known = self.error if self.error is not None or not isinstance(error, WireFenced) else translate(error)
+            return self._end(TransactionState.ABORTED, known)
+        if isinstance(error, WireAborted | WireConflict | WireFenced):
+            found = translate(error)
+            if isinstance(found, TransactionConflict):
+                found = aborted(self.txn, "conflict", found)
+            return self._end(TransactionState.ABORTED, found)
+        if error.definite and not error.retryable:
+            return self._end(TransactionState.ERROR, translate(error))
+        return self.unanswered()
+
+    def unanswered(self) -> list[TransactionEffect]:
+        """In no time that was allowed."""
+        if self.state is TransactionState.ABORTING:
+            return self._end(TransactionState.ABORTED, self.error)
+        unknown = OutcomeUnknown(
+            f"transaction {self.txn}: its end got no answer, and its coordinator does not tell what became of it;"
+            " ask for it later by transaction_status", txn=self.txn,
+        )  # fmt: skip
+        return self._end(TransactionState.ERROR, unknown)
+
+    def _end(self, state: TransactionState, error: PulsarException | None) -> list[TransactionEffect]:
+        with self._lock:
+            self.state, self.error = state, error
+        return [Ended(error)]
+
+    def _participants(self) -> tuple[Receipts, ...]:
+        return tuple(Receipts(topic, count, self._last[topic]) for topic, count in self._entries.items())
+
+    def _reason(self) -> PulsarException:
+        assert self.failure is not None, "an operation failed"
+        if isinstance(self.failure, TransactionAborted | TransactionFenced):
+            return self.failure
+        conflict = isinstance(self.failure, TransactionConflict)
+        return aborted(self.txn, "conflict" if conflict else "operation failed", self.failure)
+
+    def _how(self) -> str:
+        if self.state is TransactionState.ERROR:
+            return "has an unknown outcome"
+        return f"is {self.state.name.lower()}"
+
+    @property
+    def was_lost(self) -> bool:
+        """The coordinator aborted it, not this client: it may have lost others with it."""
+        causes = (self.error, self.failure)
+        return self.state is TransactionState.ABORTED and any(
+            isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
+            for each in causes
+        )
+
+    @property
+    def has_operations(self) -> bool:
+        """It may have left something at a topic."""
+        return bool(self._entries)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (TransactionState.COMMITTED, TransactionState.ABORTED)
+
+    def check(self) -> None:
+        assert self.pending >= 0, "an outcome is told once"
+        assert 0 <= self.messages <= MESSAGES_MAX, "no more messages than may be"
+        assert not self._waiting or self.state in WAITING, "an end waits for the operations"
+        if self.state is TransactionState.COMMITTED:
+            assert self.failure is None, "what failed is not committed"
+            assert not self.pending, "a commit waits for every operation"
+
+
+def aborted(txn: TxnId, reason: str, cause: BaseException) -> TransactionAborted:
+    error = TransactionAborted(
+        f"transaction {txn} was aborted, {reason}: {getattr(cause, 'message', cause)}; run all of it again",
+        reason=reason, txn=txn,
+    )  # fmt: skip
+    error.__cause__ = cause
+    return error

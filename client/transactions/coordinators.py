@@ -1,0 +1,273 @@
+"""The coordinators of transactions, as a client asks them: where they are, ids of new transactions, ends, statuses.
+
+    await coordinators.begin(timeout_ms)                an id; mostly from a block that was leased ahead
+    await coordinators.begin_named(name, timeout_ms)
+    await coordinators.end(item)                        the coordinator's answer
+    await coordinators.status(txn)
+
+**Where.** Any broker names the one that has a coordinator, which is remembered until it refuses or the connection to it
+breaks. **Which.** A client begins with any of them and takes the next one for each block of ids, so that the ends of a
+moment mostly go to one coordinator, and clients are spread over all. A name has its coordinator.
+**Ends.** All that end in one turn of the loop travel together, END_ITEMS_MAX at most, and ENDS_UNDER_WAY requests are
+under way to one coordinator; the others wait and travel together then. Those that wait until all can see them have
+requests of their own. An end is sent again until it is answered or its time is over: what is repeated gets the same
+answer. Each answer, and each failed request, frees its place. Guards: tests/client/transactions/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable, from_wire
+from ...proto.transactions import TxnId, TxnState, coordinator_of
+from ...runtime.network import Channel, Endpoint, rpc
+from ...runtime.tasks import Tasks
+from ..common.guard import run
+from ..connect.connections import Connections
+from .leased_ids import LeasedIds
+
+END_ITEMS_MAX = 1000
+END_BYTES_MAX = 128 << 10
+"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+ENDS_UNDER_WAY = 4
+LANES_MAX = 64
+"""Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
+
+
+class Answer(NamedTuple):
+    state: TxnState
+    error: MagnetarError | None
+
+
+class Coordinators:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._now = connections.world.clock.monotonic
+        self._count = 0  # not known yet
+        self._next = 0
+        self._owners: dict[int, Channel] = {}
+        self._leases: dict[int, LeasedIds] = {}
+        self._refills: dict[int, asyncio.Task[MagnetarError | None]] = {}
+        self._holders: dict[str, int] = {}
+        self._queues: dict[tuple[int, bool], EndQueue] = {}
+        self._tasks = Tasks()
+
+    # ------------------------------------------------------------------------------ ids
+    async def begin(self, timeout_ms: int) -> TxnId:
+        ids = self._leases.get(timeout_ms)
+        if ids is None:
+            if len(self._leases) >= LANES_MAX:
+                return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
+            ids = self._leases[timeout_ms] = LeasedIds()
+        while (found := ids.take(self._now())) is None:
+            failed = await asyncio.shield(self._refill(timeout_ms, ids))
+            if failed is not None:
+                raise failed
+        if ids.runs_out:
+            self._refill(timeout_ms, ids)
+        return found
+
+    def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
+        """From any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        ids = self._leases.get(timeout_ms)
+        found = ids.take(self._now()) if ids is not None else None
+        if ids is not None and found is not None and ids.runs_out:
+            soon(lambda: self._refill_quietly(timeout_ms, ids))
+        return found
+
+    def _refill_quietly(self, timeout_ms: int, ids: LeasedIds) -> None:
+        if not self._tasks.closed:
+            self._refill(timeout_ms, ids)
+
+    def _refill(self, timeout_ms: int, ids: LeasedIds) -> asyncio.Task[MagnetarError | None]:
+        running = self._refills.get(timeout_ms)
+        if running is None or running.done():
+            running = self._refills[timeout_ms] = self._tasks.spawn(self._lease(timeout_ms, ids), "lease of ids")
+        return running
+
+    async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
+        """Its error is told to those that wait; of a lease ahead it does not matter: the next one asks again."""
+        asked_at = self._now()
+        try:
+            first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
+        except MagnetarError as error:
+            return error
+        ids.leased(first, max(1, reply.count), reply.lease_ms / 1000, asked_at)
+        return None
+
+    async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
+        count = await self.count()
+        request.coordinator = self._next % count
+        self._next += 1
+        reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
+        return TxnId(reply.first.most, reply.first.least), reply
+
+    async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
+        """TransactionFenced: a later holder has the name."""
+        request = wire.BeginRequest(
+            coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
+            holder=self._holders.get(name, 0),
+        )  # fmt: skip
+        reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
+        self._holders[name] = reply.holder
+        return TxnId(reply.first.most, reply.first.least)
+
+    # ------------------------------------------------------------------------------ ends
+    async def end(self, item: wire.EndItem) -> Answer:
+        """Raises the last error when the time of an operation is over; TimedOut."""
+        lane = item.txn.most, item.visible
+        queue = self._queues.get(lane)
+        if queue is None:
+            queue = self._queues[lane] = EndQueue(self, item.txn.most, self._tasks)
+        limit_s = self._connections.settings.operation_timeout_s
+        deadline = self._now() + limit_s
+        backoff = self._connections.backoff()
+        while True:
+            try:
+                async with asyncio.timeout(deadline - self._now()):
+                    answer = await queue.add(item)
+            except TimeoutError as error:
+                if isinstance(error, MagnetarError):
+                    raise
+                raise TimedOut(f"no answer within {limit_s:g} s to the end of a transaction") from error
+            if answer.error is None or not answer.error.retryable:
+                return answer
+            pause = backoff.next_s()
+            if self._now() + pause > deadline:
+                raise answer.error
+            await asyncio.sleep(pause)
+
+    async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
+        """Once."""
+        longest = self._connections.settings.connection_timeout_s
+        if request.items[0].visible:
+            longest = self._connections.settings.operation_timeout_s
+        reply: wire.EndReply = await self._ask_once(coordinator, "End", request, longest)
+        return reply
+
+    async def status(self, txn: TxnId) -> Answer:
+        """TransactionForgotten is an Answer too."""
+        request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
+        reply: wire.StatusReply = await self.ask(txn.most, "Status", request)
+        return answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("an empty answer"))
+
+    # ------------------------------------------------------------------------------ where they are
+    async def count(self) -> int:
+        if not self._count:
+            await self._connections.retry(lambda: self._find(0))
+            self._next = self._connections.world.rng.randrange(self._count)
+        return self._count
+
+    async def _find(self, coordinator: int) -> Channel:
+        asked = await self._connections.any()
+        settings = self._connections.settings
+        request = wire.FindCoordinator(coordinator=coordinator, listener=settings.listener_name)
+        reply: wire.CoordinatorReply = await asked.call(
+            rpc("Transactions", "Find"), request, timeout_s=settings.connection_timeout_s
+        )
+        self._count = max(1, reply.coordinators)
+        if reply.here:
+            found = asked
+        elif not reply.owner:
+            raise Unavailable(f"no broker has coordinator {coordinator}")
+        else:
+            try:
+                found = self._connections.channel(Endpoint.parse(reply.owner))
+            except ValueError as error:
+                raise ConnectionLost(f"{reply.owner!r} was named as having coordinator {coordinator}") from error
+        self._owners[coordinator] = found
+        return found
+
+    async def ask(self, coordinator: int, method: str, request: Message) -> Any:
+        """Again where it may have moved to, as long as an operation may take."""
+        longest = self._connections.settings.connection_timeout_s
+        return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
+
+    async def _ask_once(self, coordinator: int, method: str, request: Message, timeout_s: float) -> Any:
+        channel = self._owners.get(coordinator) or await self._find(coordinator)
+        try:
+            return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
+        except MagnetarError:
+            self.forget(coordinator)
+            raise
+
+    def forget(self, coordinator: int) -> None:
+        """It is not where it was, or it lost transactions: it is looked for again, and no id that it leased is used."""
+        self._owners.pop(coordinator, None)
+        for each in self._leases.values():
+            each.forget(coordinator)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+
+class EndQueue:
+    """The ends that wait for one coordinator, and the requests that are under way."""
+
+    def __init__(self, coordinators: Coordinators, coordinator: int, tasks: Tasks) -> None:
+        self._coordinators = coordinators
+        self._coordinator = coordinator
+        self._tasks = tasks
+        self._waiting: deque[tuple[wire.EndItem, asyncio.Future[Answer]]] = deque()
+        self._under_way = 0
+        self._turn_comes = False
+
+    def add(self, item: wire.EndItem) -> asyncio.Future[Answer]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._waiting.append((item, answer))
+        if not self._turn_comes:
+            self._turn_comes = True
+            loop.call_soon(run, self._turn, self._broke)
+        return answer
+
+    def _turn(self) -> None:
+        self._turn_comes = False
+        while self._waiting and self._under_way < ENDS_UNDER_WAY:
+            batch: list[tuple[wire.EndItem, asyncio.Future[Answer]]] = []
+            size = 0
+            while self._waiting and len(batch) < END_ITEMS_MAX and size < END_BYTES_MAX:
+                item, answer = self._waiting.popleft()
+                if not answer.done():  # else its caller has left
+                    batch.append((item, answer))
+                    size += item.ByteSize()
+            if batch:
+                self._under_way += 1
+                self._tasks.spawn(self._send(batch), "ends of transactions")
+
+    async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[Answer]]]) -> None:
+        answers: list[Answer] = []
+        try:
+            request = wire.EndRequest(items=[item for item, _ in batch])
+            reply = await self._coordinators.send_ends(self._coordinator, request)
+            answers = [answer_of(each) for each in reply.items]
+            if any(each.error is not None and each.error.retryable for each in answers):
+                self._coordinators.forget(self._coordinator)
+            missing: MagnetarError = ConnectionLost("the coordinator did not answer to all")
+        except MagnetarError as error:
+            missing = error
+        finally:
+            self._under_way -= 1
+            answers += [Answer(TxnState.OPEN, missing)] * (len(batch) - len(answers))
+            for (_, told), answer in zip(batch, answers, strict=False):
+                if not told.done():
+                    told.set_result(answer)
+            self._turn()
+
+    def _broke(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, answer in waiting:
+            if not answer.done():
+                answer.set_exception(ConnectionLost(f"the queue of a coordinator failed: {error!r}"))
+
+
+def answer_of(reply: wire.TransactionReply) -> Answer:
+    error = from_wire(reply.error) if reply.HasField("error") else None
+    return Answer(TxnState(reply.state), error)
+

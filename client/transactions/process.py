@@ -1,0 +1,426 @@
+"""Consume, transform, produce, exactly once: `magnetar.process`.
+
+    await process(consumer, producer, function)          function(message) -> value, values, Output or None
+
+It takes what the consumer has, in batches; calls the function for each message; sends what it returns and acknowledges
+the messages in one transaction for each batch, and commits. So each message counts once in the output, whatever
+crashes. It runs until it is cancelled, or `idle_timeout_ms` passed without a message.
+
+**Pipelining.** `transactions_max` transactions are under way at once: a batch is sent while those before it commit. On
+an Exclusive, Failover or KeyShared subscription one commits after the one before it has, and none when that aborted:
+the output keeps the order of the input. On a Shared one each commits when it can.
+**An abort** gives its messages back. In order, all that is under way aborts with it; what waits here is thrown away,
+and the broker delivers it again. A transaction whose outcome is unknown ends `process` by OutcomeUnknown: nothing was
+delivered twice and nothing is lost; start it again.
+**A message on which the function fails** (`on_error`). "raise": its batch aborts, those before it commit, and the error
+is raised. "nack": it is given back and delivered again after `negative_ack_redelivery_delay_ms`, and the rest of its
+batch goes on; with a `dead_letter_policy` it becomes a dead letter when it failed that often. Its place in the order is
+lost.
+Guards: tests/client/transactions/test_process.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+from ...proto.names import Position
+from ...runtime.tasks import Tasks
+from ..common.checks import MS, TIMEOUT_MS, TRANSACTION, Check, WrongValue, check, check_one, instance, shown, whole
+from ..common.errors import (
+    AlreadyClosed,
+    InvalidMessage,
+    OutcomeUnknown,
+    ProducerQueueIsFull,
+    PulsarException,
+    Timeout,
+    TransactionFenced,
+)
+from ..consume.consumer import Consumer
+from ..model.message import Message
+from ..model.settings import ConsumerType
+from ..produce.messages import Extras
+from ..produce.producer import Producer
+from .transaction import Transaction
+from .transactions import Transactions
+
+_LOG = logging.getLogger("magnetar.client")
+ON_ERROR = Check("raise or nack", (str,), lambda text: text in ("raise", "nack"))
+FUNCTION = Check("a function", (object,), callable)
+SLICE = 64
+"""Messages after which other work of the loop runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A message to send, with more than its value. `producer`: another one than that of `process`, of its client."""
+
+    value: Any
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    properties: dict[str, str] | None = None
+    event_timestamp: int | None = None
+    deliver_at: int | None = None
+    deliver_after: timedelta | None = None
+    producer: Any = None
+
+
+@dataclass(slots=True)
+class ProcessStatistics:
+    """What `process` did; it counts on while that runs. Messages of aborted transactions are received again."""
+
+    received: int = 0
+    sent: int = 0  # of committed transactions
+    acknowledged: int = 0  # … and what they acknowledged
+    committed: int = 0  # transactions
+    aborted: int = 0
+    failed: int = 0  # calls of the function that raised
+
+
+class Applied(NamedTuple):
+    """What the function made of one message."""
+
+    message: Message
+    outputs: Sequence[Any]  # values, and `Output`s
+    error: Exception | None
+
+
+class FunctionFailed(Exception):
+    """`__cause__` is what is to be raised."""
+
+
+Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
+
+
+class Options(NamedTuple):
+    messages_max: int
+    linger_ms: int
+    transactions_max: int
+    timeout: float
+    on_error: str
+    idle_timeout_ms: int | None
+    statistics: ProcessStatistics
+
+    def check(self) -> None:
+        check(TRANSACTION, {"timeout": self.timeout})
+        check_one("messages_max", whole(1, 1_000_000), self.messages_max)
+        check_one("linger_ms", MS, self.linger_ms)
+        check_one("transactions_max", whole(1, 1000), self.transactions_max)
+        check_one("on_error", ON_ERROR, self.on_error)
+        check_one("idle_timeout_ms", TIMEOUT_MS, self.idle_timeout_ms)
+        check_one("statistics", instance(ProcessStatistics, optional=False), self.statistics)
+
+
+async def process(
+    consumer: Consumer,
+    producer: Producer,
+    function: Callable[[Message], Any],
+    *,
+    messages_max: int = 1000,
+    linger_ms: int = 5,
+    transactions_max: int = 4,
+    timeout: float = 60,
+    on_error: str = "raise",
+    idle_timeout_ms: int | None = None,
+    statistics: ProcessStatistics | None = None,
+) -> ProcessStatistics:
+    """Calls `function(message)` for each message of the consumer, and sends what it returns, exactly once.
+
+        await process(consumer, producer, lambda message: message.data().upper())
+
+    The function may be a coroutine function. It returns a value for the producer's schema, an `Output` (with a key,
+    properties, or another producer), a list, tuple or generator of either, or None. `messages_max` messages, or what
+    came within `linger_ms`, are one transaction of `timeout` seconds; `transactions_max` are under way.
+    `idle_timeout_ms`: it returns when no message came for so long; else it runs until it is cancelled, and then ends
+    what it has begun.
+
+    `on_error`: "raise" what the function raises, or "nack" the message: it comes again, and becomes a dead letter by
+    the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced, and what ends the consumer.
+    """
+    check_one("consumer", instance(Consumer, optional=False), consumer)
+    check_one("producer", instance(Producer, optional=False), producer)
+    check_one("function", FUNCTION, function)
+    counted = statistics if statistics is not None else ProcessStatistics()
+    options = Options(messages_max, linger_ms, transactions_max, timeout, on_error, idle_timeout_ms, counted)
+    return await Loop(consumer, producer, in_loop(function), options).run()
+
+
+def in_loop(function: Callable[[Message], Any]) -> Apply:
+    """Calls it in the event loop, message by message."""
+
+    async def apply(messages: list[Message]) -> list[Applied]:
+        results = []
+        for number, message in enumerate(messages):
+            try:
+                found = function(message)
+                if inspect.isawaitable(found):
+                    found = await found
+                elif number % SLICE == SLICE - 1:
+                    await asyncio.sleep(0)
+                results.append(Applied(message, outputs_of(found), None))
+            except Exception as error:
+                results.append(Applied(message, (), error))
+        return results
+
+    return apply
+
+
+def outputs_of(found: Any) -> Sequence[Any]:
+    """What a function returned."""
+    if found is None:
+        return ()
+    if isinstance(found, list):
+        return found
+    if isinstance(found, tuple | GeneratorType):
+        return list(found)
+    return (found,)
+
+
+class Batch:
+    """Messages of one transaction."""
+
+    __slots__ = ("ending", "messages", "sent", "txn")
+
+    def __init__(self, txn: Transaction, messages: list[Message]) -> None:
+        self.txn = txn
+        self.messages = messages
+        self.sent = 0
+        self.ending: asyncio.Task[bool | PulsarException] | None = None
+
+    async def end(self) -> bool | PulsarException:
+        assert self.ending is not None, "it is under way"
+        return await asyncio.shield(self.ending)
+
+
+class Loop:
+    """One call of `process`."""
+
+    def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
+        options.check()
+        if consumer.connections is not producer.connections:
+            raise WrongValue("the consumer and the producer are of one client")
+        self._consumer = consumer
+        self._producer = producer
+        self._apply = apply
+        self._options = options
+        self._statistics = options.statistics
+        self._in_order = consumer.settings.consumer_type is not ConsumerType.Shared
+        self._home = Transactions.of(consumer.connections)
+        self._backoff = consumer.connections.backoff()
+        self._under_way: deque[Batch] = deque()
+        self._tasks = Tasks()
+
+    async def run(self) -> ProcessStatistics:
+        """The statistics, when it was idle for long enough."""
+        try:
+            while True:
+                messages = await self._take()
+                if messages:
+                    await self._do(messages)
+                elif messages is None and await self._end_all():
+                    return self._statistics
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            await self._tasks.close()
+
+    # ------------------------------------------------------------------------------ what comes
+    async def _take(self) -> list[Message] | None:
+        """The next batch; None: nothing came for so long. Empty: an abort gave back what was delivered."""
+        if len(self._consumer.inbox) >= self._options.messages_max:
+            return self._gathered() if await self._reap() else []
+        filled = self._tasks.spawn(self._filled(), "wait for messages")
+        try:
+            while not filled.done():
+                endings = [batch.ending for batch in self._under_way if batch.ending is not None]
+                await asyncio.wait([filled, *endings[:1]], return_when=asyncio.FIRST_COMPLETED)
+                if not await self._reap():
+                    return []
+            outcome = filled.result()
+            if isinstance(outcome, PulsarException):
+                raise outcome
+            return self._gathered() if outcome else None
+        finally:
+            filled.cancel()
+
+    async def _filled(self) -> bool | PulsarException:
+        """Waits for a message, then for more as long as the batch is not full."""
+        inbox, idle_ms, linger_ms = self._consumer.inbox, self._options.idle_timeout_ms, self._options.linger_ms
+        try:
+            await inbox.wait_filled(None if idle_ms is None else idle_ms / 1000)
+        except Timeout as late:
+            return late if inbox.ended else False
+        except PulsarException as ended:
+            return ended
+        if linger_ms and len(inbox) < self._options.messages_max:
+            await asyncio.sleep(linger_ms / 1000)
+        return True
+
+    def _gathered(self) -> list[Message]:
+        """Each message once: what came again while its former copy still waited would count twice in one transaction.
+        """
+        taken: list[Message] = []
+        places: set[tuple[object, Position, int]] = set()
+        take = self._consumer.inbox.take_nowait
+        try:
+            while len(taken) < self._options.messages_max and (message := take()) is not None:
+                places.add((message.entry.consumer, message.entry.position, message.batch_index))
+                if len(places) > len(taken):
+                    taken.append(message)
+        except BaseException:  # a damaged message
+            self._consumer.inbox.put_back(taken)
+            raise
+        return taken
+
+    # ------------------------------------------------------------------------------ one batch
+    async def _do(self, messages: list[Message]) -> None:
+        """Runs the function, sends, acknowledges, and begins the commit."""
+        self._statistics.received += len(messages)
+        results = await self._apply(messages)
+        batch = Batch(await Transaction(self._home, self._options.timeout, None), [])
+        try:
+            for message, outputs, error in results:
+                if error is not None:
+                    await self._failed(message, error)
+                    continue
+                for output in outputs:
+                    await self._send(output, batch.txn)
+                batch.sent += len(outputs)
+                batch.messages.append(message)
+            if batch.messages:
+                self._consumer.acknowledge_in(batch.txn, batch.messages)
+        except PulsarException as error:
+            if self._loses(error):
+                raise
+            _LOG.info("a batch of %d messages is done again: %s", len(messages), error)
+            await batch.txn.abort()
+            self._under_way.append(batch)
+            batch.ending = self._tasks.spawn(self._aborted(), "an aborted batch")
+            return
+        except BaseException as error:
+            self._statistics.aborted += 1
+            await batch.txn.abort()
+            if isinstance(error, FunctionFailed) and error.__cause__ is not None:
+                raise error.__cause__  # noqa: B904 - the application's own
+            raise
+        before = self._under_way[-1] if self._in_order and self._under_way else None
+        self._under_way.append(batch)
+        batch.ending = self._tasks.spawn(self._commit(batch, before), "commit of a batch")
+        while len(self._under_way) >= self._options.transactions_max:
+            await self._under_way[0].end()
+            if not await self._reap():
+                return
+
+    async def _failed(self, message: Message, error: Exception) -> None:
+        """The function, on a message."""
+        self._statistics.failed += 1
+        if self._options.on_error == "raise":
+            raise FunctionFailed from error
+        _LOG.warning("a message is given back: the function failed on %r", message, exc_info=error)
+        await self._consumer.negative_acknowledge(message)
+
+    async def _send(self, output: Any, txn: Transaction) -> None:
+        producer, value, extras = self._producer, output, Extras(txn=txn)
+        if type(output) is Output:
+            value = output.value
+            extras = Extras(
+                output.properties, output.partition_key, output.ordering_key, event_timestamp=output.event_timestamp,
+                deliver_at=output.deliver_at, deliver_after=output.deliver_after, txn=txn,
+            )  # fmt: skip
+            if output.producer is not None:
+                producer = output.producer
+            if not isinstance(producer, Producer):
+                raise InvalidMessage(f"the producer of an Output is one of the client's, not {shown(producer)}")
+        while True:
+            try:
+                producer.enqueue(value, None, extras)
+            except ProducerQueueIsFull:
+                await producer.wait_for_room()
+            else:
+                return
+
+    async def _commit(self, batch: Batch, before: Batch | None) -> bool | PulsarException:
+        """Whether it counts; an error ends all of it."""
+        try:
+            if before is not None and await before.end() is not True:
+                await batch.txn.abort()
+                return False
+            await batch.txn.commit()
+        except PulsarException as error:
+            if self._loses(error):
+                return error
+            _LOG.info("a batch of %d messages is done again: %s", len(batch.messages), error)
+            return False
+        return True
+
+    async def _aborted(self) -> bool | PulsarException:
+        return False
+
+    def _loses(self, error: PulsarException) -> bool:
+        """It is no use to do the batch again."""
+        if isinstance(error, OutcomeUnknown | TransactionFenced | AlreadyClosed | ValueError | TypeError):
+            return True
+        return isinstance(error.__cause__, AlreadyClosed)
+
+    # ------------------------------------------------------------------------------ outcomes
+    def _count(self, batch: Batch) -> None:
+        self._statistics.committed += 1
+        self._statistics.sent += batch.sent
+        self._statistics.acknowledged += len(batch.messages)
+
+    async def _reap(self) -> bool:
+        """Counts what has ended. False: a transaction aborted, and what was delivered comes again."""
+        while self._under_way and (ending := self._under_way[0].ending) is not None and ending.done():
+            outcome = ending.result()
+            if isinstance(outcome, PulsarException):
+                raise outcome
+            if not outcome:
+                await self._again()
+                return False
+            self._count(self._under_way.popleft())
+            self._backoff.reset()
+        return True
+
+    async def _again(self) -> None:
+        """One aborted: what is under way is ended, and everything without an outcome is delivered again."""
+        failed: PulsarException | None = None
+        while self._under_way:
+            batch = self._under_way[0]
+            outcome = await batch.end()
+            if outcome is True:
+                self._count(batch)
+            else:
+                self._statistics.aborted += 1
+                failed = outcome if isinstance(outcome, PulsarException) else failed
+                await batch.txn.given_back()
+            self._under_way.popleft()
+        if failed is not None:
+            raise failed
+        self._consumer.redeliver_unacknowledged_messages()
+        await asyncio.sleep(self._backoff.next_s())
+
+    async def _end_all(self) -> bool:
+        while self._under_way:
+            await self._under_way[0].end()
+            if not await self._reap():
+                return False
+        return True
+
+    async def _stop(self) -> None:
+        """It was cancelled, or failed: what is being committed is committed, the rest is given back."""
+        try:
+            while self._under_way:
+                if await self._under_way[0].end() is True:
+                    self._count(self._under_way[0])
+                self._under_way.popleft()
+        except asyncio.CancelledError:
+            _LOG.info("process was cancelled twice: its transactions go on with their client")
+        self._consumer.redeliver_unacknowledged_messages()

@@ -1,0 +1,378 @@
+"""A transaction, for asyncio: the driver of client/core/transaction.py, which decides.
+
+    async with client.transaction(timeout=60) as txn:        commits; aborts when the body raises or is cancelled
+        await producer.send(b"…", txn=txn)
+        await consumer.acknowledge(message, txn=txn)
+
+    txn = await client.transaction()                         by hand
+    await txn.commit()                                       or abort()
+
+**A commit is never guessed.** It sends what waits in its producers' batches, waits for every operation, and asks the
+coordinator until it answers, then for the status; OutcomeUnknown when neither is told in time. A caller that is
+cancelled meanwhile is cancelled when the outcome is there: it is in `state`. **An abort** is asked for as long as an
+operation may take; when no coordinator answers, the time-out of the transaction does it.
+Guards: tests/client/transactions/test_transactions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Literal, Protocol
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError, TimedOut
+from ...proto.names import Position
+from ...proto.transactions import TxnId, TxnState
+from ..common.checks import Check, WrongValue, check_one
+from ..common.errors import (
+    InvalidTxnStatusError,
+    OutcomeUnknown,
+    PulsarException,
+    Timeout,
+    TransactionEnded,
+)
+from ..connect.connections import Connections
+from ..core.transaction import (
+    WAITING,
+    End,
+    Ended,
+    Idle,
+    InTransaction,
+    Part,
+    Receipts,
+    TransactionCore,
+    TransactionEffect,
+    TransactionState,
+    Verb,
+)
+from .coordinators import Coordinators
+
+_LOG = logging.getLogger("magnetar.client")
+VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT, Verb.PREPARE: wire.EndItem.PREPARE}
+WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "visible"))
+UNTIL_MAX = 10 * 365 * 86400.0
+UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
+LEAVE_S = 5.0
+"""How long a body that was cancelled waits for its abort, which goes on after it."""
+Wait = Literal["durable", "visible"]
+
+
+class Home(Protocol):
+    """The transactions of its client (client/transactions/transactions.py)."""
+
+    connections: Connections
+    coordinators: Coordinators
+    now: Callable[[], float]
+
+    async def begin(self, transaction: Transaction) -> TxnId: ...
+    def begin_now(self, transaction: Transaction) -> TxnId | None: ...
+    def ended(self, transaction: Transaction) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+    def soon(self, work: Callable[[], None]) -> None: ...
+    def enter_body(self, transaction: Transaction) -> None: ...
+    def leave_body(self, transaction: Transaction) -> None: ...
+
+
+class Transaction(InTransaction):
+    """Sends and acknowledgements that count together or not at all. `Client.transaction` makes it.
+
+        async with client.transaction() as txn:
+            await producer.send(b"…", txn=txn)
+            await consumer.acknowledge(message, txn=txn)
+
+    It is begun by `async with`, or by `await`; `commit` and `abort` end it. It belongs to its client. Errors:
+    TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown.
+    """
+
+    def __init__(self, home: Home, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
+        """`begun`: it has its id."""
+        self.timeout_s = timeout_s
+        self.name = name
+        self._home = home
+        self._core: TransactionCore | None = None
+        self._lock = Lock()
+        self._begun: asyncio.Future[None] | None = None
+        self._parts: dict[Part, None] = {}
+        self._idle: asyncio.Future[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._deadline = 0.0
+        self._inside = False
+        self._unseen: Timeout | None = None  # it is committed, and was not visible in time
+        if begun is not None:
+            self._start(begun)
+
+    # ------------------------------------------------------------------------------ the beginning
+    def __await__(self) -> Generator[Any, None, Transaction]:
+        return self._begin().__await__()
+
+    async def _begin(self) -> Transaction:
+        if self._core is not None or self._begun is not None:
+            raise TransactionEnded("a transaction begins once: make another one")
+        self._begun = asyncio.get_running_loop().create_future()
+        try:
+            found = await self._home.begin(self)
+        except BaseException:
+            self._begun = None
+            raise
+        self._start(found)
+        return self
+
+    def begin_now(self) -> bool:
+        """From any thread: begins by an id that was leased ahead. False: there is none, and `await` it."""
+        found = self._home.begin_now(self)
+        if found is not None:
+            self._start(found)
+        return found is not None
+
+    def _start(self, found: TxnId) -> None:
+        self._core = TransactionCore(found, self._lock, named=self.name is not None)
+        self._deadline = self._home.now() + self.timeout_s
+
+    async def __aenter__(self) -> Transaction:
+        if self._inside:
+            raise TransactionEnded("transactions are not nested: it is entered already")
+        self._inside = True
+        self._home.enter_body(self)
+        try:
+            return self if self._core is not None else await self._begin()
+        except BaseException:
+            self._home.leave_body(self)
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        self._home.leave_body(self)
+        core = self._known
+        if core.state is not TransactionState.OPEN:
+            if kind is None and self._ending is not None:
+                await self._outlive(self._ending)
+                self._raise_error()
+            return
+        if kind is None:
+            await self.commit()
+            return
+        ending = self._end(self._abort(visible=False))
+        with suppress(TimeoutError, asyncio.CancelledError, PulsarException):
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.shield(ending)
+
+    # ------------------------------------------------------------------------------ facts
+    @property
+    def _known(self) -> TransactionCore:
+        if self._core is None:
+            raise InvalidTxnStatusError("the transaction is not begun: `await` it, or use `async with`")
+        return self._core
+
+    @property
+    def id(self) -> TxnId:
+        """Its id; its text is `(most,least)`, as Pulsar prints it."""
+        return self._known.txn
+
+    @property
+    def state(self) -> TransactionState:
+        """OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer, and
+        `commit` asks again."""
+        return self._known.state
+
+    def __repr__(self) -> str:
+        core = self._core
+        return "<Transaction, not begun>" if core is None else f"<Transaction {core.txn}, {core.state.name}>"
+
+    # ------------------------------------------------------------------------------ operations
+    @property
+    def is_under_way(self) -> bool:
+        core = self._core
+        return core is not None and core.state in (TransactionState.OPEN, *WAITING)
+
+    def enter(self, where: Part, connections: object) -> None:
+        core = self._core
+        if where in self._parts and core is not None and core.enter_again(message=where.sends):
+            return
+        if connections is not self._home.connections:
+            raise WrongValue("the transaction is another client's: nothing was sent")
+        self._known.enter(where.topic.full, message=where.sends)
+        self._parts[where] = None
+
+    def leave(self, *, message: bool) -> None:
+        self._home.soon(lambda: self._do(self._known.left(message=message)))
+
+    def stored(self, where: Part, messages: int, position: Position) -> None:
+        self._do(self._known.stored(where.topic.full, messages, position))
+
+    def refused(self, messages: int, error: MagnetarError) -> None:
+        self._do(self._known.refused(messages, error))
+
+    def acknowledged(self, error: MagnetarError | None) -> None:
+        self._do(self._known.acknowledged(error))
+
+    def _do(self, effects: list[TransactionEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Idle):
+                if self._idle is not None and not self._idle.done():
+                    self._idle.set_result(None)
+            elif isinstance(effect, Ended):
+                self._parts.clear()
+                self._home.ended(self)
+                if self._known.was_lost:
+                    self._home.coordinators.forget(self.id.most)
+
+    # ------------------------------------------------------------------------------ the end
+    async def commit(self, wait: Wait = "durable") -> None:
+        """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
+
+        TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
+        """
+        check_one("wait", WAIT, wait)
+        core = self._known
+        if core.state is TransactionState.PREPARING and self._ending is not None:
+            await self._outlive(self._ending)
+        if core.state in (TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR):
+            self._end(self._commit(visible=wait == "visible"))
+        elif core.state is TransactionState.ABORTED and core.error is None:
+            raise TransactionEnded(f"transaction {core.txn} was aborted by this program")
+        if self._ending is not None:
+            await self._outlive(self._ending)
+        self._raise_error()
+
+    async def prepare(self, until: float = 0) -> None:
+        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
+        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
+        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`,
+        `commit_batch`. Readers wait for it until then. Errors as of `commit`.
+        """
+        check_one("until", UNTIL, until)
+        core = self._known
+        if core.state is TransactionState.OPEN:
+            self._end(self._prepare(until))
+        elif core.state not in (TransactionState.PREPARING, TransactionState.PREPARED):
+            self._raise_error()
+            raise TransactionEnded(f"transaction {core.txn} is {core.state.name.lower()}: it cannot be prepared")
+        if self._ending is not None:
+            await self._outlive(self._ending)
+        self._raise_error()
+
+    async def abort(self, wait: Wait = "durable") -> None:
+        """Nothing of it counts; what it acknowledged is delivered again. Once more is no harm. TransactionEnded: it is
+        committed, or may be."""
+        check_one("wait", WAIT, wait)
+        core = self._known
+        if core.state is TransactionState.PREPARING and self._ending is not None:
+            await self._outlive(self._ending)
+        if core.state in (TransactionState.COMMITTING, TransactionState.COMMITTED, TransactionState.ERROR):
+            raise TransactionEnded(f"transaction {core.txn}: its commit was asked for ({core.state.name})")
+        if core.state in (TransactionState.OPEN, TransactionState.PREPARED):
+            self._end(self._abort(visible=wait == "visible"))
+        if self._ending is not None:
+            await self._outlive(self._ending)
+
+    async def given_back(self) -> None:
+        """Returns when what an aborted one acknowledged may be delivered again; or when no broker says so."""
+        core = self._known
+        assert core.state is TransactionState.ABORTED, "it is aborted"
+        if core.pending or core.has_operations:
+            item = wire.EndItem(verb=wire.EndItem.ABORT, visible=True)
+            item.txn.most, item.txn.least = core.txn
+            with suppress(MagnetarError):
+                await self._home.coordinators.end(item)
+
+    def _end(self, work: Any) -> asyncio.Task[None]:
+        self._ending = self._home.spawn(work, f"end of transaction {self._known.txn}")
+        return self._ending
+
+    async def _outlive(self, ending: asyncio.Task[None]) -> None:
+        """Waits for the outcome; a caller that is cancelled meanwhile is cancelled after it."""
+        interrupted: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+        if ending.cancelled():
+            raise OutcomeUnknown(f"transaction {self.id}: its client was closed while it was ending", txn=self.id)
+        if (broken := ending.exception()) is not None:
+            raise broken
+
+    def _raise_error(self) -> None:
+        error = self._known.error
+        if error is not None:
+            told = type(error)(error.message, **error.fields)
+            told.definite, told.retryable = error.definite, error.retryable  # type: ignore[misc]
+            raise told from error
+        if self._unseen is not None:
+            raise self._unseen
+
+    async def _commit(self, *, visible: bool) -> None:
+        await self._ask(await self._settled(self._known.commit), visible=visible)
+
+    async def _prepare(self, until_s: float) -> None:
+        await self._ask(await self._settled(self._known.prepare), visible=False, prepared_ms=round(until_s * 1000))
+
+    async def _settled(self, ending: Callable[[], list[TransactionEffect]]) -> list[TransactionEffect]:
+        """What is to be done when every operation has its outcome."""
+        core = self._known
+        self._idle = asyncio.get_running_loop().create_future()
+        self._do(ending())
+        try:
+            if not self._idle.done():
+                for each in list(self._parts):
+                    each.send_now()
+                async with asyncio.timeout(max(0.0, self._deadline - self._home.now())):
+                    await self._idle
+        except TimeoutError:
+            return core.give_up(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
+        return core.decide()
+
+    async def _abort(self, *, visible: bool) -> None:
+        await self._ask(self._known.abort(), visible=visible)
+
+    async def _ask(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int = 0) -> None:
+        """Asks the coordinator for the end, until it is known or not told in time."""
+        self._do(effects)
+        core = self._known
+        end = next((each for each in effects if isinstance(each, End)), None)
+        if end is None:
+            return
+        item = wire.EndItem(verb=VERBS[end.verb], visible=visible, prepared_ms=prepared_ms)
+        item.txn.most, item.txn.least = core.txn
+        item.participants.extend(map(participant, end.participants))
+        try:
+            answer = await self._home.coordinators.end(item)
+            state, error = answer
+        except MagnetarError as lost:
+            if end.verb is Verb.ABORT:
+                _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
+                self._do(core.unanswered())
+                return
+            state, error = await self._look(item)
+            if visible and state is TxnState.COMMITTED and error is None:
+                self._unseen = Timeout(f"transaction {core.txn} is committed, and not visible everywhere in time")
+        self._do(core.answered(state, error))
+
+    async def _look(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
+        """The commit got no answer in time: what the coordinator knows of it. One that still is open is committed."""
+        deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
+        while True:
+            try:
+                state, error = await self._home.coordinators.status(self._known.txn)
+                if error is not None or state in (TxnState.COMMITTED, TxnState.ABORTED):
+                    return state, error
+                if state is TxnState.PREPARED and item.verb == wire.EndItem.PREPARE:
+                    return state, error
+                state, error = await self._home.coordinators.end(item)
+                return state, error
+            except MagnetarError as error:
+                if self._home.now() >= deadline:
+                    return TxnState.OPEN, error if error.definite and not error.retryable else None
+
+
+def participant(receipts: Receipts) -> wire.Participant:
+    found = wire.Participant(topic=receipts.topic, entries=receipts.entries)
+    if receipts.entries > 0:
+        found.last.ledger_id, found.last.entry_id = receipts.last
+    return found

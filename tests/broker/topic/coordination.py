@@ -1,0 +1,87 @@
+"""A coordinator of transactions in memory, for topics under test: it says what a test decided, and settles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.topic.topic import Topic
+from magnetar.proto.entry import encode_batch, encode_entry, plain_items
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.errors import MagnetarError, Unavailable
+from magnetar.proto.names import Position, TopicName
+from magnetar.proto.transactions import TxnId, TxnState
+
+
+class FakeCoordinator:
+    """Transactions are OPEN unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.states: dict[TxnId, TxnState] = {}
+        self.participants: dict[TxnId, list[TopicName]] = {}
+        self.joins: list[TxnId] = []
+        self.down: MagnetarError | None = None
+        self._next = 0
+
+    def begin(self) -> TxnId:
+        self._next += 1
+        return TxnId.of(3, 1, self._next)
+
+    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+        self.joins.append(txn)
+        if self.down is not None:
+            raise self.down
+        state = self.states.get(txn, TxnState.OPEN)
+        if state is TxnState.OPEN:
+            self.participants.setdefault(txn, []).append(topic)
+        return state
+
+    def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
+        self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED
+        return Settlement(txn, committed, **receipts)
+
+    async def end(self, topic: Topic, txn: TxnId, committed: bool, **receipts: Any) -> None:
+        await topic.settle(self.settlement(txn, committed, **receipts))
+
+    @contextmanager
+    def unreachable(self) -> Iterator[None]:
+        self.down = Unavailable("the coordinator is down")
+        try:
+            yield
+        finally:
+            self.down = None
+
+
+def in_txn(
+    producer: str, sequence_id: int, txn: TxnId, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None
+) -> bytes:
+    """A client-part that is in the transaction."""
+    metadata = MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=1000, txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least, partition_key=key,
+    )  # fmt: skip
+    if deliver_at_ms:
+        metadata.deliver_at_time = deliver_at_ms
+    if len(payloads) == 1:
+        return encode_entry(metadata, payloads[0])
+    return encode_batch(metadata, plain_items(payloads), len(payloads))
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> FakeCoordinator:
+    """All topics of the test have it."""
+    fake, honest = FakeCoordinator(), Topic.__init__
+
+    def with_coordinator(self: Topic, *args: Any, **options: Any) -> None:
+        honest(self, *args, **{**options, "coordinators": fake})
+
+    monkeypatch.setattr(Topic, "__init__", with_coordinator)
+    return fake
+
+
+def position_of(receipt: Any) -> Position:
+    return Position(receipt.ledger_id, receipt.entry_id)

@@ -1,0 +1,675 @@
+"""Transactions of a topic on a cluster: hidden until the end, then all or nothing, whatever crashes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.log.appender import Appender
+from magnetar.broker.log.core.trimming import Stays
+from magnetar.broker.server import Broker
+from magnetar.broker.topic.outcomes import OutcomesLedger
+from magnetar.broker.topic.topic import Topic
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import parse_header
+from magnetar.proto.errors import (
+    Busy,
+    InvalidRequest,
+    NotAllowed,
+    NotOwner,
+    TopicNotFound,
+    TransactionAborted,
+    TransactionEnded,
+    Unavailable,
+    from_wire,
+)
+from magnetar.proto.names import TopicName
+from magnetar.proto.transactions import TxnId, TxnState
+from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.broker.subscription.test_delays import until
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster, payloads_of
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+NO_RETENTION = {"retention_minutes": 0, "retention_mib": 0, "unsubscribed_minutes": 0, "unsubscribed_mib": 0}
+__all__ = ["coordinator"]
+
+
+class TxnProducer(TestProducer):
+    def publish_in(self, txn: TxnId, *payloads: bytes, deliver_at_ms: int = 0) -> None:
+        part = in_txn(self.name, self.sequence_id, txn, *payloads, deliver_at_ms=deliver_at_ms)
+        self.frame(publish=part)
+        self.sequence_id += len(payloads)
+
+    async def send_in(self, txn: TxnId, *payloads: bytes) -> Any:
+        self.publish_in(txn, *payloads)
+        return await self.next("receipt")
+
+    async def opened(self) -> TxnProducer:
+        await super().opened()
+        return self
+
+
+async def loaded(broker: Broker) -> Topic:
+    return await broker.owned.topic(NAME)
+
+
+async def shown(broker: Broker) -> list[bytes]:
+    """What a reader of committed entries gets."""
+    log = (await loaded(broker)).shown
+    found: list[bytes] = []
+    position = log.shape.at_or_after(log.shape.start)
+    while log.shape.readable(position):
+        for entry in await log.reader.read(position, 1 << 20):
+            found += payloads_of(entry.payload)
+            position = log.shape.after(entry.position)
+    return found
+
+
+async def test_entries_are_hidden_until_the_commit_and_shown_with_those_behind_them(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"1", b"2")
+        await producer.send(b"3")
+        assert coordinator.joins == [txn]
+        assert await consumer.receive_payloads(1) == [b"0"]
+        assert await consumer.quiet()
+        topic = await loaded(broker)
+        assert topic.shown.shape.end_index == 1
+        assert topic.log.shape.end_index == 4
+        last = position_of(await producer.send_in(txn, b"4"))
+        await coordinator.end(topic, txn, True, entries=2, last=last)
+        assert await consumer.receive_payloads(4) == [b"1", b"2", b"3", b"4"]
+        assert topic.shown.shape.end_index == 5
+
+
+async def test_aborted_entries_are_never_shown_and_keep_their_indexes(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0", b"1")
+        assert (await producer.send(b"2")).index == 2
+        topic = await loaded(broker)
+        await coordinator.end(topic, txn, False)
+        delivery = await consumer.receive()
+        assert payloads_of(delivery.entry) == [b"2"]
+        await consumer.ack(delivery)
+        subscription = topic.subscription("s")
+        assert subscription.cursor.mark == topic.log.shape.last, "the mark moves over what is aborted"
+        assert subscription.cursor.hole_entries == 0
+        assert await shown(broker) == [b"2"]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_crash_loses_no_outcome_and_shows_nothing_before_it_is_known(
+    tmp_path: Path, coordinator: FakeCoordinator, committed: bool, settled: bool
+) -> None:
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        await producer.send(b"0")
+        txn = coordinator.begin()
+        last = position_of(await producer.send_in(txn, b"1"))
+        await producer.send(b"2")
+        if settled:
+            await coordinator.end(await loaded(first), txn, committed, entries=1, last=last)
+        await vanish(running, first)
+        with coordinator.unreachable():
+            second = await running.add_broker()
+            await until_owned_by(running, second)
+            expected = [b"0", b"1", b"2"] if committed else [b"0", b"2"]
+            if settled:
+                assert await shown(second) == expected
+                assert not coordinator.joins[1:], "what is stored is not asked for"
+            else:
+                assert await shown(second) == [b"0"], "all before it is served while all coordinators are down"
+                again = await TxnProducer(running.world, second, TOPIC, "q").opened()
+                await again.send(b"3")
+        if not settled:
+            topic = await loaded(second)
+            await coordinator.end(topic, txn, committed, entries=1, last=last)
+            assert await shown(second) == [*expected, b"3"]
+
+
+async def test_a_refused_send_is_never_in_the_log(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    """A send without a join is refused, definitely; those after it go on, in order."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        aborted, over, txn = (coordinator.begin() for _ in range(3))
+        coordinator.states[aborted] = TxnState.ABORTED
+        coordinator.states[over] = TxnState.COMMITTED
+        for each in (aborted, over, txn):
+            producer.publish_in(each, b"in %d" % each.counter)
+        producer.publish(b"plain")
+        errors = [from_wire((await producer.next("failed")).error) for _ in range(2)]
+        assert [type(each) for each in errors] == [TransactionAborted, TransactionEnded]
+        assert all(each.definite for each in errors)
+        receipts = [await producer.next("receipt") for _ in range(2)]
+        assert [each.sequence_id for each in receipts] == [2, 3]
+        topic = await loaded(broker)
+        entries = await topic.log.reader.read(topic.log.shape.after(topic.log.shape.start), 1 << 20)
+        assert [parse_header(each.payload).sequence_id for each in entries] == [2, 3]
+
+
+async def test_a_coordinator_that_does_not_answer_holds_up_its_own_producer_alone(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.topic.transactions.JOIN_S", 0.3)
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        other = await TxnProducer(running.world, broker, TOPIC, "q").opened()
+        with coordinator.unreachable():
+            producer.publish_in(coordinator.begin(), b"0")
+            producer.publish(b"1")
+            await other.send(b"2")
+            error = from_wire((await producer.next("failed")).error)
+        assert isinstance(error, Unavailable)
+        await producer.next("receipt")
+        assert await shown(broker) == [b"2", b"1"]
+
+
+async def test_a_settlement_that_comes_during_the_join_wins(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        topic = await loaded(broker)
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn, asked, answer = coordinator.begin(), asyncio.Event(), asyncio.Event()
+        honest = coordinator.join
+
+        async def slow(txn: TxnId, name: TopicName) -> TxnState:
+            state = await honest(txn, name)
+            asked.set()
+            await answer.wait()
+            return state
+
+        coordinator.join = slow  # type: ignore[method-assign]
+        producer.publish_in(txn, b"0")
+        await asked.wait()
+        await coordinator.end(topic, txn, False)
+        answer.set()
+        assert isinstance(from_wire((await producer.next("failed")).error), TransactionEnded)
+        assert topic.log.shape.end_index == 0
+
+
+# ------------------------------------------------------------------------------------- numbers
+async def test_a_resend_over_a_new_connection_does_not_double_also_after_a_crash(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Inside a transaction, with the policy of deduplication off."""
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        await producer.send_in(txn, b"1")
+        again = await TxnProducer(running.world, first, TOPIC).opened()
+        assert again.answer.last_sequence_id == 1
+        assert [(await again.send_in(txn, b"%d" % number)).duplicate for number in range(3)] == [True, True, False]
+        await vanish(running, first)
+        second = await running.add_broker()
+        await until_owned_by(running, second)
+        third = await TxnProducer(running.world, second, TOPIC).opened()
+        assert third.answer.last_sequence_id == 2
+        assert [(await third.send_in(txn, b"%d" % number)).duplicate for number in range(4)] == [True] * 3 + [False]
+        await coordinator.end(await loaded(second), txn, True)
+        assert await shown(second) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("snapshot_entries", [1, 4, 1000])
+@pytest.mark.parametrize("crash", [False, True])
+async def test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again(
+    tmp_path: Path, coordinator: FakeCoordinator, crash: bool, snapshot_entries: int
+) -> None:
+    """With deduplication on, whenever snapshots of numbers are made: none has a number of an open transaction."""
+    changes = {"deduplication": True, "dedup_snapshot_entries": snapshot_entries}
+    async with cluster(tmp_path, **changes) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        kept, gone = coordinator.begin(), coordinator.begin()
+        await producer.send(b"0")
+        await producer.send_in(kept, b"1")
+        other = await TxnProducer(running.world, broker, TOPIC, "q").opened()
+        for number in range(3):
+            await other.send(b"q%d" % number)
+        await settled(broker)
+        assert "p" not in (await loaded(broker)).dedup.core.persisted or producer.sequence_id == 2
+        await coordinator.end(await loaded(broker), kept, True)
+        await producer.send_in(gone, b"2")
+        await settled(broker)
+        await coordinator.end(await loaded(broker), gone, False)
+        await settled(broker)
+        if crash:
+            await vanish(running, broker)
+            broker = await running.add_broker(**changes)
+            await until_owned_by(running, broker)
+        again = await TxnProducer(running.world, broker, TOPIC).opened()
+        assert again.answer.last_sequence_id == 1
+        assert [(await again.send(b"%d" % number)).duplicate for number in range(4)] == [True, True, False, False]
+        assert await shown(broker) == [b"0", b"1", b"q0", b"q1", b"q2", b"2", b"3"]
+
+
+async def settled(broker: Broker) -> None:
+    """Deduplication has nothing under way."""
+    topic = await loaded(broker)
+    while topic.dedup._working is not None:
+        await asyncio.gather(topic.dedup._working, return_exceptions=True)
+
+
+async def test_with_deduplication_a_producer_has_one_open_transaction_and_the_rest_waits(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """What follows an abort could not be judged otherwise: its numbers would be below those that follow."""
+    async with cluster(tmp_path, deduplication=True) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        first, second = coordinator.begin(), coordinator.begin()
+        await producer.send_in(first, b"0")
+        producer.publish_in(second, b"1")
+        producer.publish(b"2")
+        assert await producer.quiet()
+        await coordinator.end(await loaded(broker), first, True)
+        await producer.next("receipt")
+        assert await producer.quiet()
+        await coordinator.end(await loaded(broker), second, True)
+        await producer.next("receipt")
+        assert await shown(broker) == [b"0", b"1", b"2"]
+
+
+# ------------------------------------------------------------------------------------- outcomes and crashes
+async def test_a_settlement_is_answered_when_it_is_stored_and_twice_is_once(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        topic, go_on = await loaded(broker), asyncio.Event()
+        honest = OutcomesLedger._write
+
+        async def slow(self: OutcomesLedger) -> None:
+            await go_on.wait()
+            await honest(self)
+
+        monkeypatch.setattr(OutcomesLedger, "_write", slow)
+        ending = [asyncio.create_task(coordinator.end(topic, txn, False)) for _ in range(3)]
+        done, _ = await asyncio.wait(ending, timeout=0.3)
+        assert not done, "it is answered before it is durable"
+        assert await shown(broker) == []
+        go_on.set()
+        await asyncio.gather(*ending)
+        assert topic.log.record.transactions is not None
+        assert topic.log.record.transactions.ledger_id >= 0
+        await coordinator.end(topic, txn, False)
+
+
+async def test_the_last_stable_position_is_right_at_every_step_of_a_load(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Before anything is answered, and after each answer; what is plain is served, and taken, all the time."""
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        gone, a, b, c = (coordinator.begin() for _ in range(4))
+        receipts: dict[TxnId, Any] = {}
+        for number, txn in enumerate((None, gone, a, None, b, c, None)):
+            payload = b"%d" % number
+            if txn is None:
+                await producer.send(payload)
+            else:
+                receipts[txn] = await producer.send_in(txn, payload)
+        await coordinator.end(await loaded(first), gone, False)
+        await vanish(running, first)
+        with coordinator.unreachable():
+            second = await running.add_broker()
+            await until_owned_by(running, second)
+            topic = await loaded(second)
+
+            def stands(indexes: int, *payloads: bytes) -> None:
+                assert topic.shown.shape.end_index == indexes
+                assert topic.transactions.core is not None
+                topic.transactions.core.check()
+                expected.extend(payloads)
+
+            expected: list[bytes] = []
+            stands(2, b"0")
+            assert await shown(second) == expected
+            await (await TxnProducer(running.world, second, TOPIC, "q").opened()).send(b"7")
+            stands(2)
+            await coordinator.end(topic, b, True, entries=1, last=position_of(receipts[b]))
+            stands(2)
+            assert await shown(second) == expected, "what is committed waits for what is open before it"
+            await coordinator.end(topic, a, False)
+            stands(5, b"3", b"4")
+            assert await shown(second) == expected
+            await coordinator.end(topic, c, True, entries=1, last=position_of(receipts[c]))
+            stands(8, b"5", b"6", b"7")
+            assert await shown(second) == expected
+
+
+async def test_delayed_sends_of_dead_transactions_leave_nothing(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        dead = [coordinator.begin() for _ in range(200)]
+        coordinator.states |= dict.fromkeys(dead, TxnState.ABORTED)
+        for txn in dead:
+            producer.publish_in(txn, b"late")
+        producer.publish(b"plain")
+        for _ in dead:
+            assert isinstance(from_wire((await producer.next("failed")).error), TransactionAborted)
+        await producer.next("receipt")
+        topic = await loaded(broker)
+        assert await shown(broker) == [b"plain"]
+        assert not topic.transactions.core.known  # type: ignore[union-attr]
+        assert topic.log.shape.end_index == 1
+
+
+async def test_an_entry_after_the_stored_outcomes_is_found_again(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        gone, txn = coordinator.begin(), coordinator.begin()
+        await producer.send_in(gone, b"0")
+        await coordinator.end(await loaded(first), gone, False)
+        await producer.send_in(txn, b"1")
+        await vanish(running, first)
+        with coordinator.unreachable():
+            second = await running.add_broker()
+            await until_owned_by(running, second)
+            assert await shown(second) == []
+        topic = await loaded(second)
+        assert topic.transactions.still_open == [txn]
+
+
+async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_crash(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Late confirmed entries of a transaction: aborted, whatever the outcome; the answer waits for them."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        last = position_of(await producer.send_in(txn, b"0"))
+        topic = await loaded(broker)
+        appender = topic.log._appender  # type: ignore[attr-defined]
+        held = pytest.MonkeyPatch()
+        held.setattr(Appender, "flush", lambda self: None)
+        producer.publish_in(txn, b"late")
+        core = topic.transactions.core
+        assert core is not None
+        await until(lambda: core.flying(txn) > 0)
+        ending = asyncio.create_task(coordinator.end(topic, txn, True, entries=1, last=last))
+        done, _ = await asyncio.wait([ending], timeout=0.3)
+        assert not done
+        held.undo()
+        appender.flush()
+        await ending
+        await producer.next("receipt")
+        assert await shown(broker) == [b"0"]
+        await vanish(running, broker)
+        second = await running.add_broker()
+        await until_owned_by(running, second)
+        assert await shown(second) == [b"0"]
+        assert len(coordinator.joins) == 1
+
+
+async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """The new owner hears COMMITTED, and waits for the settlement, which names the last receipt."""
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        txn = coordinator.begin()
+        last = position_of(await producer.send_in(txn, b"0"))
+        await producer.send_in(txn, b"no receipt, says the client")
+        settlement = coordinator.settlement(txn, True, entries=1, last=last)
+        await vanish(running, first)
+        second = await running.add_broker()
+        await until_owned_by(running, second)
+        topic = await loaded(second)
+        await until(lambda: txn in topic.transactions._committed_at)
+        assert await shown(second) == []
+        await topic.settle(settlement)
+        assert await shown(second) == [b"0"]
+
+
+async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No settlement comes from a coordinator that was taken over and knows no participant."""
+    monkeypatch.setattr("magnetar.broker.topic.transactions.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.transactions.ASK_S_MAX", 0.1)
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        await producer.send(b"1")
+        coordinator.states[txn] = TxnState.ABORTED
+        assert await consumer.receive_payloads(1) == [b"1"]
+
+
+async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_little(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        for number in range(5):
+            await producer.send(b"%d" % number)
+        await first.owned.unload(NAME)
+        topic = await loaded(first)
+        assert topic.transactions.core is None
+        assert topic.shown is topic.log
+        producer = await TxnProducer(running.world, first, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"5")
+        await coordinator.end(topic, txn, False)
+        await first.owned.unload(NAME)
+        topic = await loaded(first)
+        assert topic.transactions.replayed == 0
+        assert await shown(first) == [b"%d" % number for number in range(5)]
+
+
+async def test_an_unloaded_topic_keeps_its_open_transactions(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        await broker.owned.unload(NAME)
+        again = await TxnProducer(running.world, broker, TOPIC, "q").opened()
+        await again.send_in(txn, b"1")
+        assert await shown(broker) == []
+        await coordinator.end(await loaded(broker), txn, True)
+        assert await shown(broker) == [b"0", b"1"]
+
+
+async def test_a_ledger_switch_inside_a_commit_changes_nothing(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path, roll_entries=3) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        kept, gone = coordinator.begin(), coordinator.begin()
+        for number in range(10):
+            await producer.send_in(kept if number % 2 else gone, b"%d" % number)
+        topic = await loaded(broker)
+        await asyncio.gather(
+            topic.log.roll(), coordinator.end(topic, kept, True), topic.log.roll(), coordinator.end(topic, gone, False)
+        )
+        assert len(topic.log.shape.spans) > 3
+        expected = [b"%d" % number for number in range(1, 10, 2)]
+        assert await shown(broker) == expected
+        await vanish(running, broker)
+        second = await running.add_broker(roll_entries=3)
+        await until_owned_by(running, second)
+        assert await shown(second) == expected
+
+
+# ------------------------------------------------------------------------------------- what holds data, the end
+async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_with_them(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path, **NO_RETENTION) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        topic = await loaded(broker)
+        await topic.log.roll()
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [Stays.NOT_IN_OUTCOMES, Stays.OPEN]
+        other = coordinator.begin()
+        await producer.send_in(other, b"1")
+        await coordinator.end(topic, other, False)
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [Stays.TRANSACTION_OPEN, Stays.OPEN]
+        assert not await topic.trim()
+        await coordinator.end(topic, txn, False)
+        core = topic.transactions.core
+        assert core is not None
+        assert core.aborted_entries == 2
+        assert len(await topic.trim()) == 1
+        assert core.aborted_entries == 1
+        assert core.aborted_messages(0, 10) == 1
+
+
+async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path, **NO_RETENTION) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        topic = await loaded(broker)
+        await coordinator.end(topic, txn, True)
+        for number in range(3):
+            await topic.log.roll()
+            await producer.send(b"%d" % number)
+        ledger = topic.transactions._ledger
+        assert ledger is not None
+        writes = ledger.writes
+        for part in topic.parts:
+            part.look(topic.applied)
+        await until(lambda: ledger.writes > writes)
+        assert len(await topic.trim()) == 3
+
+
+async def test_a_topic_with_an_open_transaction_is_deleted_by_force_alone(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        await producer.close()
+        topic = await loaded(broker)
+        await until(lambda: not len(topic.producers))
+        with pytest.raises(Busy, match=re.escape(str(txn))):
+            await broker.owned.delete(NAME, force=False)
+        await broker.owned.delete(NAME, force=True)
+        with pytest.raises(NotOwner):
+            await coordinator.end(topic, txn, True)
+        with pytest.raises(TopicNotFound):
+            await broker.owned.topic(NAME, create=False)
+
+
+async def test_a_settlement_of_what_is_unknown_is_answered_by_the_owner_alone(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        first = running.brokers[0]
+        old = await loaded(first)
+        await coordinator.end(old, coordinator.begin(), True)
+        await vanish(running, first)
+        second = await running.add_broker()
+        await until_owned_by(running, second)
+        await TxnProducer(running.world, second, TOPIC).opened()
+        with pytest.raises(NotOwner):
+            await coordinator.end(old, coordinator.begin(), True)
+
+
+async def test_a_non_persistent_topic_takes_part_in_no_transaction(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        topic = "non-persistent://public/default/t"
+        producer = await TxnProducer(running.world, running.brokers[0], topic).opened()
+        producer.publish_in(coordinator.begin(), b"0")
+        assert isinstance(from_wire((await producer.next("failed")).error), NotAllowed)
+        assert not coordinator.joins
+        await producer.send(b"1")
+
+
+async def test_an_id_that_no_coordinator_gives_is_refused(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        producer = await TxnProducer(running.world, running.brokers[0], TOPIC).opened()
+        producer.publish_in(TxnId(1 << 40, 1), b"0")
+        assert isinstance(from_wire((await producer.next("failed")).error), InvalidRequest)
+        await producer.send(b"1")
+
+
+# ------------------------------------------------------------------------------------- compaction
+async def test_compaction_meets_an_open_transaction(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    """It ends before the first open entry, and an aborted newer value removes no committed older one."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        topic = await loaded(broker)
+        gone, txn = coordinator.begin(), coordinator.begin()
+
+        async def put(key: str, value: bytes, of: TxnId | None) -> None:
+            producer.frame(publish=in_txn("p", producer.sequence_id, of, value, key=key) if of is not None
+                           else client_part("p", producer.sequence_id, value, key=key))  # fmt: skip
+            producer.sequence_id += 1
+            await producer.next("receipt")
+
+        await put("a", b"a0", None)
+        await put("b", b"b0", None)
+        await put("a", b"a1", gone)
+        await put("b", b"b1", txn)
+        await put("a", b"a2", None)
+        await coordinator.end(topic, gone, False)
+        topic.compaction.start()
+        await topic.compaction.wait()
+        assert topic.compaction.progress.error == ""
+        assert await compacted(running, broker) == [b"a0", b"b0"]
+        await coordinator.end(topic, txn, True)
+        assert await compacted(running, broker) == [b"a0", b"b0", b"b1", b"a2"]
+        topic.compaction.start()
+        await topic.compaction.wait()
+        assert await compacted(running, broker) == [b"b1", b"a2"]
+
+
+async def compacted(running: Cluster, broker: Broker) -> list[bytes]:
+    reader = await TestConsumer(
+        running.world, broker, TOPIC, "c", durable=False, read_compacted=True,
+        start=wire.MessageId(ledger_id=-1, entry_id=-1),
+    ).ready()  # fmt: skip
+    found: list[bytes] = []
+    while not await reader.quiet():
+        found += await reader.receive_payloads(1)
+    await reader.close()
+    return found

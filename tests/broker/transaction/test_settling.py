@@ -1,0 +1,55 @@
+"""Each outcome reaches its topic once it can, whatever failed before, and is reported once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.transaction import settling
+from magnetar.broker.transaction.settling import Settler
+from magnetar.proto.errors import MagnetarError, Unavailable
+from magnetar.proto.names import TopicName
+from magnetar.proto.transactions import TxnId
+from magnetar.runtime.process import real_world
+
+
+class Topics:
+    def __init__(self) -> None:
+        self.told: list[list[int]] = []
+        self.failing: list[object] = []
+
+    async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
+        await asyncio.sleep(0)
+        self.told.append([each.txn.least for each in settlements])
+        failing = self.failing.pop(0) if self.failing else None
+        if isinstance(failing, Exception):
+            raise failing
+        return [Unavailable("busy") if each.txn.least == failing else None for each in settlements]
+
+
+@pytest.mark.parametrize("failing", [[], [2], [Unavailable("away")], [ValueError("a fault")], [1, Unavailable("x"), 1]])
+async def test_what_failed_is_told_again_and_the_rest_is_not(
+    failing: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "PAUSE_S_MIN", 0.0)
+    topics, settled, done = Topics(), list[int](), asyncio.Event()
+    topics.failing = list(failing)
+
+    def report(settlement: Settlement, topic: str) -> None:
+        settled.append(settlement.txn.least)
+        if len(settled) == 5:
+            done.set()
+
+    settler = Settler(real_world(1), topics, report)
+    for number in range(5):
+        settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
+    async with asyncio.timeout(20):
+        await done.wait()
+    await settler.close()
+    assert sorted(settled) == list(range(5)), "each is reported once"
+    assert topics.told[0] == list(range(5)), "what waits travels together"
+    if failing == [2]:
+        assert topics.told[1:] == [[2]]

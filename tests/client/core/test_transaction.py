@@ -1,0 +1,117 @@
+"""The core of a transaction against a model, over random walks: what is committed had every receipt, and ends once."""
+
+from __future__ import annotations
+
+import random
+from threading import Lock
+
+import pytest
+
+from magnetar.client.common import errors
+from magnetar.client.core.transaction import End, Ended, Idle, TransactionCore, TransactionState, Verb
+from magnetar.proto import errors as wire_errors
+from magnetar.proto.names import Position
+from magnetar.proto.transactions import TxnId, TxnState
+
+TOPICS = ("a", "b", "c")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_walk_ends_once_and_tells_all_receipts(seed: int) -> None:
+    rng = random.Random(seed)
+    core = TransactionCore(TxnId(1, seed), Lock())
+    receipts: dict[str, list[Position]] = {}
+    waiting: list[tuple[str, bool]] = []
+    failed, idle, ended, entry, asked = False, False, 0, 0, False
+    wants_commit = rng.random() < 0.8
+    for _ in range(60):
+        effects = []
+        draw = rng.random()
+        if draw < 0.4 and core.state is TransactionState.OPEN:
+            topic, message = rng.choice(TOPICS), rng.random() < 0.7
+            core.enter(topic, message=message)
+            receipts.setdefault(topic, [])
+            waiting.append((topic, message))
+        elif draw < 0.85 and waiting:
+            topic, message = waiting.pop(rng.randrange(len(waiting)))
+            if rng.random() < 0.03:
+                failed = True
+                refused = wire_errors.InvalidRequest("no")
+                effects = core.refused(1, refused) if message else core.acknowledged(refused)
+            elif rng.random() < 0.05:
+                effects = core.left(message=message)
+            elif message:
+                entry += 1
+                receipts[topic].append(Position(1, entry))
+                effects = core.stored(topic, 1, Position(1, entry))
+            else:
+                effects = core.acknowledged(None)
+        elif draw > 0.97 and core.state is TransactionState.OPEN and wants_commit:
+            asked, effects = True, core.commit()
+        core.check()
+        idle = idle or any(isinstance(each, Idle) for each in effects)
+        assert not idle or not core.pending
+    if not asked and not wants_commit:
+        effects = core.abort()
+    else:
+        effects = [] if asked else core.commit()
+        while waiting:
+            assert not idle or asked
+            _, message = waiting.pop()
+            effects += core.refused(1, wire_errors.TimedOut("late")) if message else core.acknowledged(None)
+            failed = failed or message
+        assert core.pending == 0
+        effects = core.decide()
+    for effect in effects:
+        if isinstance(effect, End):
+            assert (effect.verb is Verb.COMMIT) == (wants_commit and not failed)
+            if effect.verb is Verb.COMMIT:
+                told = {each.topic: (each.entries, each.last) for each in effect.participants}
+                wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
+                assert told == wanted
+            answer = TxnState.COMMITTED if effect.verb is Verb.COMMIT else TxnState.ABORTED
+            ended += sum(isinstance(each, Ended) for each in core.answered(answer, None))
+        ended += isinstance(effect, Ended)
+    assert ended == 1
+    committed = core.state is TransactionState.COMMITTED
+    assert committed == (wants_commit and not failed)
+    if wants_commit and failed:
+        assert isinstance(core.error, errors.TransactionAborted)
+    core.check()
+    with pytest.raises(errors.TransactionEnded):
+        core.enter("a", message=True)
+
+
+def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> None:
+    core = TransactionCore(TxnId(0, 1), Lock())
+    for position in (Position(1, 5), Position(-1, -1), Position(1, 7)):
+        core.enter("a", message=True)
+        core.stored("a", 1, position)
+    core.commit()
+    [end] = core.decide()
+    assert isinstance(end, End)
+    assert [(each.topic, each.entries, each.last.entry_id) for each in end.participants] == [("a", -1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "state", "family"),
+    [
+        (TxnState.ABORTED, None, TransactionState.ABORTED, errors.TransactionAborted),
+        (TxnState.OPEN, None, TransactionState.ERROR, errors.OutcomeUnknown),
+        (TxnState.OPEN, wire_errors.TransactionAborted("x"), TransactionState.ABORTED, errors.TransactionAborted),
+        (TxnState.OPEN, wire_errors.TransactionFenced("x"), TransactionState.ABORTED, errors.TransactionFenced),
+        (TxnState.OPEN, wire_errors.TransactionForgotten("x"), TransactionState.ERROR, errors.TransactionForgotten),
+        (TxnState.OPEN, wire_errors.Unavailable("x"), TransactionState.ERROR, errors.OutcomeUnknown),
+    ],
+)  # fmt: skip
+def test_what_a_commit_is_answered(
+    answer: TxnState, error: wire_errors.MagnetarError | None, state: TransactionState, family: type
+) -> None:
+    core = TransactionCore(TxnId(0, 1), Lock())
+    core.enter("a", message=True)
+    core.stored("a", 1, Position(1, 1))
+    assert core.commit() == [Idle()]
+    core.decide()
+    core.answered(answer, error)
+    assert core.state is state
+    assert type(core.error) is family

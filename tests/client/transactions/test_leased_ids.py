@@ -1,0 +1,48 @@
+"""Ids that were leased ahead: none is given twice, none after its time, none of a coordinator that was lost."""
+
+from __future__ import annotations
+
+import random
+
+from magnetar.client.transactions.leased_ids import FIRST, MOST, LeasedIds
+from magnetar.proto.transactions import TxnId
+
+
+def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:
+    rng, ids, now, next_, taken = random.Random(5), LeasedIds(), 0.0, 0, []
+    valid: dict[TxnId, float] = {}
+    lost = 0
+    for _ in range(20_000):
+        now += rng.random() * 0.2
+        found = ids.take(now)
+        if found is None or (ids.runs_out and rng.random() < 0.5):
+            count, coordinator = rng.randrange(1, ids.wanted + 1), rng.randrange(4)
+            ids.leased(TxnId.of(coordinator, 1, next_), count, 10.0, now)
+            valid.update((TxnId.of(coordinator, 1, next_ + n), now + 5.0) for n in range(count))
+            next_ += count
+        if found is not None:
+            assert now < valid.pop(found), "it is valid, and was not taken"
+            taken.append(found)
+        if rng.random() < 0.01:
+            gone = rng.randrange(4)
+            ids.forget(gone)
+            valid = {each: until for each, until in valid.items() if each.most != gone}
+            lost += 1
+        ids.check()
+    assert len(taken) == len(set(taken)) > 5000
+    assert lost > 100
+
+
+def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
+    ids, now = LeasedIds(), 0.0
+    assert ids.wanted == FIRST
+    for block in range(20):
+        ids.leased(TxnId(0, block * MOST), ids.wanted, 60.0, now)
+        while ids.take(now) is not None:
+            pass
+    assert ids.wanted == MOST
+    for _ in range(20):
+        ids.leased(TxnId(1, 0), 1, 60.0, now)
+        now += 60
+        assert ids.take(now) is None
+    assert ids.wanted == FIRST

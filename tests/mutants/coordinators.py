@@ -1,0 +1,94 @@
+"""Defects of the coordinators of transactions: patches of the core, its take-over, and its retention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnetar.broker.transaction.core.coordinator import Coordinator, Phase, _Decision, _Wait
+from magnetar.broker.transaction.core.intents import Settle
+from magnetar.broker.transaction.core.records import Done
+from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.log import CoordinatorLog
+from tests.mutants.ledgers import Stack, put
+
+
+def answered_while_in_doubt(stack: Stack) -> None:
+    """M90: a question about a transaction is answered while its commit is on its way."""
+
+    def certain(self: Coordinator, txn: int, intent: Any, now: float) -> Any:
+        found = self._find(txn, now)
+        if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
+            found.later.append(intent)  # type: ignore[union-attr]
+            raise _Wait
+        return found
+
+    put(stack, Coordinator, "_certain", certain)
+
+
+def done_before_all_stored(stack: Stack) -> None:
+    """M91: a transaction is done when the first of its topics has stored the outcome."""
+
+    def settled(self: Coordinator, txn: int, topic: str) -> None:
+        ending = self._ending.pop(txn, None)
+        if ending is not None and ending.is_durable:
+            self._lazy.append(_Decision(Done([txn])))
+
+    put(stack, Coordinator, "_settled", settled)
+
+
+def epoch_stays(stack: Stack) -> None:
+    """M92: a take-over keeps the epoch, so ids are given again."""
+    honest = CoordinatorLog.claim_record
+
+    async def claim_record(self: CoordinatorLog) -> None:
+        before = self._record.epoch
+        await honest(self)
+        self.epoch = max(1, before)
+
+    put(stack, CoordinatorLog, "claim_record", claim_record)
+
+
+def handed_to_any_epoch(stack: Stack) -> None:
+    """M93: what an owner handed over is open for every later epoch, also when it was aborted in the next one."""
+    honest = Coordinator.start
+
+    def start(self: Coordinator, now: float) -> list[Any]:
+        for handed in self.state.handed:
+            if handed.epoch < self.epoch - 1:
+                self._take_handed(handed, now)
+        return honest(self, now)
+
+    put(stack, Coordinator, "start", start)
+
+
+def forgotten_by_age(stack: Stack) -> None:
+    """M94: outcomes are forgotten when they are old, whether their topics have stored them or not."""
+
+    def lowest(self: Coordinator) -> int:
+        return self._next
+
+    put(stack, Coordinator, "_lowest", lowest)
+
+
+def batch_is_not_remembered(stack: Stack) -> None:
+    """M95: the batch of a sink is not in the record that commits it."""
+    honest = State._committed
+
+    def committed(self: State, record: Any) -> None:
+        honest(self, record)
+        if record.sink is not None:
+            del self.sinks[record.sink.sink_id]
+
+    put(stack, State, "_committed", committed)
+
+
+def settled_before_durable(stack: Stack) -> None:
+    """M96: topics are told of a commit when it is decided, and not when its record is durable."""
+    honest = Coordinator._decide
+
+    def decide(self: Coordinator, record: Any, intent: Any) -> None:
+        honest(self, record, intent)
+        for txn, _ in getattr(record, "txns", ()) if type(record).__name__ == "Committed" else ():
+            self._effects += [Settle(txn, True, each) for each in self._live[txn].participants.values()]
+
+    put(stack, Coordinator, "_decide", decide)

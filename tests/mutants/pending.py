@@ -1,0 +1,85 @@
+"""Defects of acknowledgements in transactions: patches of a cursor's pending acknowledgements."""
+
+from __future__ import annotations
+
+from magnetar.broker.subscription.core import pending_acks
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
+from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.core.pending_acks import Clash, Settled
+from magnetar.broker.subscription.core.pending_set import PendingAcks
+from magnetar.proto.names import Position
+from magnetar.proto.transactions import TxnId
+from tests.mutants.ledgers import Stack, put
+
+
+def commit_takes_the_batch(stack: Stack) -> None:
+    """M70: a commit acknowledges all messages of a batch that are pending, those of other transactions too."""
+    honest = pending_acks.settle
+
+    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+        pending = cursor.pending
+        parts = {each: part.bits for each, part in pending.parts.items()} if pending is not None else {}
+        settled = honest(cursor, txn, committed=committed)
+        if settled is not None and committed:
+            for position, part in settled.acks.parts.items():
+                kept, cursor.pending = cursor.pending, None
+                cursor.ack_bits(position, parts[position] | part.bits, part.size)
+                cursor.pending = kept
+        return settled
+
+    put(stack, pending_acks, "settle", settle)
+
+
+def settled_and_still_pending(stack: Stack) -> None:
+    """M71: what a transaction had pending is applied, and is pending still: it is applied again."""
+    honest = PendingAcks.take
+
+    def take(self: PendingAcks, txn: TxnId) -> TxnAcks | None:
+        taken = honest(self, txn)
+        if taken is not None:
+            self.add(txn, taken)
+        return taken
+
+    put(stack, PendingAcks, "take", take)
+
+
+def pending_comes_again(stack: Stack) -> None:
+    """M72: what is pending is delivered again when its consumer gives it back or leaves."""
+    put(stack, Cursor, "is_done", Cursor.is_acked)
+    put(stack, Cursor, "next_free", Cursor.next_unacked)
+
+
+def refused_in_the_middle(stack: Stack) -> None:
+    """M73: a request that is refused for one of its entries leaves those before it pending."""
+    honest = pending_acks.judge
+
+    def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
+        for ledger_id, entries in wanted.entries.items():
+            for entry_id in entries:
+                one = TxnAcks()
+                one.add(Position(ledger_id, entry_id))
+                found = honest(cursor, txn, one)
+                if not isinstance(found, Clash):
+                    pending_acks.pend(cursor, txn, found)
+        return honest(cursor, txn, wanted, named)
+
+    put(stack, pending_acks, "judge", judge)
+
+
+def aborted_is_acknowledged(stack: Stack) -> None:
+    """M74: an abort acknowledges what it should give back."""
+    honest = pending_acks.settle
+
+    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+        return honest(cursor, txn, committed=True)
+
+    put(stack, pending_acks, "settle", settle)
+
+
+def abort_forgets_the_order(stack: Stack) -> None:
+    """M75: after an abort its entries come again, and what was delivered after them does not."""
+    def step_back(self: Dispatcher, first: Position) -> None:
+        return None
+
+    put(stack, Dispatcher, "step_back", step_back)

@@ -1,0 +1,79 @@
+"""Defects of a topic's transactions: patches of its joins, its outcomes, and the numbers of its producers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyroaring import BitMap64
+
+from magnetar.broker.topic.core.transactions import Transactions, TxnPhase
+from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.outcomes import OutcomesLedger
+from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.proto.names import Position
+from magnetar.proto.transactions import TxnId, TxnState
+from tests.mutants.ledgers import Stack, put
+
+
+def join_is_skipped(stack: Stack) -> None:
+    """M80: a topic takes entries of a transaction without asking its coordinator."""
+
+    async def patiently(self: TopicTransactions, txn: TxnId) -> TxnState:
+        return TxnState.OPEN
+
+    put(stack, TopicTransactions, "_patiently", patiently)
+
+
+def settled_before_it_is_stored(stack: Stack) -> None:
+    """M81: a settlement is answered when it is applied, and its outcome is stored later."""
+
+    async def durable(self: OutcomesLedger) -> None:
+        return
+
+    put(stack, OutcomesLedger, "durable", durable)
+
+
+def aborted_by_id(stack: Stack) -> None:
+    """M82: an entry that comes after the end aborts its transaction, and not itself alone."""
+    honest = Transactions.confirmed
+
+    def confirmed(self: Transactions, txn: TxnId, *args: Any) -> None:
+        found = self.known[txn]
+        honest(self, txn, *args)
+        if found.phase is TxnPhase.ENDED:
+            self._abort(found.entries, found.size)
+            self.aborted_indexes |= found.indexes or BitMap64()
+
+    put(stack, Transactions, "confirmed", confirmed)
+
+
+def outcomes_ahead_of_their_position(stack: Stack) -> None:
+    """M83: stored outcomes claim to know an entry that was not confirmed when they were taken."""
+    honest = OutcomesLedger._plan
+
+    def plan(self: OutcomesLedger, position: Position, *args: Any) -> Any:
+        return honest(self, Position(position[0], position[1] + 1), *args)
+
+    put(stack, OutcomesLedger, "_plan", plan)
+
+
+def numbers_at_append(stack: Stack) -> None:
+    """M84: sequence ids of a transaction count when its entries are stored, and an abort does not take them back."""
+    honest = TopicTransactions.confirmed
+
+    def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
+        honest(self, txn, name, *args)
+        if self.core is not None and (found := self.core.known.get(txn)) is not None:
+            self._topic.merge_numbers({name: found.numbers[name].progress})
+
+    put(stack, TopicTransactions, "confirmed", confirmed)
+
+
+def snapshot_after_an_open_transaction(stack: Stack) -> None:
+    """M85: a snapshot of sequence ids is taken at the end of the log while a transaction is open."""
+
+    def hold_before(self: Deduplication, undecided: Callable[[], Position | None]) -> None:
+        return
+
+    put(stack, Deduplication, "hold_before", hold_before)
