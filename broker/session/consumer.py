@@ -181,6 +181,7 @@ class ConsumerSession:
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])
         self.topic.traffic.record_out(messages, size)
+        self._consumer.activity.consumed_ms = self.subscription.activity.consumed_ms = self._clock.wall_ms()
         self._port.deliver(deliveries)
 
     def ended(self) -> None:
@@ -211,6 +212,7 @@ class ConsumerSession:
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
+        self._consumer.activity.flow_ms = self.subscription.activity.flow_ms = self._clock.wall_ms()
         self.subscription.flow(self._consumer, permits)
 
     def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:

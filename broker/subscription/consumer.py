@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ...proto.errors import MagnetarError
 from ...runtime.access import LOCAL, Principal
+from .activity import Activity
 from .core.deliveries import Delivery
 from .core.policies.policy import Member
 
@@ -43,7 +44,8 @@ class Consumer:
     """A consumer and its outlet; `member` is its state in the dispatcher."""
 
     __slots__ = (
-        "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms", "waiting",
+        "activity", "address", "client", "instance", "member", "outlet", "principal", "properties", "since_ms",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +54,7 @@ class Consumer:
     ) -> None:  # fmt: skip
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
+        self.activity = Activity()
         self.properties = properties or {}
         self.member = member
         self.outlet = outlet

@@ -36,6 +36,7 @@ from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
 from .acks_in_txn import AcksInTxn
+from .activity import Activity
 from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
@@ -54,7 +55,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 class Subscription(Pump):
     """One subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
-    __slots__ = ("__dict__", "_acks", "dropped", "isolation", "store", "type")
+    __slots__ = ("__dict__", "_acks", "activity", "dropped", "isolation", "store", "type")
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
@@ -69,6 +70,8 @@ class Subscription(Pump):
         self.store = store
         self.type: SubscriptionType | None = None
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
+        self.activity = Activity()
+        self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
         self._acks = AcksInTxn(log.shape, cursor, dispatcher)
         if delayed is not None:
@@ -230,7 +233,7 @@ class Subscription(Pump):
         try:
             self._acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
-            self._changed()
+            self._acked(consumer)
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Acknowledges many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it does not parse, or
@@ -241,7 +244,7 @@ class Subscription(Pump):
             self._acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
         finally:
             if self.cursor.version != before:
-                self._changed()
+                self._acked(consumer)
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Acknowledges everything up to and with the entry. NotAllowed where several consumers share the subscription.
@@ -249,7 +252,7 @@ class Subscription(Pump):
         """
         self.check_cumulative(consumer, acked)
         self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
-        self._changed()
+        self._acked(consumer)
 
     def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """NotAllowed, TransactionConflict: as `ack_cumulative`. Nothing is done."""
@@ -326,7 +329,15 @@ class Subscription(Pump):
         """Returns when everything up to now is durable."""
         await self.durable_now()
 
+    def _acked(self, consumer: Consumer | None) -> None:
+        now_ms = self.activity.acked_ms = self._clock.wall_ms()
+        if consumer is not None:
+            consumer.activity.acked_ms = now_ms
+        self._changed()
+
     def _changed(self) -> None:
+        if self._marked != self.cursor.mark:
+            self._marked, self.activity.marked_ms = self.cursor.mark, self._clock.wall_ms()
         if self.store is not None:
             self.store.touched()
         if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):

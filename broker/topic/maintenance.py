@@ -132,6 +132,7 @@ class TopicMaintenance:
             return 0
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
+        subscription.activity.expired_ms = self._world.clock.wall_ms()
         return self.give_up(subscription, log.shape.before(place.position))
 
     def give_up(self, subscription: Subscription, mark: Position) -> int:

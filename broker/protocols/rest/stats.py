@@ -16,6 +16,7 @@ from typing import Any
 from ....proto.model import AccessMode
 from ....proto.subscription_types import title
 from ....runtime.clock import Clock
+from ...subscription.activity import Activity
 from ...subscription.consumer import Consumer
 from ...topic.producer import Producer
 from ...topic.topic import Topic
@@ -36,6 +37,9 @@ class Meters:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: OrderedDict[int, tuple[float, Numbers, Numbers]] = OrderedDict()  # when, counters, rates
+
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
         """Of each counter, a second."""
@@ -62,6 +66,8 @@ def topic_stats(
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
+    slowest = next((each.name for each in found.subscriptions if oldest and each.oldest_ms == oldest), None)
+    age_s = max(0, round((meters.now_ms() - oldest) / 1000)) if oldest else -1
     applied = topic.applied if topic is not None else None
     return {
         "msgRateIn": found.rate_in, "msgThroughputIn": found.throughput_in,
@@ -73,7 +79,7 @@ def topic_stats(
         "msgChunkPublished": False, "storageSize": found.storage_bytes, "backlogSize": backlog_size,
         "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
-        "oldestBacklogMessageAgeSeconds": -1, "oldestBacklogMessageSubscriptionName": None,
+        "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
         "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
@@ -138,6 +144,7 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
         "msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "bytesOutCounter", "msgOutCounter",
     )}  # fmt: skip
     store = loaded.store if loaded is not None else None
+    activity = loaded.activity if loaded is not None else Activity()
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
         "msgBacklog": found.backlog, "backlogSize": found.backlog_bytes,
@@ -145,8 +152,9 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
         "msgInReplay": found.replay_entries, "unackedMessages": found.unacked,
         "earliestMsgPublishTimeInBacklog": found.oldest_ms,
         "blockedSubscriptionOnUnackedMsgs": found.blocked_on_unacked, "type": title(found.type) or "None",
-        "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": 0, "lastConsumedFlowTimestamp": 0,
-        "lastConsumedTimestamp": 0, "lastAckedTimestamp": 0, "lastMarkDeleteAdvancedTimestamp": 0,
+        "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
+        "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
+        "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
         "consumers": consumers if listed else [], "isDurable": found.durable, "durable": found.durable,
         "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": found.allow_out_of_order_delivery,
         "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
@@ -166,14 +174,16 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
 
 def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, Any]:
     delivered, size, again = found.delivered_messages, found.delivered_bytes, found.redelivered_messages
+    activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
         acked = max(0, delivered - again - found.unacked)
         rates = meters.rates(live.member.id, live.since_ms, (delivered, size, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
-        "chunkedMessageRate": 0.0, "bytesOutCounter": size, "msgOutCounter": delivered, "lastAckedTimestamp": 0,
-        "lastConsumedTimestamp": 0, "lastConsumedFlowTimestamp": 0, "lastAckedTime": None, "lastConsumedTime": None,
+        "chunkedMessageRate": 0.0, "bytesOutCounter": size, "msgOutCounter": delivered,
+        "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
+        "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
         "consumerName": found.name, "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
         "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
         "availablePermits": found.permits, "unackedMessages": found.unacked, "avgMessagesPerEntry": 0,

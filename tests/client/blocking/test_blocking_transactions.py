@@ -15,6 +15,7 @@ import pytest
 import magnetar
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
+from tests.client.blocking.test_fork import run as forking
 from tests.client.conftest import in_thread
 from tests.client.fake_transactions import TransactionalBroker
 
@@ -218,16 +219,14 @@ def test_ctrl_c_ends_the_blocking_process_in_order(broker: tuple[str, Transactio
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
 def test_a_transaction_stays_in_the_process_that_began_it(broker: tuple[str, TransactionalBroker]) -> None:
-    with magnetar.Client(broker[0]) as client:
+    printed = forking(
+        broker[0],
+        """
         producer = client.create_producer("t")
         with client.transaction() as txn:
             producer.send(b"x", txn=txn)
-            child = os.fork()
-            if child == 0:
-                try:
-                    txn.commit()
-                except magnetar.TransactionEnded:
-                    os._exit(7)
-                os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert txn.state is magnetar.TransactionState.COMMITTED
+            print(in_child(txn.commit))
+        print(txn.state.name)
+        """,
+    )
+    assert printed == ["TransactionEnded", "1", "COMMITTED"]

@@ -197,3 +197,46 @@ def test_statistics_of_partitions_are_merged_by_their_kind() -> None:
         "msgInCounter": 7, "lastAckedTimestamp": 7, "subscriptions": {"a": {"msgBacklog": 3}, "b": {"msgBacklog": 5}},
         "list": [1, 2], "on": True,
     }  # fmt: skip
+
+
+async def test_statistics_say_when_a_subscription_and_a_consumer_were_last_active(tmp_path: Path) -> None:
+    names = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp")
+    async with serving(tmp_path) as (http, broker, running):
+
+        async def told() -> list[list[int]]:
+            found = (await http.get(f"{T}/stats"))["subscriptions"]["s"]
+            return [[of[name] for name in names] for of in (found, *found["consumers"])]
+
+        raw, began = await _client(running, broker), running.world.clock.wall_ms()
+        await raw.open_producer()
+        await raw.subscribe(permits=0)
+        assert await told() == [[0, 0, 0], [0, 0, 0]]
+        raw.publish(1)
+        raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=10))
+        place = (await raw.next("message")).message_id
+        (flow, consumed, acked), of_consumer = await told()
+        assert began <= flow <= consumed
+        assert (acked, of_consumer) == (0, [flow, consumed, 0])
+        ack = pulsar.CommandAck(consumer_id=1, ack_type=pulsar.CommandAck.Individual, request_id=9)
+        ack.message_id.append(place)
+        raw.send(ack=ack)
+        await raw.next("ack_response")
+        (_, _, acked), of_consumer = await told()
+        assert acked >= consumed
+        assert of_consumer == [flow, consumed, acked]
+        marked = (await http.get(f"{T}/stats"))["subscriptions"]["s"]["lastMarkDeleteAdvancedTimestamp"]
+        assert marked >= acked
+        await raw.stream.close()
+
+
+async def test_statistics_say_how_old_the_oldest_of_the_backlog_is_and_whose(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        await raw.subscribe(permits=0)
+        raw.publish(1)
+        await raw.next("send_receipt")
+        found = await http.get(f"{T}/stats?getPreciseBacklog=true&getEarliestTimeInBacklog=true")
+        assert found["oldestBacklogMessageSubscriptionName"] == "s"
+        assert 0 <= found["oldestBacklogMessageAgeSeconds"] < 60
+        await raw.stream.close()
