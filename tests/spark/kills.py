@@ -2,10 +2,10 @@
 
 Numbered rows go into the topic `in`; a stream writes them exactly once to `out`, through a shuffle. In each run new
 rows come, the query reads them to the end, and at a random moment one process is killed: a worker of a task, the
-driver, the driver just after the sink's commit (before Spark notes the batch), a broker, or a bookie. What died is
-started again, the query too, until it ends; with another number of tasks each time. In the end a consumer of committed
-messages reads `out`: each number once. The run has tested something only if some messages there are aborted. The seed
-gives moments, targets and tasks; what the machine does in between is its own. Last line: JSON.
+driver, the driver just after the sink's commit (before Spark notes the batch), a broker, a bookie, or the metadata
+service. What died is started again, the query too, until it ends; with another number of tasks each time. In the end a
+consumer of committed messages reads `out`: each number once. The run has tested something only if some messages there
+are aborted. The seed gives moments, targets and tasks; what the machine does in between is its own. Last line: JSON.
 
 `--guarantee at-least-once` is the control: numbers may come twice, and none is missing.
 """
@@ -34,7 +34,7 @@ from magnetar.cli.common.processes import Cluster, Process
 from tests.layout import ROOT
 from tests.spark.kill_driver import BATCH_ROWS, SINK
 
-TARGETS = ("worker", "driver", "commit", "broker", "bookie")
+TARGETS = ("worker", "driver", "commit", "broker", "bookie", "metadata")
 SESSION_S = 2.0
 RUN_S = 300.0
 """A query that has not ended by then hangs."""
@@ -179,8 +179,9 @@ class Killing:
         elif target == "worker":
             self.counted["no worker"] += not driver.kill_worker(self._rng)
         else:
-            nodes = self.cluster.brokers if target == "broker" else self.cluster.bookies
-            node = self._rng.choice(nodes)
+            cluster = self.cluster
+            nodes = {"broker": cluster.brokers, "bookie": cluster.bookies, "metadata": [cluster.metadata]}
+            node = self._rng.choice(nodes[target])
             node.kill()
             time.sleep(self._rng.uniform(0.0, 3.0))
             _start(node)
