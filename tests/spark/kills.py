@@ -50,6 +50,7 @@ class Driver:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "tests.spark.kill_driver", url, str(checkpoint), guarantee],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT,
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
