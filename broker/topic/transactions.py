@@ -213,6 +213,38 @@ class TopicTransactions:
         if not self.is_open(txn):
             await asyncio.shield(self._shared(self._joins, txn, self._join))
 
+    async def is_over(self, txn: TxnId) -> bool:
+        """Whether it has ended: its end has been applied here then. False: it is open, or nobody tells within JOIN_S.
+        NotOwner."""
+        try:
+            async with asyncio.timeout(JOIN_S):
+                return await self._until_over(txn)
+        except (MagnetarError, TimeoutError) as error:
+            if self._ended:
+                raise self._not_here() from error
+            _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
+            return False
+
+    async def _until_over(self, txn: TxnId) -> bool:
+        core = self.core
+        if core is None or not core.is_known(txn):
+            return True
+        state = await self._coordinators.join(txn, self._topic.name)
+        if state in (TxnState.OPEN, TxnState.PREPARED):
+            return False
+        if core.is_known(txn):
+            over: asyncio.Future[None] = self._loop.create_future()
+
+            def tell(_: MagnetarError | None) -> None:
+                if not over.done():
+                    over.set_result(None)
+
+            self.when(Awaited(txn, end=True), tell)
+            if state is TxnState.ABORTED:
+                self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, False)))
+            await over
+        return True
+
     def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""
         if awaited.end:

@@ -82,8 +82,9 @@ class PartitionConsumer:
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
-            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke
-        )
+            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke,
+            self.redeliver_unacknowledged,
+        )  # fmt: skip
         self._wakes = connections.wakes
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.broke)

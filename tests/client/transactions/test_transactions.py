@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -244,6 +245,34 @@ def test_lists_and_cumulative_acknowledgements_are_one_request_each() -> None:
         await consumer.acknowledge(messages[16:])
         await asyncio.sleep(1)
         assert broker.topics[TOPIC].subscriptions["s"].done == set(range(20))
+
+    run(body)
+
+
+@pytest.mark.parametrize("ends", ["abort", "body", "commit"])
+def test_after_an_aborted_cumulative_acknowledgement_nothing_is_taken_before_what_comes_again(ends: str) -> None:
+    """Else the next one would cover it: it would be acknowledged, and never have been seen again."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t", batching_enabled=False)
+        for number in range(6):
+            await producer.send(b"%d" % number)
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        taken = [await consumer.receive() for _ in range(3)]
+        txn = client.transaction()
+        with suppress(KeyError, magnetar.TransactionAborted):
+            async with txn:
+                await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+                if ends == "abort":
+                    await txn.abort()
+                elif ends == "body":
+                    raise KeyError
+                else:
+                    broker.expire(txn.id)
+        assert txn.state is TransactionState.ABORTED
+        assert [(await consumer.receive(5000)).data() for _ in range(6)] == [b"%d" % number for number in range(6)]
+        assert not broker.topics[TOPIC].subscriptions["s"].done
 
     run(body)
 
