@@ -696,14 +696,16 @@ class EndRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
 
 class TransactionReply(_message.Message):
-    __slots__ = ("txn", "state", "error")
+    __slots__ = ("txn", "state", "error", "settlement")
     TXN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
     txn: TransactionId
     state: TransactionState
     error: Error
-    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    settlement: Settlement
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., settlement: _Optional[_Union[Settlement, _Mapping]] = ...) -> None: ...
 
 class EndReply(_message.Message):
     __slots__ = ("items",)
