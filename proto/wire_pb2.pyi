@@ -398,14 +398,16 @@ class AckedEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., batch_bits: _Optional[bytes] = ...) -> None: ...
 
 class Redeliver(_message.Message):
-    __slots__ = ("entries", "ledgers", "uncounted")
+    __slots__ = ("entries", "ledgers", "uncounted", "request_id")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Position]
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
     uncounted: bool
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ...) -> None: ...
+    request_id: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")

@@ -71,5 +71,6 @@ class TransactionJoins(Protocol):
     async def join(self, txn: TxnId) -> None:
         """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""
 
-    async def is_over(self, txn: TxnId) -> bool:
-        """Whether the transaction has ended: then its end is known here when this returns. NotOwner."""
+    async def outcome(self, txn: TxnId) -> TxnState | None:
+        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
+        nobody tells. NotOwner."""

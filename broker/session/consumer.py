@@ -35,7 +35,7 @@ from ...proto.errors import (
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo
-from ...proto.transactions import Isolation, TxnId
+from ...proto.transactions import Isolation, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
@@ -268,7 +268,8 @@ class ConsumerSession:
         `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
         `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves.
 
-        A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here.
+        A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
+        cumulative one after an abort: what is given back has to be delivered again before it can be covered.)
 
         All of them or, whatever this raises before they are pending, none. NotAllowed, InvalidRequest,
         TransactionConflict, BackPressure; TransactionEnded and what Coordinators.join raises. When it is not stored for
@@ -296,15 +297,15 @@ class ConsumerSession:
                 subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
                 break
             except TransactionConflict as conflict:
-                if not left or not await self._ends(conflict, txn):
+                if not left or not await self._ends(conflict, txn, cumulative=cumulative):
                     raise
         await subscription.stored()
 
-    async def _ends(self, conflict: TransactionConflict, txn: TxnId) -> bool:
-        """Whether one that has what `txn` wants has ended: then it has it no more."""
+    async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
+        """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
         for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
-            if other != txn and await self.topic.transactions.is_over(other):
-                return True
+            if other != txn and (outcome := await self.topic.transactions.outcome(other)) is not None:
+                return outcome is TxnState.COMMITTED or not cumulative
         return False
 
     async def durable(self) -> None:

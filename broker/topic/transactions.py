@@ -213,9 +213,9 @@ class TopicTransactions:
         if not self.is_open(txn):
             await asyncio.shield(self._shared(self._joins, txn, self._join))
 
-    async def is_over(self, txn: TxnId) -> bool:
-        """Whether it has ended: its end has been applied here then. False: it is open, or nobody tells within JOIN_S.
-        NotOwner."""
+    async def outcome(self, txn: TxnId) -> TxnState | None:
+        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
+        nobody tells within JOIN_S. NotOwner."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -223,15 +223,16 @@ class TopicTransactions:
             if self._ended:
                 raise self._not_here() from error
             _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
-            return False
+            return None
 
-    async def _until_over(self, txn: TxnId) -> bool:
+    async def _until_over(self, txn: TxnId) -> TxnState | None:
         core = self.core
         if core is None or not core.is_known(txn):
-            return True
+            return None
         joined = await self._coordinators.join(txn, self._topic.name)
-        if state_of(joined) in (TxnState.OPEN, TxnState.PREPARED):
-            return False
+        state = state_of(joined)
+        if state in (TxnState.OPEN, TxnState.PREPARED):
+            return None
         if core.is_known(txn):
             over: asyncio.Future[None] = self._loop.create_future()
 
@@ -242,7 +243,7 @@ class TopicTransactions:
             self.when(Awaited(txn, end=True), tell)
             self._told(txn, joined)
             await over
-        return True
+        return state
 
     def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""

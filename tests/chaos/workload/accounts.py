@@ -59,6 +59,8 @@ class Transaction:
     status: bool | None = None
     sent: dict[str, str] = field(default_factory=dict)  # value → topic
     acknowledged: list[tuple[str, Id]] = field(default_factory=list)
+    begun: float = 0.0  # wall clock, for who looks for a reason in the logs
+    ended: float = 0.0
 
     @property
     def outcome(self) -> bool | None:

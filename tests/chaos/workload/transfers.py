@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -177,7 +178,9 @@ class Transfers:
 
     def _begin(self, name: str, number: int) -> Transaction:
         with self._lock:
-            return self.books.begin(f"{name}/{number}")
+            found = self.books.begin(f"{name}/{number}")
+        found.begun = time.time()
+        return found
 
     @contextlib.contextmanager
     def _noted(self, name: str) -> Iterator[None]:
@@ -214,7 +217,7 @@ class Transfers:
                 try:
                     self._transfer(client, producers, each, txn, end, rng)
                 finally:
-                    each.told = told(txn)
+                    each.told, each.ended = told(txn), time.time()
                 self.served[name] += len(each.sent) if each.told else 0
 
     def _transfer(
@@ -302,7 +305,7 @@ class Transfers:
                     consumer.negative_acknowledge(message)
             raise
         finally:
-            each.told = told(txn)
+            each.told, each.ended = told(txn), time.time()
 
     def _process(self, account: str) -> None:
         name, consumer = "mover-3", None

@@ -260,6 +260,8 @@ def test_after_an_aborted_cumulative_acknowledgement_nothing_is_taken_before_wha
             await producer.send(b"%d" % number)
         consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
         taken = [await consumer.receive() for _ in range(3)]
+        topic = broker.topics[TOPIC]
+        broker.before_again = lambda: topic.copy(-1)  # one that is delivered before those that come again
         txn = client.transaction()
         with suppress(KeyError, magnetar.TransactionAborted):
             async with txn:
@@ -271,7 +273,8 @@ def test_after_an_aborted_cumulative_acknowledgement_nothing_is_taken_before_wha
                 else:
                     broker.expire(txn.id)
         assert txn.state is TransactionState.ABORTED
-        assert [(await consumer.receive(5000)).data() for _ in range(6)] == [b"%d" % number for number in range(6)]
+        expected = [b"%d" % number for number in (*range(6), 5)]
+        assert [(await consumer.receive(5000)).data() for _ in expected] == expected
         assert not broker.topics[TOPIC].subscriptions["s"].done
 
     run(body)
@@ -513,6 +516,19 @@ def test_an_answer_that_was_lost_is_found_by_the_status() -> None:
         broker.forgets = True
         with pytest.raises(magnetar.TransactionForgotten):
             await client.transaction_status(txn.id)
+
+    run(body)
+
+
+def test_a_status_is_asked_for_again_where_the_coordinator_moved_to() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        async with client.transaction() as txn:
+            await producer.send(b"x", txn=txn)
+        broker.moved_items, found = 2, broker.finds
+        assert await client.transaction_status(txn.id) is TransactionState.COMMITTED
+        assert broker.finds == found + 2, "it is looked for again"
 
     run(body)
 
