@@ -73,4 +73,4 @@ class TransactionJoins(Protocol):
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
         """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        nobody tells. NotOwner."""
+        its coordinator does not answer. NotOwner."""

@@ -215,7 +215,7 @@ class TopicTransactions:
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
         """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        nobody tells within JOIN_S. NotOwner."""
+        its coordinator does not answer within JOIN_S. NotOwner."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -512,7 +512,7 @@ class TopicTransactions:
         elif joined is TxnState.COMMITTED:
             now = self._world.clock.monotonic()
             if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
-                _LOG.error("%s: nobody tells what counts of the committed %s: every entry does", self._topic.name, txn)
+                _LOG.error("%s: no settlement of the committed %s has come: every entry counts", self._topic.name, txn)
                 self._settle_soon(Settlement(txn, True))
 
     def _settle_soon(self, settlement: Settlement) -> None:
