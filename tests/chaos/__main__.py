@@ -135,7 +135,7 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def _keep(folder: Path, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.stderr", "zookeeper/log", "history.pickle"):
+    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "history.pickle"):
         for file in sorted(folder.glob(pattern)):
             shutil.copy(file, logs / file.name)
 

@@ -62,6 +62,7 @@ class Transfers:
         self._client = magnetar.Client(url)
         self._others = [make(self.disturbed) for make in others]
         self._lock = threading.Lock()
+        self._settled = False
         self._sending, self._moving, self._reading = threading.Event(), threading.Event(), threading.Event()
         self._tellers: list[threading.Thread] = []
         self._movers: list[threading.Thread] = []
@@ -135,6 +136,7 @@ class Transfers:
             self.books.shown[topic] = [value for _, value in self._read_all(topic)]
             self.books.stored[topic] = [value for _, value in self._read_all(topic, "read_uncommitted")]
         stuck += wait_until(self._unseen, look_s=0.5)
+        self._settled = True
         self._reading.set()
         for thread in self._readers:
             thread.join()
@@ -143,7 +145,8 @@ class Transfers:
         return stuck
 
     def verdict(self) -> Verdict:
-        return judge(self.books)
+        """Of a run that came to its end; of what is stuck before it nothing is known."""
+        return judge(self.books) if self._settled else Verdict()
 
     @staticmethod
     def figures(verdict: Verdict) -> dict[str, int]:
