@@ -196,6 +196,12 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """What `str` made."""
+        ledger_id, _, entry_id = text.partition(":")
+        return cls(int(ledger_id), int(entry_id))
+
 
 EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)

@@ -398,14 +398,16 @@ class AckedEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., batch_bits: _Optional[bytes] = ...) -> None: ...
 
 class Redeliver(_message.Message):
-    __slots__ = ("entries", "ledgers", "uncounted")
+    __slots__ = ("entries", "ledgers", "uncounted", "request_id")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Position]
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
     uncounted: bool
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ...) -> None: ...
+    request_id: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: bool = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")
@@ -696,14 +698,16 @@ class EndRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[EndItem, _Mapping]]] = ...) -> None: ...
 
 class TransactionReply(_message.Message):
-    __slots__ = ("txn", "state", "error")
+    __slots__ = ("txn", "state", "error", "settlement")
     TXN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
     txn: TransactionId
     state: TransactionState
     error: Error
-    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    settlement: Settlement
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., settlement: _Optional[_Union[Settlement, _Mapping]] = ...) -> None: ...
 
 class EndReply(_message.Message):
     __slots__ = ("items",)

@@ -32,12 +32,23 @@ class Settlement(NamedTuple):
     """Of the last receipt. An entry after it had no receipt: it does not count."""
 
 
+Joined = TxnState | Settlement
+"""What a join is answered: a state; or, of a committed transaction that the topic has not settled, its settlement."""
+
+
+def state_of(joined: Joined) -> TxnState:
+    if isinstance(joined, Settlement):
+        return TxnState.COMMITTED if joined.committed else TxnState.ABORTED
+    return joined
+
+
 class Coordinators(Protocol):
     """The coordinators of the cluster."""
 
-    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
-        """Makes the topic a participant. OPEN, PREPARED: it is one now, or was before. COMMITTED, ABORTED: the outcome,
-        and nothing may be added. It is also the question of a topic that was loaded with entries of the transaction.
+    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
+        """Makes the topic a participant. OPEN, PREPARED: it is one now, or was before. COMMITTED, ABORTED, a
+        settlement: the outcome, and nothing may be added. It is also the question of a topic that was loaded with
+        entries of the transaction.
 
         TransactionForgotten: it ended long ago. Unavailable, TimedOut, ConnectionLost: nothing is known; ask again.
         Joins that are asked in one turn travel together.
@@ -47,7 +58,7 @@ class Coordinators(Protocol):
 class NoCoordinators:
     """Of a broker, or a topic, without transactions."""
 
-    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
 
@@ -59,3 +70,7 @@ class TransactionJoins(Protocol):
 
     async def join(self, txn: TxnId) -> None:
         """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""
+
+    async def outcome(self, txn: TxnId) -> TxnState | None:
+        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
+        its coordinator does not answer. NotOwner."""

@@ -35,7 +35,7 @@ from ...proto.errors import (
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo
-from ...proto.transactions import Isolation, TxnId
+from ...proto.transactions import Isolation, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
@@ -57,6 +57,8 @@ from .start import mark_of, place_of
 
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
+PREDECESSORS_MAX = 8
+"""Transactions that have ended elsewhere, and whose ends an acknowledgement waits for, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
 """Permits that a consumer may have at a time, as Pulsar's int."""
 
@@ -268,6 +270,9 @@ class ConsumerSession:
         `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
         `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves.
 
+        A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
+        cumulative one after an abort: what is given back has to be delivered again before it can be covered.)
+
         All of them or, whatever this raises before they are pending, none. NotAllowed, InvalidRequest,
         TransactionConflict, BackPressure; TransactionEnded and what Coordinators.join raises. When it is not stored for
         another reason, or cancelled, the outcome is unknown: repeat it, in the same transaction.
@@ -285,12 +290,25 @@ class ConsumerSession:
         transactions = self.topic.transactions
         if not transactions.is_open(txn):
             await transactions.join(txn)
-        if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
-            raise ConnectionLost("the consumer is closed: nothing was acknowledged")
-        if not transactions.is_open(txn):
-            raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
-        subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
+        for left in reversed(range(PREDECESSORS_MAX)):
+            if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
+                raise ConnectionLost("the consumer is closed: nothing was acknowledged")
+            if not transactions.is_open(txn):
+                raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
+            try:
+                subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
+                break
+            except TransactionConflict as conflict:
+                if not left or not await self._ends(conflict, txn, cumulative=cumulative):
+                    raise
         await subscription.stored()
+
+    async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
+        """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
+        for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
+            if other != txn and (outcome := await self.topic.transactions.outcome(other)) is not None:
+                return outcome is TxnState.COMMITTED or not cumulative
+        return False
 
     async def durable(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""

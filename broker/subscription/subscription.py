@@ -278,6 +278,10 @@ class Subscription(Pump):
         """The transactions that have acknowledged something here and have not been settled."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
+    def holders(self, position: Position) -> Sequence[TxnId]:
+        """The transactions for which an acknowledgement of the entry may have been refused."""
+        return self.cursor.pending.holders(position) if self.cursor.pending is not None else ()
+
     def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
         """Puts them into `wanted`, in steps, and changes nothing. InvalidRequest, TransactionConflict."""
         return self._acks.gather(entries, sets, wanted)

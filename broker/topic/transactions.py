@@ -12,8 +12,8 @@ What is decided is in core/transactions.py, and stored by outcomes.py. Rules
 - **Asked again.** What a load finds open (entries in the log, pending acknowledgements) is asked for with back-off, in
   a task; a coordinator that does not answer holds back only what is after those entries. What is open is asked for
   every `OPEN_ASK_S`, because a coordinator that was taken over knows no participant of what it lost. ABORTED ends it at
-  once. COMMITTED does not: the coordinator's settlement, which names the last receipt, is on its way until it is
-  answered; only when it does not come for `SETTLEMENT_S` every entry counts.
+  once; so does a settlement, which names the last receipt. Only where the coordinator has none (COMMITTED alone: an
+  operator made it wait for this topic no more), and none comes for `SETTLEMENT_S`, every entry counts.
 Guarding tests: tests/broker/topic/test_transactions.py.
 """
 
@@ -45,7 +45,7 @@ from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
-from ..common.transactions import Coordinators, Settlement
+from ..common.transactions import Coordinators, Joined, Settlement, state_of
 from ..log.cache import StoredEntry
 from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe, Stays
@@ -213,6 +213,38 @@ class TopicTransactions:
         if not self.is_open(txn):
             await asyncio.shield(self._shared(self._joins, txn, self._join))
 
+    async def outcome(self, txn: TxnId) -> TxnState | None:
+        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
+        its coordinator does not answer within JOIN_S. NotOwner."""
+        try:
+            async with asyncio.timeout(JOIN_S):
+                return await self._until_over(txn)
+        except (MagnetarError, TimeoutError) as error:
+            if self._ended:
+                raise self._not_here() from error
+            _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
+            return None
+
+    async def _until_over(self, txn: TxnId) -> TxnState | None:
+        core = self.core
+        if core is None or not core.is_known(txn):
+            return None
+        joined = await self._coordinators.join(txn, self._topic.name)
+        state = state_of(joined)
+        if state in (TxnState.OPEN, TxnState.PREPARED):
+            return None
+        if core.is_known(txn):
+            over: asyncio.Future[None] = self._loop.create_future()
+
+            def tell(_: MagnetarError | None) -> None:
+                if not over.done():
+                    over.set_result(None)
+
+            self.when(Awaited(txn, end=True), tell)
+            self._told(txn, joined)
+            await over
+        return state
+
     def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""
         if awaited.end:
@@ -271,10 +303,11 @@ class TopicTransactions:
         if core.ask(txn) is TxnPhase.ENDED:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
-            state = await self._patiently(txn)
+            joined = await self._patiently(txn)
         except BaseException:
             core.refused(txn)
             raise
+        state = state_of(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
             if not core.joined(txn):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
@@ -282,10 +315,10 @@ class TopicTransactions:
             self._ask_on()
             return
         core.refused(txn)
+        if txn in core.known:  # a load found entries of it
+            self._told(txn, joined)
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
-        if txn in core.known:  # a load found entries of it
-            self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, False)))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
     async def _see(self) -> Transactions:
@@ -307,7 +340,7 @@ class TopicTransactions:
                 self._topic.show_committed(self.core)
         return self.core
 
-    async def _patiently(self, txn: TxnId) -> TxnState:
+    async def _patiently(self, txn: TxnId) -> Joined:
         """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""
         end = self._world.clock.monotonic() + JOIN_S
         while True:
@@ -452,10 +485,10 @@ class TopicTransactions:
         """Asks for what is open, once."""
         assert self.core is not None, "something is open"
         try:
-            state = await self._coordinators.join(txn, self._topic.name)
+            joined = await self._coordinators.join(txn, self._topic.name)
         except TransactionForgotten as error:
             _LOG.error("%s: the outcome of transaction %s is lost, its entries count: %s", self._topic.name, txn, error)
-            self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, True)))
+            self._settle_soon(Settlement(txn, True))
             return
         except MagnetarError as error:
             _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
@@ -465,15 +498,25 @@ class TopicTransactions:
             return
         if txn not in self.core.known:
             return  # it was settled meanwhile
-        match state:
-            case TxnState.OPEN | TxnState.PREPARED:
-                self.core.joined(txn)
-            case TxnState.ABORTED:
-                self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, False)))
-            case TxnState.COMMITTED:
-                now = self._world.clock.monotonic()
-                if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
-                    self._shared(self._settles, txn, lambda each: self._settle(Settlement(each, True)))
+        if state_of(joined) in (TxnState.OPEN, TxnState.PREPARED):
+            self.core.joined(txn)
+        else:
+            self._told(txn, joined)
+
+    def _told(self, txn: TxnId, joined: Joined) -> None:
+        """A transaction that is not settled here has this outcome."""
+        if isinstance(joined, Settlement):
+            self._settle_soon(joined)
+        elif joined is TxnState.ABORTED:
+            self._settle_soon(Settlement(txn, False))
+        elif joined is TxnState.COMMITTED:
+            now = self._world.clock.monotonic()
+            if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
+                _LOG.error("%s: no settlement of the committed %s has come: every entry counts", self._topic.name, txn)
+                self._settle_soon(Settlement(txn, True))
+
+    def _settle_soon(self, settlement: Settlement) -> None:
+        self._shared(self._settles, settlement.txn, lambda _: self._settle(settlement))
 
     # ------------------------------------------------------------------ as a part of the topic
     def look(self, applied: Applied) -> None:

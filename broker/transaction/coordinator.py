@@ -23,7 +23,7 @@ from ...proto.names import Position
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.supervisor import Supervisor
 from ...runtime.world import World
-from ..common.transactions import Settlement
+from ..common.transactions import Joined, Settlement
 from .core.coordinator import Coordinator
 from .core.intents import (
     AbortByAdmin,
@@ -97,8 +97,14 @@ class RunningCoordinator:
         assert isinstance(found, Begun), "a begin is answered by ids"
         return found
 
-    async def join(self, txn: TxnId, topic: str) -> TxnState:
-        return await self._state(lambda to: Join(to, txn.least, topic))
+    async def join(self, txn: TxnId, topic: str) -> Joined:
+        state = await self._state(lambda to: Join(to, txn.least, topic))
+        owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
+        return self._settlement(txn.least, True, owed) if owed is not None else state
+
+    def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
+        last = Position(participant.ledger, participant.entry)
+        return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
 
     async def end(
         self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
@@ -163,9 +169,7 @@ class RunningCoordinator:
                 case Answer(request, result):
                     _answer(request, result)
                 case Settle(txn, committed, participant):
-                    last = Position(participant.ledger, participant.entry)
-                    settlement = Settlement(TxnId(self.number, txn), committed, participant.entries, last)
-                    self._settler.add(participant.topic, settlement)
+                    self._settler.add(participant.topic, self._settlement(txn, committed, participant))
                 case GiveUp(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._end(self._close())

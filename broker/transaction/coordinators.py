@@ -33,12 +33,13 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName
-from ...proto.transactions import COORDINATORS_MAX, TxnId, TxnState
+from ...proto.transactions import COORDINATORS_MAX, TxnId
 from ...runtime.world import World
 from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
 from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
+from ..common.transactions import Joined
 from ..log.snapshot_ledger import StateLedgers
 from .coordinator import RunningCoordinator
 from .core.intents import Limits
@@ -164,7 +165,7 @@ class TransactionCoordinators:
             del self._loaded[running.number]
 
     # ------------------------------------------------------------------ joins
-    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         running = self._loaded.get(txn.coordinator)
         if running is not None:
             return await running.join(txn, topic.full)

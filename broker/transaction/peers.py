@@ -15,12 +15,12 @@ from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, from_wire
-from ...proto.names import TopicName
+from ...proto.names import Position, TopicName
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
-from ..common.transactions import Settlement
+from ..common.transactions import Joined, Settlement
 
 TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
@@ -42,25 +42,21 @@ class Peers:
         self._queues: dict[tuple[str, str, int], _Queue] = {}
         self._tasks = Tasks()
 
-    async def join(self, endpoint: str, txn: TxnId, topic: TopicName) -> TxnState:
+    async def join(self, endpoint: str, txn: TxnId, topic: TopicName) -> Joined:
         """NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
         item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full)
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
             raise from_wire(reply.error)
+        if reply.HasField("settlement"):
+            told = reply.settlement
+            return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
         return TxnState(reply.state)
 
     async def settle(
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]
     ) -> list[MagnetarError | None]:
-        items = [
-            wire.Settlement(
-                txn=wire.TransactionId(most=each.txn.most, least=each.txn.least), topic=topic.full,
-                committed=each.committed, entries=each.entries,
-                last=wire.Position(ledger_id=each.last.ledger_id, entry_id=each.last.entry_id),
-            )
-            for each in settlements
-        ]  # fmt: skip
+        items = [settlement_to_wire(each, topic) for each in settlements]
         replies = await asyncio.gather(*[self._ask(endpoint, "Settle", item) for item in items])
         return [from_wire(each.error) if each.HasField("error") else None for each in replies]
 
@@ -117,6 +113,14 @@ class Peers:
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
+
+
+def settlement_to_wire(settlement: Settlement, topic: TopicName) -> wire.Settlement:
+    txn, last = settlement.txn, settlement.last
+    return wire.Settlement(
+        txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, committed=settlement.committed,
+        entries=settlement.entries, last=wire.Position(ledger_id=last.ledger_id, entry_id=last.entry_id),
+    )  # fmt: skip
 
 
 def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:

@@ -4,17 +4,19 @@
     await settler.close()
 
 One worker per topic takes all that waits for that topic, sends it together, and repeats what failed after a pause that
-grows to PAUSE_S_MAX. A topic that is certainly gone has nothing to settle any more (`Topics.settle` says so). Bound: an
-outcome is in the coordinator's table until it is settled, so nothing here is more than what that holds; AT_ONCE
-workers send at a time. Guards: tests/broker/transaction/test_settling.py.
+grows to PAUSE_S_MAX. What is new does not wait for that pause: one transaction that a topic cannot store holds up no
+other. A topic that is certainly gone has nothing to settle any more (`Topics.settle` says so). Bound: an outcome is in
+the coordinator's table until it is settled, so nothing here is more than what that holds; AT_ONCE workers send at a
+time. Guards: tests/broker/transaction/test_settling.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...proto.errors import MagnetarError
 from ...proto.names import TopicName
@@ -39,6 +41,14 @@ class Topics(Protocol):
         """None: the topic has stored it, or is certainly gone. An error of the call: all of them failed."""
 
 
+class _Waiting(NamedTuple):
+    """Of a topic: what is not being sent."""
+
+    new: list[Settlement]
+    failed: list[Settlement]
+    wake: asyncio.Event
+
+
 class Settler:
     """`settled(txn, topic)` is called once for each that is added."""
 
@@ -46,7 +56,7 @@ class Settler:
         self._world = world
         self._topics = topics
         self._settled = settled
-        self._waiting: dict[str, list[Settlement]] = {}  # by topic: those that are not being sent
+        self._waiting: dict[str, _Waiting] = {}  # by topic
         self._sending = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
         self._throttle = LogThrottle(world.clock)
@@ -55,25 +65,35 @@ class Settler:
     def add(self, topic: str, settlement: Settlement) -> None:
         waiting = self._waiting.get(topic)
         if waiting is None:
-            self._waiting[topic] = [settlement]
+            self._waiting[topic] = _Waiting([settlement], [], asyncio.Event())
             self._tasks.spawn(self._work(topic), f"settle {topic}")
         else:
-            waiting.append(settlement)
+            waiting.new.append(settlement)
+            waiting.wake.set()
 
     async def _work(self, topic: str) -> None:
         """Ends when nothing waits; the topic's key is there as long as it runs."""
-        pause_s, name = PAUSE_S_MIN, TopicName.parse(topic)
-        while self._waiting[topic]:
-            waiting = self._waiting[topic]
-            batch, self._waiting[topic] = waiting[:TOGETHER], waiting[TOGETHER:]
+        waiting, pause_s, name = self._waiting[topic], PAUSE_S_MIN, TopicName.parse(topic)
+        clock, again_at = self._world.clock, 0.0
+        while waiting.new or waiting.failed:
+            if not waiting.new and (rest_s := again_at - clock.monotonic()) > 0:
+                waiting.wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rest_s):
+                        await waiting.wake.wait()
+                continue
+            is_new = bool(waiting.new)
+            source = waiting.new if is_new else waiting.failed
+            batch = source[:TOGETHER]
+            del source[:TOGETHER]
             failed = await self._send(name, batch)
-            if failed:
-                self.failures += 1
-                self._waiting[topic] = failed + self._waiting[topic]
-                await asyncio.sleep(pause_s * (0.5 + self._world.rng.random()))
+            self.failures += bool(failed)
+            if failed and (not is_new or not waiting.failed):
+                again_at = clock.monotonic() + pause_s * (0.5 + self._world.rng.random())
                 pause_s = min(PAUSE_S_MAX, 2 * pause_s)
-            else:
+            elif not failed and not waiting.failed:
                 pause_s = PAUSE_S_MIN
+            waiting.failed.extend(failed)
         del self._waiting[topic]
 
     async def _send(self, topic: TopicName, batch: list[Settlement]) -> list[Settlement]:

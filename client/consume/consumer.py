@@ -379,6 +379,11 @@ class Consumer(ClosedAfterAsyncWith):
         for consumer in self.partitions:
             consumer.redeliver_unacknowledged()
 
+    def start_again(self) -> None:
+        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        for consumer in self.partitions:
+            consumer.start_again()
+
     # ------------------------------------------------------------------------------ the subscription
     async def seek(self, messageid: MessageId | int) -> None:
         """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""

@@ -24,9 +24,9 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
         case SendAcks(group, request_id):
             for ack in acks_of(group, request_id):
                 yield {"ack": ack}
-        case Redeliver(entries, counted):
+        case Redeliver(entries, counted, request_id):
             sets = entry_sets(entries) if entries is not None else ()
-            yield {"redeliver": wire.Redeliver(ledgers=sets, uncounted=not counted)}
+            yield {"redeliver": wire.Redeliver(ledgers=sets, uncounted=not counted, request_id=request_id)}
         case SendSeek(request_id, to):
             yield {"seek": _seek(request_id, to, exact=durable or inclusive, inclusive=inclusive)}
 

@@ -82,8 +82,9 @@ class PartitionConsumer:
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
-            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke
-        )
+            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke,
+            self.start_again,
+        )  # fmt: skip
         self._wakes = connections.wakes
         self._woken = False
         self._timer = DueTimer(self._now, self._time_passed, self.broke)
@@ -161,6 +162,9 @@ class PartitionConsumer:
             return
         core = self.core
         core.charged(charged)
+        if core.starts_again:
+            core.forget_delivered()
+            messages, hidden = [], charged
         if messages:
             self._inbox.put(messages)
         if hidden:
@@ -244,6 +248,11 @@ class PartitionConsumer:
         """What was delivered and not acknowledged comes again; what waits here is thrown away."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched()))
+
+    def start_again(self) -> None:
+        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        self.acks.gather()
+        self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
     def _untouched(self) -> EntrySets:
         """Entries that wait here whole: the application has seen nothing of them; they do not count as given back."""

@@ -7,6 +7,9 @@ What one transaction acknowledges in one turn of the loop goes together, and wit
 when the acknowledgement is durable, as pending; it survives any crash then, until its transaction ends. One that is
 under way when the connection breaks, or that the broker cannot do now, is sent again: what is pending in the same
 transaction already is no conflict. It ends with its transaction.
+**Cumulatively.** After an abort what was acknowledged comes again, and what the broker had delivered after it waits
+here before it. So that is thrown away before the abort is told: the next cumulative acknowledgement would cover what
+the program has not seen again, and it would be lost.
 Guards: tests/client/transactions/test_transactions.py.
 """
 
@@ -49,9 +52,11 @@ class _Group:
 class TransactionalAcks:
     def __init__(
         self, where: Part, connections: Connections, core: ConsumerCore, acks: AckSender, requests: Requests,
-        send: Callable[..., None], broke: Callable[[Exception], object],
+        send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`again`: what was delivered and not acknowledged comes again, and what waits is thrown away."""
         self._where = where
+        self._deliver_again = again
         self._connections = connections
         self._core = core
         self._acks = acks
@@ -76,6 +81,8 @@ class TransactionalAcks:
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
         txn.enter(self._where, self._connections)
+        if cumulative:
+            txn.gives_back(self._deliver_again)
         group = self._groups.get(txn)
         if group is None:
             group = self._groups[txn] = _Group(txn)

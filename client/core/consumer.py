@@ -83,6 +83,7 @@ class ConsumerCore:
         self._requests: set[int] = set()  # sent, and not answered
         self._last_request = 0
         self._seek: tuple[int, Any] | None = None  # the one under way
+        self._again = 0  # the request after whose answer everything comes again
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
@@ -113,7 +114,7 @@ class ConsumerCore:
         self._backoff.reset()
         self._delivered_before = self.delivered
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
-        self._forget_delivered()
+        self.forget_delivered()
         self._send_acks(effects)
         with self._lock:
             self._granted = 0
@@ -140,13 +141,13 @@ class ConsumerCore:
         first = self.chunks.first()
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
-        self._forget_delivered()
+        self.forget_delivered()
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(Connect(self._backoff.next_s()))
         return effects
 
-    def _forget_delivered(self) -> None:
+    def forget_delivered(self) -> None:
         """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
         self._free(self._withheld.clear())
         self._unacked.clear()
@@ -281,16 +282,24 @@ class ConsumerCore:
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
 
-    def redeliver_all(self, untouched: EntrySets) -> list[ConsumerEffect]:
+    @property
+    def starts_again(self) -> bool:
+        """What comes now will come again: the application is to see nothing of it."""
+        return self._again != 0
+
+    def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
-        `untouched`, and do not count as delivered again."""
+        `untouched`, and do not count as delivered again. `in_order`: what is on its way here, and will come again, is
+        thrown away too (`starts_again`)."""
         effects: list[ConsumerEffect] = []
         if self.state is State.CONNECTED:
             self._send_acks(effects)
             if untouched:
                 effects.append(Redeliver(untouched, counted=False))
-            effects += (Redeliver(None), Drop(give_back=True))  # permits last: the oldest comes first
-            self._forget_delivered()
+            if in_order:
+                self._again = self.request()
+            effects += (Redeliver(None, request_id=self._again), Drop(give_back=True))  # permits last: the oldest first
+            self.forget_delivered()
             self._grant(effects)
         return effects
 
@@ -381,6 +390,8 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
+        if request_id == self._again:
+            self._again = 0
         seek = self._seek
         if seek is not None and seek[0] == request_id:
             self._seek = None
@@ -394,7 +405,7 @@ class ConsumerCore:
         return effects
 
     def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
-        self._forget_delivered()
+        self.forget_delivered()
         self._acks.clear()
         self._nacks.clear()
         self.last_taken = self._begun = None
@@ -406,7 +417,7 @@ class ConsumerCore:
         self._grant(effects)
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
-        self._seek = None
+        self._seek, self._again = None, 0
         effects += (Answer(each, error) for each in sorted(self._requests))
         self._requests.clear()
 
@@ -419,3 +430,4 @@ class ConsumerCore:
         self._backoff.check()
         assert self.state is State.CONNECTED or not self._requests, "a request has a connection"
         assert self._seek is None or self._seek[0] in self._requests, "the seek under way is a request"
+        assert not self._again or self._again in self._requests, "what comes again is asked for"

@@ -109,6 +109,7 @@ class SendAcks(NamedTuple):
 class Redeliver(NamedTuple):
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
+    request_id: int = 0  # 0: nothing answers
 
 
 class SendSeek(NamedTuple):

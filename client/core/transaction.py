@@ -26,6 +26,7 @@ thread. Guard: tests/client/core/test_transaction.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -135,6 +136,11 @@ class InTransaction:
 
     def leave(self, *, message: bool) -> None:
         """It was not sent after all."""
+        raise NotImplementedError
+
+    def gives_back(self, again: Callable[[], None]) -> None:
+        """Something is acknowledged cumulatively. If it aborts, `again` is called when that may be delivered again, and
+        before its end is told."""
         raise NotImplementedError
 
     def stored(self, where: Part, messages: int, position: Position) -> None:

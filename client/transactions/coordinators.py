@@ -154,8 +154,17 @@ class Coordinators:
     async def status(self, txn: TxnId) -> Answer:
         """TransactionForgotten is an Answer too."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
-        reply: wire.StatusReply = await self.ask(txn.most, "Status", request)
-        return answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("an empty answer"))
+        longest = self._connections.settings.connection_timeout_s
+
+        async def once() -> Answer:
+            reply: wire.StatusReply = await self._ask_once(txn.most, "Status", request, longest)
+            answer = answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("no answer"))
+            if answer.error is not None and answer.error.retryable:
+                self.forget(txn.most)  # it moved, or is moving
+                raise answer.error
+            return answer
+
+        return await self._connections.retry(once)
 
     # ------------------------------------------------------------------------------ where they are
     async def count(self) -> int:

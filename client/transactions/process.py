@@ -404,7 +404,7 @@ class Loop:
             self._under_way.popleft()
         if failed is not None:
             raise failed
-        self._consumer.redeliver_unacknowledged_messages()
+        self._consumer.start_again()
         await asyncio.sleep(self._backoff.next_s())
 
     async def _end_all(self) -> bool:

@@ -97,6 +97,7 @@ class Transaction(InTransaction):
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
         self._parts: dict[Part, None] = {}
+        self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._deadline = 0.0
@@ -198,6 +199,9 @@ class Transaction(InTransaction):
 
     def leave(self, *, message: bool) -> None:
         self._home.soon(lambda: self._do(self._known.left(message=message)))
+
+    def gives_back(self, again: Callable[[], None]) -> None:
+        self._again[again] = None
 
     def stored(self, where: Part, messages: int, position: Position) -> None:
         self._do(self._known.stored(where.topic.full, messages, position))
@@ -332,6 +336,14 @@ class Transaction(InTransaction):
         await self._ask(self._known.abort(), visible=visible)
 
     async def _ask(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int = 0) -> None:
+        await self._ask_coordinator(effects, visible=visible, prepared_ms=prepared_ms)
+        if self._again and self.state is TransactionState.ABORTED:
+            await self.given_back()
+            again, self._again = self._again, {}
+            for each in again:
+                each()
+
+    async def _ask_coordinator(self, effects: list[TransactionEffect], *, visible: bool, prepared_ms: int) -> None:
         """Asks the coordinator for the end, until it is known or not told in time."""
         self._do(effects)
         core = self._known

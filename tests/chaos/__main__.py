@@ -21,6 +21,11 @@ With `--secured` every process asks who calls: TLS and tokens at the brokers, me
 keys of live members at the bookies. Clients renew tokens of a minute, and `revoke` takes the rights of a role that has
 a producer and a consumer of each topic (tests/chaos/processes/security.py).
 
+With `--transactions` clients move money between accounts, and messages from topic to topic, in transactions
+(workload/transfers.py), and the judge is another (workload/accounts.py): no half of a transaction is ever shown, what
+was told to be committed is there, and each message is processed once. In the last line then `transactions`,
+`committed`, `aborted`, `untold` (their clients were told nothing) and `hidden` (messages that are stored, never shown).
+
 `--control` is the known-bad configuration: disks that lie about syncs, and power cuts. Something has to be lost
 or refuse to start, and the exit code is 0 only when that is said.
 """
@@ -47,14 +52,16 @@ import magnetar
 from magnetar.cli.common.processes import NotReady
 from tests.chaos.faults import WEIGHTS, Faults
 from tests.chaos.processes.cluster import ChaosCluster
+from tests.chaos.workload.accounts import Verdict as OfTransfers
 from tests.chaos.workload.clients import Clients
-from tests.chaos.workload.history import Disturbed
-from tests.chaos.workload.judge import Verdict, Wrong, judge
+from tests.chaos.workload.judge import Verdict, Wrong
 from tests.chaos.workload.libraries import others
+from tests.chaos.workload.transfers import Transfers
 from tests.support.processes import run_cli
 from tests.support.zookeeper import why_no_zookeeper
 
 TOPICS = ("orders", "payments")
+Load = Clients | Transfers
 FAULT_EVERY_S = 8.0
 BETWEEN = 10
 """Messages that each producer and subscription has after a healing: it serves again."""
@@ -71,13 +78,14 @@ BETWEEN = 10
     "--clients", default="sdk,python,java", show_default=True, metavar="NAMES",
     help="Whose producers and consumers: the SDK has half of them, or all; Pulsar's own libraries have the others."
 )
+@click.option("--transactions", is_flag=True, help="Clients run transactions: transfers, and moves of messages.")
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
 @click.option(
     "--logs", type=click.Path(file_okay=False), default=None, help="Keep logs there, and a history that is wrong."
 )
 def main(
     minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
-    logs: str | None, clients: str,
+    logs: str | None, clients: str, transactions: bool,
 ) -> None:  # fmt: skip
     if metadata == "zookeeper" and (why := why_no_zookeeper()):
         raise click.UsageError(why)
@@ -87,6 +95,10 @@ def main(
     libraries = clients.split(",")
     if unknown := sorted(set(libraries) - {"sdk", "python", "java"}):
         raise click.UsageError(f"no client is called {', '.join(unknown)}; there are sdk, python, java")
+    if transactions and secured:
+        raise click.UsageError("transactions are run in a cluster that asks nobody who calls")
+    if transactions:
+        libraries = [each for each in libraries if each != "python"]  # Pulsar's for Python has none
     if secured and libraries != ["sdk"]:
         print("a secured cluster is used by the SDK alone: it renews tokens of a minute", flush=True)
         libraries = ["sdk"]
@@ -98,17 +110,18 @@ def main(
         _log_clients(Path(folder))
         try:
             how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured}
-            run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries)
+            run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions)
             result = run.run(minutes * 60)
         finally:
             if logs is not None:
                 _keep(Path(folder), Path(logs))
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
     result |= {"secured": secured, "clients": libraries}
+    load = " --transactions" if transactions else ""
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
         only += " --secured" if secured else f" --clients {','.join(libraries)}"
-        print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed} --metadata {metadata}{only}")
+        print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed} --metadata {metadata}{only}{load}")
     print(json.dumps(result))
     sys.exit(1 - result["failed"] if control else result["failed"])
 
@@ -122,7 +135,7 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def _keep(folder: Path, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.stderr", "zookeeper/log", "history.pickle"):
+    for pattern in ("*.stderr", "java/*.stderr", "zookeeper/log", "history.pickle"):
         for file in sorted(folder.glob(pattern)):
             shutil.copy(file, logs / file.name)
 
@@ -141,10 +154,10 @@ class Run:
 
     def __init__(
         self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, bool],
-        libraries: Sequence[str] = ("sdk",),
+        libraries: Sequence[str] = ("sdk",), transactions: bool = False,
     ) -> None:  # fmt: skip
         """`how`: of ChaosCluster."""
-        self.libraries = libraries
+        self.libraries, self.transactions = libraries, transactions
         self.folder, self.rng, self.kinds, self.every, self.how = folder, rng, kinds, every, how
         self.rounds = 0
         self.slowest_s = 0.0
@@ -153,26 +166,33 @@ class Run:
     def run(self, seconds: float) -> dict[str, Any]:
         with ChaosCluster(self.folder, **self.how) as cluster:
             made = others(self.libraries, cluster.pulsar_url, self.folder / "java")
-            clients = Clients(cluster.url, TOPICS, self.rng, cluster.security, made)
+            clients: Load = (
+                Transfers(cluster.url, self.rng, made) if self.transactions
+                else Clients(cluster.url, TOPICS, self.rng, cluster.security, made)
+            )  # fmt: skip
             cluster.client_pids |= clients.pids
             faults = Faults(cluster, self.rng)
             clients.start()
             stuck = self._disturb(clients, faults, time.monotonic() + seconds)
             stuck += self._settle(clients, faults) if not stuck else []
             clients.close()
-        verdict = judge(clients.note.records)
+        verdict = clients.verdict()
+        if not stuck and not verdict.counts:
+            stuck += clients.proves_nothing(verdict)
         for line in [*stuck, *filter(None, str(verdict).splitlines())]:
             print(f"WRONG: {line}", flush=True)
-        if verdict.counts:
+        if stuck or verdict.counts:
             with (self.folder / "history.pickle").open("wb") as file:
-                pickle.dump(clients.note.records, file)
-        return self._result(faults, verdict, stuck) | {"records": len(clients.note.records)}
+                pickle.dump(clients.kept, file)
+            for line in clients.failures[-20:]:
+                print(line, flush=True)
+        return self._result(faults, verdict, stuck) | clients.figures(verdict)
 
-    def _disturb(self, clients: Clients, faults: Faults, until: float) -> list[str]:
+    def _disturb(self, clients: Load, faults: Faults, until: float) -> list[str]:
         """What is stuck: then the cluster is left as it is."""
 
         def say(text: str) -> None:
-            clients.note(Disturbed())
+            clients.disturbed()
             at = time.monotonic() - self.begin
             print(f"{at:6.1f} s, {faults.count + 1}: {text}; {clients.acknowledged:,} acknowledged", flush=True)
 
@@ -193,38 +213,38 @@ class Run:
                 wrong = [f"after {', '.join(kinds)}: {error}"]
             if wrong:
                 return wrong
-            clients.note(Disturbed())
+            clients.disturbed()
             while time.monotonic() < min(began + self.every * len(kinds), until):
                 time.sleep(0.25)
-                clients.note(Disturbed())  # a lost connection may be noticed late
+                clients.disturbed()  # a lost connection may be noticed late
 
-    def _show(self, clients: Clients, cluster: ChaosCluster) -> None:
+    def _show(self, clients: Load, cluster: ChaosCluster) -> None:
         """What the cluster says of its topics, and in the logs what each broker does: for who looks for the reason."""
         for broker in cluster.brokers:
             os.kill(broker.pid, signal.SIGUSR1)
-        for topic in TOPICS:
+        for topic in clients.topics:
             for verb in ("stats", "stats-internal"):
                 cli = run_cli if cluster.security is None else cluster.security.cli
                 said = cli("topics", verb, topic, "--url", clients.url)
                 print(said.out or said.err, flush=True)
 
-    def _settle(self, clients: Clients, faults: Faults) -> list[str]:
+    def _settle(self, clients: Load, faults: Faults) -> list[str]:
         try:
             stuck = clients.settle()
         except magnetar.PulsarException as error:
             stuck = [f"after all was healed: {error!r}"]
         return stuck + faults.wait_copies()
 
-    def _result(self, faults: Faults, verdict: Verdict, stuck: list[str]) -> dict[str, Any]:
-        counted = (Wrong.DUPLICATED, Wrong.STUCK)
-        others = {wrong.value: count for wrong, count in verdict.counts.items() if wrong not in counted}
+    def _result(self, faults: Faults, verdict: Verdict | OfTransfers, stuck: list[str]) -> dict[str, Any]:
+        by_name = {wrong.value: count for wrong, count in verdict.counts.items()}
+        stuck_ones = by_name.pop(Wrong.STUCK.value, 0)
         return {
             "faults": faults.count, "acknowledged": verdict.acknowledged, "lost": verdict.lost,
-            "duplicated": verdict.counts[Wrong.DUPLICATED], "stuck": len(stuck) + verdict.counts[Wrong.STUCK],
-            "failed": int(bool(stuck or verdict.counts)), "wrong": others, "by_kind": faults.by_kind,
-            "rounds": self.rounds, "slowest_s": round(self.slowest_s, 1), "copied": faults.copied,
-            "gave_up": faults.gave_up,
-            "unsynced_writes_dropped": faults.dropped, "repeated": verdict.repeated, "delivered": verdict.delivered,
+            "duplicated": verdict.duplicated, "stuck": len(stuck) + stuck_ones,
+            "failed": int(bool(stuck or verdict.counts)),
+            "wrong": {name: count for name, count in by_name.items() if name != Wrong.DUPLICATED.value},
+            "by_kind": faults.by_kind, "rounds": self.rounds, "slowest_s": round(self.slowest_s, 1),
+            "copied": faults.copied, "gave_up": faults.gave_up, "unsynced_writes_dropped": faults.dropped,
         }  # fmt: skip
 
 

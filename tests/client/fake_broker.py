@@ -58,6 +58,10 @@ class Topic:
     messages: int = 0
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
+    def copy(self, at: int) -> None:
+        self.entries.append(self.entries[at])
+        self.headers.append(self.headers[at])
+
 
 class FakeBroker:
     """`drop_after`: the stream breaks, without a receipt, when it got so many entries (each once).
@@ -76,6 +80,7 @@ class FakeBroker:
         self.refuse: list[MagnetarError] = []
         self.publish_errors: list[MagnetarError] = []
         self.received: list[tuple[int, int]] = []  # (sequence id, messages) of every entry that came, twice when resent
+        self.before_again: Callable[[], object] = lambda: None  # before what nobody has seen comes again
         self.redeliveries = 0
         self.lookups = 0
         self.streams: list[Any] = []
@@ -242,11 +247,16 @@ class FakeBroker:
                 me.say(done=wire.Done(request_id=frame.ack.request_id))
         elif kind == "redeliver":
             self.redeliveries += 1
+            if frame.redeliver.uncounted:
+                self.before_again()
+                self.dispatch(topic, subscription)
             sets = [BitMap.deserialize(each.entries) for each in frame.redeliver.ledgers]
             wanted = [entry_id for entries in sets for entry_id in entries] or list(me.unacked)
             subscription.redeliver = sorted({*subscription.redeliver, *(e for e in wanted if e in me.unacked)})
             for entry in wanted:
                 me.unacked.pop(entry, None)
+            if frame.redeliver.request_id:
+                me.say(done=wire.Done(request_id=frame.redeliver.request_id))
         elif kind == "seek":
             self._seek(topic, subscription, frame.seek)
             me.say(done=wire.Done(request_id=frame.seek.request_id))

@@ -61,6 +61,7 @@ class TransactionalBroker(FakeBroker):
         self.lose_ends = 0
         self.drop_ends = 0
         self.moved = 0  # so many requests are answered by NotOwner
+        self.moved_items = 0  # so many transactions, one by one
         self.unavailable = False
         self.refuse_ends: list[MagnetarError] = []
         self.forgets = False
@@ -224,7 +225,10 @@ class TransactionalBroker(FakeBroker):
         items = []
         for each in request.txns:
             known = self.known.get(TxnId(each.most, each.least))
-            if self.forgets:
+            if self.moved_items:
+                self.moved_items -= 1
+                items.append(wire.TransactionReply(txn=each, error=to_wire(NotOwner("the coordinator moved"))))
+            elif self.forgets:
                 items.append(wire.TransactionReply(txn=each, error=to_wire(TransactionForgotten("long ago"))))
             else:
                 items.append(wire.TransactionReply(txn=each, state=ABORTED if known is None else known.state))  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar.broker.transaction.core.coordinator import Coordinator, Phase, _Decision, _Wait
-from magnetar.broker.transaction.core.intents import Settle
-from magnetar.broker.transaction.core.records import Done
+from magnetar.broker.transaction.core.intents import Reason, Settle
+from magnetar.broker.transaction.core.records import Done, SinkBatch
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import CoordinatorLog
 from tests.mutants.ledgers import Stack, put
@@ -80,6 +80,17 @@ def batch_is_not_remembered(stack: Stack) -> None:
             del self.sinks[record.sink.sink_id]
 
     put(stack, State, "_committed", committed)
+
+
+def aborted_by_sink_alone(stack: Stack) -> None:
+    """M97: the commit of a batch aborts all else that was begun for its sink, and asks for no batch."""
+
+    def batch_ended(self: Coordinator, sink: SinkBatch, now: float) -> None:
+        for txn in list(self._of_sink.get(sink.sink_id, ())):
+            self._void(txn, Reason.SUPERSEDED, now)
+        self._again(self._sinks_in_doubt.pop(sink.sink_id), now)
+
+    put(stack, Coordinator, "_batch_ended", batch_ended)
 
 
 def settled_before_durable(stack: Stack) -> None:

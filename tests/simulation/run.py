@@ -151,5 +151,7 @@ class _observed_writers:
 
 
 def _confirmed(observer: Observer, ledger: int, payload: bytes, done: Any) -> None:
-    if not done.cancelled() and done.exception() is None:
+    if done.cancelled():
+        observer.unheard(ledger, payload)
+    elif done.exception() is None:
         observer.confirmed(ledger, done.result(), payload)

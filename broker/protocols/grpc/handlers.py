@@ -331,7 +331,8 @@ class ConsumerHandler(Handler):
         elif kind == "permits":
             session.flow(frame.permits)
         elif kind == "redeliver":
-            self._go_through(translate.redeliver_steps(session, frame.redeliver), turns, self._given_back)
+            steps = translate.redeliver_steps(session, frame.redeliver)
+            self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
         elif kind == "seek":
             self._request(frame.seek.request_id, lambda: translate.seek(session, frame.seek))
         elif kind == "unsubscribe":
@@ -350,9 +351,15 @@ class ConsumerHandler(Handler):
 
         return then
 
-    def _given_back(self, error: MagnetarError | None) -> None:
-        if error is not None:
-            self.give_up(error)
+    def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
+        """In the turn in which it was given back: nothing of it is delivered again before the answer."""
+        def then(error: MagnetarError | None) -> None:
+            if error is not None:
+                self.give_up(error)
+            elif request_id:
+                self._done(request_id, None)
+
+        return then
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
         return translate.last(self.number, request_id, await session.last_message())

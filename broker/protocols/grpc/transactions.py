@@ -11,12 +11,13 @@ from ....proto.errors import InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position, TopicName
 from ....proto.transactions import TxnId, TxnState
 from ....runtime.network import CallContext
-from ...common.transactions import Settlement
+from ...common.transactions import Settlement, state_of
 from ...node.topic_manager import TopicManager
 from ...session.topics import reached_by
 from ...transaction.coordinator import RunningCoordinator
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
+from ...transaction.peers import settlement_to_wire
 
 ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
@@ -90,12 +91,16 @@ class TransactionService:
 
     async def join(self, request: wire.JoinRequest, context: CallContext) -> wire.JoinReply:
         _bounded(request.items)
-        asked = [_answered(item.txn, self._join(item)) for item in request.items]
-        return wire.JoinReply(items=await asyncio.gather(*asked))
+        return wire.JoinReply(items=await asyncio.gather(*map(self._join, request.items)))
 
-    async def _join(self, item: wire.JoinItem) -> TxnState:
-        txn = txn_of(item.txn)
-        return await (await self._here(txn)).join(txn, TopicName.parse(item.topic).full)
+    async def _join(self, item: wire.JoinItem) -> wire.TransactionReply:
+        try:
+            txn, topic = txn_of(item.txn), TopicName.parse(item.topic)
+            joined = await (await self._here(txn)).join(txn, topic.full)
+        except MagnetarError as error:
+            return wire.TransactionReply(txn=item.txn, error=to_wire(error))
+        told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None
+        return wire.TransactionReply(txn=item.txn, state=_state(state_of(joined)), settlement=told)
 
     async def settle(self, request: wire.SettleRequest, context: CallContext) -> wire.SettleReply:
         _bounded(request.items)

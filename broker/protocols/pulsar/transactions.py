@@ -28,6 +28,7 @@ from ....proto.errors import (
 from ....proto.names import TopicName
 from ....proto.transactions import TxnId, TxnState
 from ...access.core.table import Permission
+from ...common.transactions import state_of
 from ...transaction.coordinator import RunningCoordinator
 from ...transaction.coordinators import ASSIGN_TOPIC
 from ...transaction.core.intents import Verb
@@ -119,7 +120,7 @@ async def _join(connection: Connection, txn: TxnId, topics: Iterable[TopicName])
     """TransactionAborted: it has ended."""
     coordinator = await _here(connection, txn.coordinator)
     for topic in topics:
-        state = await coordinator.join(txn, topic.full)
+        state = state_of(await coordinator.join(txn, topic.full))
         if state not in (TxnState.OPEN, TxnState.PREPARED):
             raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 

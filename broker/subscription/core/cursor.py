@@ -421,7 +421,8 @@ class Cursor:
 
     def free_before(self, position: Position) -> Iterator[Position]:
         """The same, beginning with the last one."""
-        while position > self.mark:
+        end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
+        while position > end:
             if self._shape.readable(position) and not self.is_done(position):
                 yield position
             position = self._shape.before(position)

@@ -121,6 +121,13 @@ class PendingAcks:
         """The batches among those entries of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
 
+    def holders(self, position: Position) -> list[TxnId]:
+        """The transactions that have acknowledged some of the entry, or anything cumulatively."""
+        return [
+            txn for txn, acks in self.of.items()
+            if acks.up_to != NOWHERE or acks.holds(position) or acks.bits_at(position)
+        ]  # fmt: skip
+
     @property
     def entries(self) -> int:
         """Entries that are pending, wholly or in part; a cumulative acknowledgement counts as one."""

@@ -390,6 +390,11 @@ class Transactions:
         found = self._hidden.get(txn)
         return found is not None and position[1] in found.entries.get(position[0], ())
 
+    def is_known(self, txn: TxnId) -> bool:
+        """Whether something of it is here, or asked for, and it has not ended."""
+        found = self.known.get(txn)
+        return found is not None and found.phase is not TxnPhase.ENDED
+
     @property
     def open(self) -> list[TxnId]:
         """Those that have not ended, the one with the earliest entry first."""

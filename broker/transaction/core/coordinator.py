@@ -409,6 +409,11 @@ class Coordinator:
             found.participants[intent.topic] = Participant(intent.topic)
         return _state(found)
 
+    def owed(self, txn: int, topic: str) -> Participant | None:
+        """What a commit that is durable says of the topic, which has not stored it. None: there is no such thing."""
+        ending = self._ending.get(txn)
+        return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None
+
     # ------------------------------------------------------------------ ends
     def _end_of(self, intent: End, now: float) -> None:
         found = self._certain(intent.txn, intent, now)

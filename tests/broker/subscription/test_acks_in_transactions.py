@@ -31,11 +31,14 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
+from tests.broker.subscription.test_delays import until
+from tests.broker.topic.coordination import FakeCoordinator, coordinator
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/transactional"
 EARLIEST, SHARED, KEY_SHARED = wire.Subscribe.EARLIEST, wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED
 X, Y = TxnId(0, 1), TxnId(1, (7 << 40) | 3)
+__all__ = ["coordinator"]
 
 
 class Joins:
@@ -484,3 +487,35 @@ async def test_consumers_of_a_subscription_agree_on_what_they_see(running: Clust
     await consumer(running, type=SHARED, isolation=uncommitted)
     assert len(subscription_of(running).consumers) == 2
     await mine.close()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("cumulative", [True, False])
+async def test_the_next_transaction_may_begin_while_the_outcome_of_the_last_is_on_its_way(
+    running: Cluster, coordinator: FakeCoordinator, committed: bool, cumulative: bool
+) -> None:
+    """The coordinator has answered the client, and its settlement has not come yet."""
+    await filled(running, 4)
+    mine = await consumer(running)
+    deliveries = await received(mine, 4)
+    kind = {"kind": wire.Ack.CUMULATIVE} if cumulative else {}
+    await ack_in(mine, X, deliveries[1], **kind)
+    with pytest.raises(TransactionConflict):
+        await ack_in(mine, Y, deliveries[2 if cumulative else 1], **kind)
+    settlement = coordinator.settlement(X, committed)
+    following = asyncio.create_task(ack_in(mine, Y, deliveries[2 if cumulative else 1], **kind))
+    topic = topic_of(running)
+    if committed:
+        await until(lambda: coordinator.joins.count(X) == 3)
+        assert not following.done()
+        await topic.settle(settlement)
+    if committed is not cumulative:
+        why = "already" if committed else "cumulative"  # given back, and not delivered again: it must not be covered
+        with pytest.raises(TransactionConflict, match=why):
+            await following
+        return
+    await following
+    assert subscription_of(running).pending_transactions == (Y,)
+    await coordinator.end(topic, Y, True)
+    mark = subscription_of(running).cursor.mark.entry_id
+    assert mark == (2 if cumulative else -1)

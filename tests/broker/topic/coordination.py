@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto.entry import encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -24,6 +24,7 @@ class FakeCoordinator:
         self.states: dict[TxnId, TxnState] = {}
         self.participants: dict[TxnId, list[TopicName]] = {}
         self.joins: list[TxnId] = []
+        self.owed: dict[TxnId, Settlement] = {}  # what a join is answered
         self.down: MagnetarError | None = None
         self._next = 0
 
@@ -31,10 +32,12 @@ class FakeCoordinator:
         self._next += 1
         return TxnId.of(3, 1, self._next)
 
-    async def join(self, txn: TxnId, topic: TopicName) -> TxnState:
+    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         self.joins.append(txn)
         if self.down is not None:
             raise self.down
+        if txn in self.owed:
+            return self.owed[txn]
         state = self.states.get(txn, TxnState.OPEN)
         if state is TxnState.OPEN:
             self.participants.setdefault(txn, []).append(topic)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
+from magnetar.metadata.sqlite import LocalSession
+from magnetar.metadata.store import Delete
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
     Busy,
+    ConnectionLost,
     InvalidRequest,
+    MagnetarError,
     NotAllowed,
     NotOwner,
     TopicNotFound,
@@ -434,10 +440,11 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         assert len(coordinator.joins) == 1
 
 
+@pytest.mark.parametrize("told", ["the settlement", "COMMITTED"])
 async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
-    tmp_path: Path, coordinator: FakeCoordinator
+    tmp_path: Path, coordinator: FakeCoordinator, told: str
 ) -> None:
-    """The new owner hears COMMITTED, and waits for the settlement, which names the last receipt."""
+    """The new owner asks, and is answered by the settlement, which names the last receipt; or waits for it."""
     async with cluster(tmp_path) as running:
         first = running.brokers[0]
         producer = await TxnProducer(running.world, first, TOPIC).opened()
@@ -445,13 +452,17 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         last = position_of(await producer.send_in(txn, b"0"))
         await producer.send_in(txn, b"no receipt, says the client")
         settlement = coordinator.settlement(txn, True, entries=1, last=last)
+        if told == "the settlement":
+            coordinator.owed[txn] = settlement
         await vanish(running, first)
         second = await running.add_broker()
         await until_owned_by(running, second)
         topic = await loaded(second)
-        await until(lambda: txn in topic.transactions._committed_at)
-        assert await shown(second) == []
-        await topic.settle(settlement)
+        if told == "COMMITTED":
+            await until(lambda: txn in topic.transactions._committed_at)
+            assert await shown(second) == []
+            await topic.settle(settlement)
+        await until(lambda: not topic.transactions.still_open)
         assert await shown(second) == [b"0"]
 
 
@@ -673,3 +684,54 @@ async def compacted(running: Cluster, broker: Broker) -> list[bytes]:
         found += await reader.receive_payloads(1)
     await reader.close()
     return found
+
+
+async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_again(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the metadata fails in its turn, before it is done or after. The second delete ends it, and there
+    is nothing to settle then."""
+    steps, fails, after = list[str](), -1, False
+    honest = LocalSession.commit
+
+    async def commit(self: LocalSession, operations: Sequence[Any]) -> list[int]:
+        if not any(isinstance(each, Delete) for each in operations):
+            return await honest(self, operations)
+        steps.append(",".join(each.path for each in operations))
+        failing = len(steps) - 1 == fails
+        if failing and not after:
+            raise Unavailable("the metadata is away")
+        done = await honest(self, operations)
+        if failing:
+            raise ConnectionLost("the metadata has answered to nobody")
+        return done
+
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        monkeypatch.setattr(LocalSession, "commit", commit)
+        number, failed = 0, 0
+        while True:
+            name = TopicName.parse(f"{TOPIC}-{number}")
+            fails, after = number // 2, bool(number % 2)
+            producer = await TxnProducer(running.world, broker, name.full).opened()
+            consumer = await TestConsumer(running.world, broker, name.full).ready()
+            txn = coordinator.begin()
+            await producer.send_in(txn, b"0")
+            await producer.close()
+            await consumer.close()
+            steps.clear()
+            try:
+                await broker.owned.delete(name, force=True)
+            except MagnetarError:
+                failed += 1
+                with suppress(TopicNotFound):
+                    await broker.owned.delete(name, force=True)
+            settlement = coordinator.settlement(txn, True)
+            assert await broker.owned.participants.settle(name, [settlement]) == [None], "there is nothing to settle"
+            with pytest.raises(TopicNotFound):
+                await broker.owned.topic(name, create=False)
+            number += 1
+            if fails >= len(steps):
+                break
+    assert number >= 5, "several changes are made, and each failed twice"
+    assert failed, "some of them are the delete's own"

@@ -14,6 +14,7 @@ from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.transactions import TxnId
 from magnetar.runtime.process import real_world
+from tests.broker.subscription.test_delays import until
 
 
 class Topics:
@@ -53,3 +54,27 @@ async def test_what_failed_is_told_again_and_the_rest_is_not(
     assert topics.told[0] == list(range(5)), "what waits travels together"
     if failing == [2]:
         assert topics.told[1:] == [[2]]
+
+
+async def test_what_is_new_does_not_wait_for_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that its topic cannot store, for an hour."""
+    monkeypatch.setattr(settling, "PAUSE_S_MIN", 3600.0)
+    topics, settled, done = Topics(), list[int](), asyncio.Event()
+    topics.failing = [0, None, None]
+
+    def report(settlement: Settlement, topic: str) -> None:
+        settled.append(settlement.txn.least)
+        done.set()
+
+    settler = Settler(real_world(1), topics, report)
+    async with asyncio.timeout(20):
+        for number in range(3):
+            settler.add("persistent://public/default/t", Settlement(TxnId(0, number), True))
+            if number:
+                await done.wait()
+                done.clear()
+            else:
+                await until(lambda: settler.failures == 1)
+    await settler.close()
+    assert settled == [1, 2]
+    assert topics.told == [[0], [1], [2]]

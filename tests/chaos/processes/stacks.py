@@ -21,7 +21,10 @@ def show() -> None:
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     for task in sorted(tasks, key=lambda each: each.get_name()):
         if not task.done():
-            task.print_stack(file=sys.stderr)
+            try:
+                task.print_stack(file=sys.stderr)
+            except TypeError:  # a frame that is in no line
+                print(task, file=sys.stderr)
         elif not task.cancelled() and (error := task.exception()) is not None:
             print(f"{task.get_name()} failed:", file=sys.stderr)
             traceback.print_exception(error, file=sys.stderr)

@@ -27,6 +27,7 @@ import magnetar
 from tests.chaos.processes.security import LOAD, VISITOR, Security
 from tests.chaos.waiting import STUCK_S, wait_until
 from tests.chaos.workload import history
+from tests.chaos.workload.judge import Verdict, judge
 from tests.chaos.workload.libraries import ENDED, ERRORS, OK, QUEUE_IS_FULL, TIMEOUTS, JavaClient, Reconnects, types_of
 
 BURST = 6
@@ -69,7 +70,7 @@ class Clients:
         self.acked: dict[tuple[str, str], set[history.Id]] = {}
         self.served: dict[str, int] = {}
         """By producer, what was acknowledged; by topic and subscription, what was taken."""
-        self._reconnects = Reconnects("the consumer reconnects", self._disturbed)
+        self._reconnects = Reconnects("the consumer reconnects", self.disturbed)
         logging.getLogger("magnetar.client").setLevel(logging.INFO)
         logging.getLogger("magnetar.client").addHandler(self._reconnects)
         self._security = security
@@ -82,13 +83,30 @@ class Clients:
             self._visitor = self._new_client(VISITOR)
             self._subscriptions += ((VISITOR, history.Order.NONE, 1),)
             self._producer_names += (VISITOR,)
-        self._others = [make(self._disturbed) for make in others]
+        self._others = [make(self.disturbed) for make in others]
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
         self._consumers: list[threading.Thread] = []
 
-    def _disturbed(self) -> None:
+    def disturbed(self) -> None:
         self.note(history.Disturbed())
+
+    @property
+    def kept(self) -> list[history.Record]:
+        return self.note.records
+
+    def verdict(self) -> Verdict:
+        return judge(self.note.records)
+
+    def figures(self, verdict: Verdict) -> dict[str, int]:
+        """Of a run's last line."""
+        return {
+            "repeated": verdict.repeated, "delivered": verdict.delivered, "records": len(self.note.records)
+        }
+
+    @staticmethod
+    def proves_nothing(_: Verdict) -> list[str]:
+        return []
 
     def _library(self, topic: str, *, other: bool) -> Any:
         """The client of a producer or consumer."""

@@ -112,6 +112,10 @@ class Verdict:
     def lost(self) -> int:
         return sum(self.counts[each] for each in LOST)
 
+    @property
+    def duplicated(self) -> int:
+        return self.counts[Wrong.DUPLICATED]
+
     def __str__(self) -> str:
         return "\n".join(line for lines in self.sentences.values() for line in lines)
 

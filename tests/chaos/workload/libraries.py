@@ -8,6 +8,7 @@ happens on a busy machine without a fault too: what was not acknowledged comes a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pulsar
 
@@ -53,7 +54,7 @@ def types_of(client: Any) -> Any:
 
 
 def others(names: Sequence[str], url: str, folder: Path) -> list[Maker]:
-    """Of each of these libraries, beside the SDK. Unavailable: Java or Maven is not here."""
+    """Of each of these libraries, beside the SDK. Java's runs transactions. Unavailable: Java or Maven is not here."""
     makers: list[Maker] = []
     if "python" in names:
         makers.append(lambda disturbed: python_client(url, disturbed))
@@ -159,6 +160,10 @@ class JavaClient:
         )
         return JavaConsumer(self, answer["handle"])
 
+    def transaction(self, timeout: float) -> JavaTransaction:
+        answer = self.ask("begin", timeout_ms=round(timeout * 1000))
+        return JavaTransaction(self, answer["handle"], answer["txn"])
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -166,11 +171,50 @@ class JavaClient:
         self._reader.join(ANSWER_S)
 
 
+class JavaTransaction:
+    """`state`: what its client was told; OPEN when that is nothing, and who wants to know asks the coordinator."""
+
+    def __init__(self, client: JavaClient, handle: int, id_: str) -> None:
+        self._client, self.handle, self.id = client, handle, id_
+        self.state = magnetar.TransactionState.OPEN
+        self._is_ended = False
+
+    def commit(self) -> None:
+        self._end("commit", magnetar.TransactionState.COMMITTED)
+
+    def abort(self) -> None:
+        self._end("abort", magnetar.TransactionState.ABORTED)
+
+    def _end(self, verb: str, state: magnetar.TransactionState) -> None:
+        self._is_ended = True
+        self._client.ask(verb, handle=self.handle)
+        self.state = state
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_ended:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            with contextlib.suppress(JavaError):
+                self.abort()
+
+
+def _handle_of(txn: JavaTransaction | None) -> dict[str, int]:
+    return {} if txn is None else {"txn": txn.handle}
+
+
 class JavaProducer:
     def __init__(self, client: JavaClient, handle: int) -> None:
         self._client, self._handle = client, handle
 
-    def send_async(self, content: bytes, callback: Callable[[Any, Any], None], partition_key: str) -> None:
+    def send_async(
+        self, content: bytes, callback: Callable[[Any, Any], None], partition_key: str,
+        txn: JavaTransaction | None = None,
+    ) -> None:  # fmt: skip
         def outcome(answered: Future[dict[str, Any]]) -> None:
             at = answered.result().get("at")
             if at is None:
@@ -178,7 +222,8 @@ class JavaProducer:
             else:
                 callback(magnetar.Result.Ok, _Place(*at))
 
-        future = self._client.begin("send", handle=self._handle, key=partition_key, value=content.decode())
+        given = {"key": partition_key, "value": content.decode(), **_handle_of(txn)}
+        future = self._client.begin("send", handle=self._handle, **given)
         future.add_done_callback(outcome)
 
     def flush(self) -> None:
@@ -213,8 +258,19 @@ class JavaConsumer:
             raise JavaTimeout
         return JavaMessage(answer)
 
-    def acknowledge(self, message: JavaMessage) -> None:
-        self._client.begin("ack", answered=False, handle=self._handle, message=message.number)
+    def acknowledge(self, messages: JavaMessage | list[JavaMessage], *, txn: JavaTransaction | None = None) -> None:
+        """In a transaction it waits for the receipts."""
+        if txn is None:
+            assert isinstance(messages, JavaMessage)
+            self._client.begin("ack", answered=False, handle=self._handle, message=messages.number)
+            return
+        assert isinstance(messages, list)
+        answers = [
+            self._client.begin("ack", handle=self._handle, message=each.number, txn=txn.handle) for each in messages
+        ]
+        for each in [answer.result(ANSWER_S) for answer in answers]:
+            if "error" in each:
+                raise JavaError(each["error"])
 
     def negative_acknowledge(self, message: JavaMessage) -> None:
         self._client.begin("nack", answered=False, handle=self._handle, message=message.number)

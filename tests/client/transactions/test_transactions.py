@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -248,6 +249,37 @@ def test_lists_and_cumulative_acknowledgements_are_one_request_each() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("ends", ["abort", "body", "commit"])
+def test_after_an_aborted_cumulative_acknowledgement_nothing_is_taken_before_what_comes_again(ends: str) -> None:
+    """Else the next one would cover it: it would be acknowledged, and never have been seen again."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t", batching_enabled=False)
+        for number in range(6):
+            await producer.send(b"%d" % number)
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        taken = [await consumer.receive() for _ in range(3)]
+        topic = broker.topics[TOPIC]
+        broker.before_again = lambda: topic.copy(-1)  # one that is delivered before those that come again
+        txn = client.transaction()
+        with suppress(KeyError, magnetar.TransactionAborted):
+            async with txn:
+                await consumer.acknowledge_cumulative(taken[-1], txn=txn)
+                if ends == "abort":
+                    await txn.abort()
+                elif ends == "body":
+                    raise KeyError
+                else:
+                    broker.expire(txn.id)
+        assert txn.state is TransactionState.ABORTED
+        expected = [b"%d" % number for number in (*range(6), 5)]
+        assert [(await consumer.receive(5000)).data() for _ in expected] == expected
+        assert not broker.topics[TOPIC].subscriptions["s"].done
+
+    run(body)
+
+
 def test_a_part_of_a_batch_is_acknowledged_in_a_transaction() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)
@@ -484,6 +516,19 @@ def test_an_answer_that_was_lost_is_found_by_the_status() -> None:
         broker.forgets = True
         with pytest.raises(magnetar.TransactionForgotten):
             await client.transaction_status(txn.id)
+
+    run(body)
+
+
+def test_a_status_is_asked_for_again_where_the_coordinator_moved_to() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        async with client.transaction() as txn:
+            await producer.send(b"x", txn=txn)
+        broker.moved_items, found = 2, broker.finds
+        assert await client.transaction_status(txn.id) is TransactionState.COMMITTED
+        assert broker.finds == found + 2, "it is looked for again"
 
     run(body)
 

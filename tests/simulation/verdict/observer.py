@@ -93,6 +93,7 @@ class Observer:
         self.versions: dict[int, int] = {}
         self.closed: dict[int, LedgerRecord] = {}  # also those that were deleted since
         self.acked: dict[int, list[int]] = {}  # ledger -> CRC-32 of each entry, in order
+        self._unheard: dict[int, list[int]] = {}  # ledger -> that of appends whose callers went away
         self.synced: dict[str, Synced] = {}
         self.node_of: dict[str, str] = {}  # bookie uuid -> node
         self.node_at: dict[str, str] = {}  # port -> node
@@ -463,9 +464,17 @@ class Observer:
             self._violated(f"2: ledger {ledger} has fragments {record.fragments} and ends at {record.last_entry}")
 
     # ------------------------------------------------------------------ acknowledgements
+    def unheard(self, ledger: int, payload: bytes) -> None:
+        """Whoever asked for an append was cancelled. It goes on, and entries after it may be answered."""
+        self._unheard.setdefault(ledger, []).append(zlib.crc32(payload))
+
     def confirmed(self, ledger: int, entry: int, payload: bytes) -> None:
-        """A writer's append was answered."""
+        """A writer's append was answered; so those before it have their copies."""
         acked = self.acked.setdefault(ledger, [])
+        gap, unheard = entry - len(acked), self._unheard.get(ledger, [])
+        if 0 < gap <= len(unheard):
+            acked += unheard[:gap]
+            del unheard[:gap]
         if entry != len(acked):
             self._violated(f"8: entry {entry} of ledger {ledger} is acknowledged after {len(acked) - 1}")
             return

@@ -48,3 +48,19 @@ def test_51_the_last_fragment_of_an_open_ledger_is_its_writers() -> None:
     before = msgspec.structs.replace(RECORD, state=OPEN, last_entry=-1)
     assert seen(an_observer({"e": []}), before, replaced(before, 3, "d", "e")) == []
     assert seen(an_observer({"e": []}), before, replaced(before, 0, "c", "e")) == ["51"]
+
+
+def test_8_an_append_whose_caller_went_away_is_answered_to_nobody() -> None:
+    def confirmed(*entries: int, unheard: int) -> list[str]:
+        observer = an_observer({})
+        for _ in range(unheard):
+            observer.unheard(7, b"x")
+        for entry in entries:
+            observer.confirmed(7, entry, b"x")
+        return [each.partition(":")[0] for each in observer.violations]
+
+    assert confirmed(0, 2, unheard=1) == []
+    assert confirmed(0, 2, unheard=0) == ["8"]
+    assert confirmed(0, 3, unheard=1) == ["8"]
+    assert confirmed(0, 2, 4, unheard=1) == ["8"]
+    assert confirmed(0, 0, unheard=1) == ["8"]

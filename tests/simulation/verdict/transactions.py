@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.core.records import AnyRecord, Committed
 from magnetar.broker.transaction.core.state import State
@@ -131,9 +132,9 @@ class Coordination:
             self.given(running.number, found.first, found.ids)
             return found
 
-        async def joined(running: RunningCoordinator, txn: TxnId, topic: str) -> TxnState:
+        async def joined(running: RunningCoordinator, txn: TxnId, topic: str) -> Joined:
             found = await join(running, txn, topic)
-            self.answered(txn, found)
+            self.answered(txn, TxnState.COMMITTED if isinstance(found, Settlement) else found)
             if found in (TxnState.OPEN, TxnState.PREPARED):
                 self.joined[txn, topic] = None
             return found

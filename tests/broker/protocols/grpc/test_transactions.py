@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.common.transactions import Settlement, state_of
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TransactionAborted, Unavailable, from_wire
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import Position, TopicName
 from magnetar.proto.transactions import TxnId, TxnState
 from magnetar.runtime.network import Channel, rpc
 from tests.support.cluster import Cluster, cluster
@@ -68,7 +68,7 @@ class Client:
         return TxnId(found.first.most, found.first.least)
 
     async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
-        return await self.broker.owned.transactions.join(txn, TopicName.parse(topic))
+        return state_of(await self.broker.owned.transactions.join(txn, TopicName.parse(topic)))
 
     async def end(
         self, txn: TxnId, verb: str = "COMMIT", *topics: str, visible: bool = False
@@ -128,6 +128,21 @@ async def test_an_abort_reaches_every_topic_that_joined(client: Client, settled:
     with pytest.raises(TransactionAborted):
         await client.end(txn)
     assert await client.join(txn) is TxnState.ABORTED, "a late send is refused"
+
+
+async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Client, settled: Settled) -> None:
+    """Here, and over the network: a topic that was loaded does not depend on what is pushed to it."""
+    await client.make_topic()
+    txn, settled.failing = await client.begin(), 1000
+    await client.join(txn)
+    assert await client.end(txn, "COMMIT", TOPIC) is TxnState.COMMITTED
+    expected = Settlement(txn, True, 1, Position(1, 0))
+    coordinators, name = client.broker.owned.transactions, TopicName.parse(TOPIC)
+    assert await coordinators.join(txn, name) == expected
+    assert await coordinators.peers.join(str(client.broker.endpoint), txn, name) == expected
+    settled.failing = 0
+    assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
+    assert await coordinators.join(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
 
 
 async def test_a_topic_that_fails_is_told_again(client: Client, settled: Settled) -> None:

@@ -7,6 +7,8 @@ of them a batch, and after each of them a crash with the state that was stored l
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,6 +144,19 @@ def again(cursor: Cursor, shape: LogShape) -> Cursor:
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
     found.fit()
     return found
+
+
+@pytest.mark.parametrize("mark", [NOWHERE, Position(0, 4)], ids=["empty", "trimmed"])
+def test_what_an_abort_frees_ends_where_the_log_begins(mark: Position) -> None:
+    """The mark of a subscription that was made before the first entry, or that is in a ledger that is gone."""
+    shape = shape_of(2, 3)
+    positions = positions_of(shape)
+    cursor = Cursor(shape, CursorState(mark))
+    assert up_to(cursor, shape, X, positions[-2], 0, 1) is None
+    settled = pending_acks.settle(cursor, X, committed=False)
+    assert settled is not None
+    freed = islice(pending_acks.freed(cursor, settled, tail=True), len(positions))
+    assert list(freed) == list(reversed(positions[:-1]))
 
 
 OPERATIONS = st.lists(

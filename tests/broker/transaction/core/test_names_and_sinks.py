@@ -89,6 +89,23 @@ def test_each_batch_of_a_sink_is_committed_once_and_its_other_attempts_are_abort
     assert batch(world, 13, 0, query="other", adopt=True) is False
 
 
+def test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later_one() -> None:
+    """A newer run may be at work on the batch after it."""
+    world = World()
+    first, twin = world.begin(0, tag=Tag("sink", "q", 0, "run 1")), world.begin(1, tag=Tag("sink", "q", 0, "run 2"))
+    later = world.begin(2, tag=Tag("sink", "q", 1, "run 3"))
+    other = world.begin(3, tag=Tag("other sink", "q", 0, "run 4"))
+    for request, txn in enumerate((first, twin, later, other), 4):
+        world.ask(Join(request, txn, "a"))
+    assert batch(world, 8, 0, first) is False
+    for request, (txn, state) in enumerate(
+        ((first, TxnState.COMMITTED), (twin, TxnState.ABORTED), (later, TxnState.OPEN), (other, TxnState.OPEN)), 9
+    ):
+        world.ask(Status(request, txn))
+        assert world.answers[request] is state
+    assert batch(world, 13, 1, later) is False
+
+
 def test_who_adopts_a_sink_ends_what_the_query_before_has_left() -> None:
     world = World()
     left = world.begin(0, tag=Tag("sink", "q", 5, "run 1"))

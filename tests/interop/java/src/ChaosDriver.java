@@ -17,6 +17,8 @@ import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
+import org.apache.pulsar.client.api.TypedMessageBuilder;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /**
  * Java's client for tests/chaos/workload/libraries.py: each line of stdin is a request with an id, each line of stdout its
@@ -29,13 +31,14 @@ public final class ChaosDriver {
     private static final Map<Long, Producer<byte[]>> PRODUCERS = new ConcurrentHashMap<>();
     private static final Map<Long, Consumer<byte[]>> CONSUMERS = new ConcurrentHashMap<>();
     private static final Map<Long, Message<byte[]>> HELD = new ConcurrentHashMap<>();
+    private static final Map<Long, Transaction> TRANSACTIONS = new ConcurrentHashMap<>();
 
     interface Work {
         void run(ObjectNode answer) throws Exception;
     }
 
     public static void main(String[] arguments) throws Exception {
-        PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).build();
+        PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).enableTransaction(true).build();
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             take(client, JSON.readTree(line));
@@ -63,24 +66,50 @@ public final class ChaosDriver {
                 answer.put("handle", kept(CONSUMERS, made));
             });
             case "receive" -> later(id, answer -> receive(CONSUMERS.get(handle(asked)), asked, answer));
-            case "ack" -> CONSUMERS.get(handle(asked)).acknowledgeAsync(HELD.remove(asked.get("message").asLong()));
+            case "ack" -> acknowledge(id, asked);
             case "nack" -> CONSUMERS.get(handle(asked)).negativeAcknowledge(HELD.remove(asked.get("message").asLong()));
+            case "begin" -> later(id, answer -> {
+                Transaction made = client.newTransaction()
+                        .withTransactionTimeout(asked.get("timeout_ms").asLong(), TimeUnit.MILLISECONDS).build().get();
+                answer.put("handle", kept(TRANSACTIONS, made)).put("txn", made.getTxnID().toString());
+            });
+            case "commit" -> later(id, answer -> TRANSACTIONS.remove(handle(asked)).commit().get());
+            case "abort" -> later(id, answer -> TRANSACTIONS.remove(handle(asked)).abort().get());
             case "close" -> later(id, answer -> close(handle(asked)));
             default -> throw new IllegalArgumentException(asked.toString());
         }
     }
 
     private static void send(long id, JsonNode asked) {
-        PRODUCERS.get(handle(asked)).newMessage().key(text(asked, "key")).value(text(asked, "value").getBytes()).sendAsync()
-                .whenComplete((message, failure) -> {
-                    ObjectNode answer = JSON.createObjectNode().put("id", id);
-                    if (failure == null) {
-                        put(answer, message);
-                    } else {
-                        answer.put("error", failure.toString());
-                    }
-                    tell(answer);
-                });
+        Producer<byte[]> producer = PRODUCERS.get(handle(asked));
+        TypedMessageBuilder<byte[]> message =
+                asked.has("txn") ? producer.newMessage(transaction(asked)) : producer.newMessage();
+        message.key(text(asked, "key")).value(text(asked, "value").getBytes()).sendAsync().whenComplete((at, failure) -> {
+            ObjectNode answer = JSON.createObjectNode().put("id", id);
+            if (failure == null) {
+                put(answer, at);
+            } else {
+                answer.put("error", failure.toString());
+            }
+            tell(answer);
+        });
+    }
+
+    /** In a transaction it is answered, and the message is held: it may be refused later. */
+    private static void acknowledge(long id, JsonNode asked) {
+        Consumer<byte[]> consumer = CONSUMERS.get(handle(asked));
+        if (!asked.has("txn")) {
+            consumer.acknowledgeAsync(HELD.remove(asked.get("message").asLong()));
+            return;
+        }
+        MessageId message = HELD.get(asked.get("message").asLong()).getMessageId();
+        consumer.acknowledgeAsync(message, transaction(asked)).whenComplete((done, failure) -> {
+            ObjectNode answer = JSON.createObjectNode().put("id", id);
+            if (failure != null) {
+                answer.put("error", failure.toString());
+            }
+            tell(answer);
+        });
     }
 
     private static void receive(Consumer<byte[]> consumer, JsonNode asked, ObjectNode answer) throws Exception {
@@ -127,6 +156,10 @@ public final class ChaosDriver {
     private static void put(ObjectNode answer, MessageId id) {
         MessageIdAdv place = (MessageIdAdv) id;
         answer.putArray("at").add(place.getLedgerId()).add(place.getEntryId()).add(place.getBatchIndex());
+    }
+
+    private static Transaction transaction(JsonNode asked) {
+        return TRANSACTIONS.get(asked.get("txn").asLong());
     }
 
     private static long handle(JsonNode asked) {
