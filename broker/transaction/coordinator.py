@@ -242,7 +242,7 @@ class RunningCoordinator:
             async with asyncio.timeout(self._close_s):
                 await self._quiet.wait()
                 await self._background.close()
-                records = core.hand_over()
+                records = core.hand_over(self._clock.monotonic())
                 await self._log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
