@@ -17,12 +17,13 @@ from ...session.topics import reached_by
 from ...transaction.coordinator import RunningCoordinator
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
+from .halves import HalfAdminService, HalfService
 
 ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
 
 
-class TransactionService:
+class TransactionService(HalfService):
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
@@ -120,7 +121,7 @@ class TransactionService:
         ]
 
 
-class TransactionAdminService:
+class TransactionAdminService(HalfAdminService):
     """The rpcs of Admin about transactions."""
 
     _broker: TopicManager

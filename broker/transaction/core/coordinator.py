@@ -214,7 +214,7 @@ class Coordinator:
         for txn, outcome in self.state.unsettled.items():
             self._end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
         self.halves.start(now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
         for txn, owned, topics in handed.opened:
@@ -228,7 +228,7 @@ class Coordinator:
         if self.is_over:
             return [Answer(intent.request, NotOwner(f"coordinator {self.number} is moving; look it up again"))]
         self._receive(intent, now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _receive(self, intent: Intent, now: float) -> None:
         try:
@@ -702,7 +702,7 @@ class Coordinator:
         decisions, self._writing = self._writing, []
         for decision in decisions:
             self._durable(decision, now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _durable(self, decision: _Decision, now: float) -> None:
         record, intent = decision
@@ -786,7 +786,7 @@ class Coordinator:
     def settled(self, txn: int, topic: str) -> list[Effect]:
         """The topic has stored the outcome; repeated, or late: nothing."""
         self._settled(txn, topic)
-        return self._take_effects()
+        return self.take_effects()
 
     def _settled(self, txn: int, topic: str) -> None:
         ending = self._ending.get(txn)
@@ -815,7 +815,7 @@ class Coordinator:
             heapq.heapify(self._deadlines)
         self._forget(now)
         self.halves.tick(now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _passed(self, txn: int, now: float) -> None:
         lease, live = self._unused.get(txn), self._live.get(txn)
@@ -878,7 +878,7 @@ class Coordinator:
         for ending in self._ending.values():
             ending.visible.clear()
         self._sinks_in_doubt.clear()
-        return self._take_effects()
+        return self.take_effects()
 
     def hand_over(self, now: float) -> list[AnyRecord]:
         """What the next epoch goes on with. `is_over` holds and nothing is on its way: nothing is decided after it."""
@@ -905,7 +905,8 @@ class Coordinator:
     def _answer(self, intent: Intent, result: Result) -> None:
         self._effects.append(Answer(intent.request, result))
 
-    def _take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
+        """Of a fact about a half (`halves.left`, `published`, `not_published`)."""
         effects, self._effects = self._effects, []
         return effects
 

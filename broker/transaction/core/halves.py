@@ -14,8 +14,8 @@ Rules (docs/transactions.md, Half messages)
   (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
   transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
 - **Doubt.** In a phase of `DECIDING` nothing is answered about it: intents wait in `later`.
-- **Check-back.** `check_after_s` after it was stored, a member of its group (and of the role that prepared it) is asked;
-  one at a time, each time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. A
+- **Check-back.** `check_after_s` after it was stored, a member of its group, and of its role, is asked; one at
+  a time, each time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. A
   member that leaves is replaced at once, the second time after a pause: a question that kills its process does not kill
   one after the other. While no member is connected nothing is asked, and nothing is counted.
 - **Parked, never dropped.** `unknown_max` answers of UNKNOWN, the age `open_s`, or an error that will stay when it is
@@ -53,7 +53,7 @@ from ....proto.errors import (
     Unauthorized,
     Unavailable,
 )
-from ....proto.transactions import TxnState
+from ....proto.transactions import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from .intents import (
     Answer,
     AskHalf,
@@ -75,9 +75,6 @@ from .intents import (
 from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
 from .stored_halves import StoredHalves, size_of
 
-MESSAGES_MAX = 100
-HALF_BYTES_MAX = 256 << 10
-"""Of all messages of a half: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""
 NAME_MAX = 512
 WHY_MAX = 300
 ASKED_MAX = 16
@@ -262,8 +259,8 @@ class Halves:
         limits = self._limits
         if not intent.group or max(len(intent.group), len(intent.check_key)) > NAME_MAX:
             raise InvalidRequest(f"a half has a group and a check_key of at most {NAME_MAX} characters")
-        if not 1 <= len(intent.messages) <= MESSAGES_MAX:
-            raise InvalidRequest(f"a half has 1 to {MESSAGES_MAX} messages, not {len(intent.messages)}")
+        if not 1 <= len(intent.messages) <= HALF_MESSAGES_MAX:
+            raise InvalidRequest(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(intent.messages)}")
         size = sum(len(each.topic) + len(each.entry) for each in intent.messages)
         if size > HALF_BYTES_MAX:
             raise InvalidRequest(

@@ -70,8 +70,9 @@ class HalfWorld(World):
         return self.numbers
 
     def prepare(
-        self, *topics: str, owner: str = "me", group: str = "g", half: int = 0, request: int = 0, check_after_s: float = 0
-    ) -> int:
+        self, *topics: str, owner: str = "me", group: str = "g", half: int = 0, request: int = 0,
+        check_after_s: float = 0,
+    ) -> int:  # fmt: skip
         half = half or self.begin(self.number(), owner=owner)
         messages = [HalfMessage(topic, b"%d" % half) for topic in topics or ("a",)]
         self.ask(PrepareHalf(request or self.number(), half, owner, group, f"key-{half}", messages, check_after_s))
@@ -97,7 +98,7 @@ class HalfWorld(World):
         self.members.pop(member)
         self.open_asks = {half: each for half, each in self.open_asks.items() if each.member != member}
         self.core.halves.left(member, self.now)
-        self._do(self.core._take_effects())
+        self._do(self.core.take_effects())
 
     def publish(self, number: int = 0, *, upto: int = 100) -> None:
         """The messages go into their topics; `upto`: the broker that publishes stops after so many."""
@@ -117,13 +118,13 @@ class HalfWorld(World):
         counts = Counter(topic for topic, _ in each.messages)
         listed = [Participant(topic, count, 1, count) for topic, count in counts.items()]
         self.core.halves.published(each.half, each.txn, listed, self.now)
-        self._do(self.core._take_effects())
+        self._do(self.core.take_effects())
 
     def not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         if each in self.publishing:
             self.publishing.remove(each)
         self.core.halves.not_published(each.half, each.txn, error, self.now)
-        self._do(self.core._take_effects())
+        self._do(self.core.take_effects())
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -187,7 +188,7 @@ class HalfWorld(World):
         intent, result = self.asked[answer.request], answer.result
         if isinstance(intent, PrepareHalf) and isinstance(result, TxnState):
             assert intent.half in self.stored, "a half is durable before it is answered"
-        if isinstance(intent, EndHalf | PrepareHalf) and isinstance(result, TxnState) and result is not TxnState.PREPARED:
+        if isinstance(intent, EndHalf | PrepareHalf) and result in (TxnState.COMMITTED, TxnState.ABORTED):
             assert intent.half not in self.in_doubt, "nothing is answered while it is in doubt"
             if intent.half in self.stored:
                 assert self.outcome.get(intent.half) is result, f"{result} answered, and that is not durable"

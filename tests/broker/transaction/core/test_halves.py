@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from magnetar.broker.transaction.core.halves import HALF_BYTES_MAX, MESSAGES_MAX, TRIES_S
+from magnetar.broker.transaction.core.halves import TRIES_S
 from magnetar.broker.transaction.core.intents import ChangeHalf, HalfChange, HalfPhase, HalfVerb, PrepareHalf, Status
 from magnetar.broker.transaction.core.records import HalfMessage
 from magnetar.proto.errors import (
@@ -23,7 +24,7 @@ from magnetar.proto.errors import (
     Unauthorized,
     Unavailable,
 )
-from magnetar.proto.transactions import TxnState
+from magnetar.proto.transactions import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from tests.broker.transaction.core.half_world import HALF_LIMITS, HalfWorld
 
 COMMIT, ROLLBACK, UNKNOWN, FAILED = HalfVerb
@@ -202,7 +203,8 @@ def test_outcomes_survive_take_overs_until_their_retention_is_over() -> None:
     world.core.hurry()
     world.flush()
     for half in (yes, no):
-        assert isinstance(world.answers[world.end_half(half, COMMIT)], TransactionForgotten)
+        for verb in (COMMIT, ROLLBACK):
+            assert isinstance(world.answers[world.end_half(half, verb)], TransactionForgotten), "no outcome is guessed"
         late = world.number()
         world.prepare(half=half, request=late)
         assert isinstance(world.answers[late], TransactionAborted), "and it is not stored again"
@@ -251,8 +253,21 @@ def test_members_are_asked_in_turns_one_at_a_time() -> None:
         world.flush()
     asked = [each.member for each in world.asks]
     assert len(asked) == 6
-    assert all(before != after for before, after in zip(asked, asked[1:], strict=False))
+    assert all(before != after for before, after in pairwise(asked))
     assert set(asked) == {"one", "two", "three"}
+
+
+def test_each_half_goes_to_another_member_than_the_last_time() -> None:
+    world = HalfWorld()
+    halves = [stored(world), stored(world)]
+    world.watch("one")
+    world.watch("two")
+    world.tick(10)
+    for asked in list(world.asks):
+        world.answer(asked, FAILED)
+    world.tick(600)
+    for half in halves:
+        assert {each.member for each in world.asks if each.half == half} == {"one", "two"}
 
 
 def test_a_check_that_is_not_answered_goes_to_the_next_member_and_is_not_counted() -> None:
@@ -458,6 +473,8 @@ def test_an_error_that_passes_is_tried_again_and_nothing_of_the_first_try_counts
     assert world.answers[request] is TxnState.COMMITTED
     assert sorted(world.visible(half)) == ["a", "b", "c"]
     assert len(world.log_of) == 6, "three entries are hidden for good"
+    told = {(each.txn, each.committed) for each in world.settling}
+    assert [committed for _, committed in sorted(told)] == [False, False, True], "and no reader waits for them"
 
 
 def test_a_commit_that_cannot_be_published_in_time_is_answered_and_asked_about_later() -> None:
@@ -496,6 +513,21 @@ def test_an_error_that_stays_parks_the_half_and_is_told() -> None:
     assert half not in world.outcome
 
 
+def test_a_try_that_comes_too_late_is_aborted_at_once() -> None:
+    world = HalfWorld()
+    half = stored(world)
+    world.end_half(half, COMMIT)
+    first = world.publishing[0]
+    world.not_published(first, Unavailable("no answer"))
+    world.tick(5)
+    world.core.halves.published(half, first.txn, [], world.now)
+    world._do(world.core.take_effects())
+    assert status(world, half) is None, "the second try goes on"
+    world.publish()
+    world.flush()
+    assert world.visible(half) == ["a"]
+
+
 def test_a_try_that_takes_too_long_is_aborted_and_counts_no_more() -> None:
     world = HalfWorld()
     half = stored(world)
@@ -515,7 +547,7 @@ def test_a_try_that_takes_too_long_is_aborted_and_counts_no_more() -> None:
     ("messages", "group", "check_key"),
     [
         ([], "g", ""),
-        ([HalfMessage("a", b"x")] * (MESSAGES_MAX + 1), "g", ""),
+        ([HalfMessage("a", b"x")] * (HALF_MESSAGES_MAX + 1), "g", ""),
         ([HalfMessage("a", b"x" * HALF_BYTES_MAX)], "g", ""),
         ([HalfMessage("a", b"x")], "", ""),
         ([HalfMessage("a", b"x")], "g" * 513, ""),
