@@ -34,11 +34,11 @@ from .model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .produce.half import Half
 from .produce.messages import Extras
 from .produce.producer import Producer
 from .transactions.batches import Batch, BatchOutcome, SinkStatus
 from .transactions.checks import Decision, HalfCheck, HalfContent
-from .transactions.halves import Half
 from .transactions.output import Output
 from .transactions.process import ProcessStatistics, process
 from .transactions.transaction import Transaction

@@ -15,7 +15,6 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 from weakref import finalize
 
-from ..proto import wire_pb2 as wire
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
@@ -68,13 +67,14 @@ from .model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .produce.half import Half
 from .produce.messages import Extras
 from .produce.producer import Producer
 from .transactions import batches
 from .transactions.batches import Batch, BatchOutcome, SinkStatus
 from .transactions.checks import CheckWatch
 from .transactions.halves import TABLE as HALF
-from .transactions.halves import Half, Halves
+from .transactions.halves import Halves
 from .transactions.output import Output
 from .transactions.transaction import Transaction
 from .transactions.transactions import Transactions
@@ -142,6 +142,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or client_world(), self.settings)
+            self._connections.make_halves = Halves.of
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.leave_with_the_loop()
@@ -253,15 +254,11 @@ class Client(ClosedAfterAsyncWith):
 
     async def commit_half(self, half_id: TxnId | str) -> None:
         """As `Half.commit`, of a half that any program of this role prepared."""
-        await self._end_half(half_id, wire.EndHalfRequest.COMMIT)
+        await Halves.of(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """As `Half.rollback`, of a half that any program of this role prepared."""
-        await self._end_half(half_id, wire.EndHalfRequest.ROLLBACK)
-
-    async def _end_half(self, half_id: TxnId | str, verb: wire.EndHalfRequest.Verb) -> None:
-        halves = Halves.of(self.connections)
-        await halves.outlived(halves.end(_txn_id(half_id), verb))
+        await Halves.of(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.

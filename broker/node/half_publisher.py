@@ -6,12 +6,11 @@ Messages of one topic are published in their order, by one producer of that tran
 The names, the sequence ids, the publish time and the transaction are set in each entry; the rest is what the program's
 producer made of the message. Who prepared the half was allowed to publish then (broker/protocols/grpc/halves.py); this
 publisher is a broker. A schema is told with the version that the entry has.
-Guards: tests/broker/protocols/grpc/test_halves.py.
+Guards: tests/client/transactions/test_halves.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from ...proto.entry import client_part, parse_header
@@ -20,6 +19,7 @@ from ...proto.errors import ConnectionLost
 from ...proto.names import TopicName
 from ...proto.transactions import TxnId
 from ...runtime.clock import Clock
+from ...runtime.tasks import together
 from ..transaction.core.records import HalfMessage, Participant
 from .internal_producer import InternalProducer
 
@@ -33,15 +33,13 @@ class HalfPublisher:
         by_topic: dict[str, list[bytes]] = {}
         for topic, entry in messages:
             by_topic.setdefault(topic, []).append(entry)
-        working = [
-            asyncio.ensure_future(self._publish(txn, topic, entries)) for topic, entries in by_topic.items()
-        ]
-        try:
-            return list(await asyncio.gather(*working))
-        finally:
-            for each in working:
-                each.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+        found: dict[str, Participant] = {}
+
+        async def publish(topic: str, entries: Sequence[bytes]) -> None:
+            found[topic] = await self._publish(txn, topic, entries)
+
+        await together([publish(topic, entries) for topic, entries in by_topic.items()], "publish of a half")
+        return list(found.values())
 
     async def _publish(self, txn: TxnId, topic: str, entries: Sequence[bytes]) -> Participant:
         name, wall_ms = f"half-{txn.most}-{txn.least}", self._clock.wall_ms()

@@ -7,7 +7,7 @@
 
 A half is published by a task of its own, AT_ONCE at a time, within PUBLISH_S: then its transaction is over. What is
 given up at the end of the epoch is published in a transaction that the next epoch aborts. Guards:
-tests/broker/protocols/grpc/test_halves.py.
+tests/client/transactions/test_halves.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ halves = LazyGroup(
     {
         "list": Lazy(".admin.halves", "list_", "Those that are not decided, the oldest first."),
         "show": Lazy(".admin.halves", "show", "One half message."),
-        "park": Lazy(".admin.halves", "park", "Ask nobody any more; keep it until an operator decides."),
+        "park": Lazy(".admin.halves", "park", "Do not ask any more; keep it until an operator decides."),
         "revive": Lazy(".admin.halves", "revive", "Ask its group again, at once."),
         "commit": Lazy(".admin.halves", "commit", "Publish it, whatever its group says."),
         "rollback": Lazy(".admin.halves", "rollback", "Drop it, whatever its group says."),
@@ -59,7 +59,7 @@ def show(session: Session, half: str) -> None:
 @click.argument("half")
 @connected
 def park(session: Session, half: str) -> None:
-    """Ask nobody about a half message any more: it stays until an operator commits, rolls back or revives it.
+    """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
 
     Example: magnetar transactions halves park "(3,1099511627781)"
     """

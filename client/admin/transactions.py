@@ -77,7 +77,7 @@ class TransactionAdmin:
         await self._change_half(half, values.HalfDecision.ROLLBACK)
 
     async def park_half(self, half: TxnId | str) -> None:
-        """Nobody is asked about it any more; an operator decides. NotFound, TransactionEnded."""
+        """Its group is not asked about it any more; an operator decides. NotFound, TransactionEnded."""
         await self._change_half(half, values.HalfDecision.PARK)
 
     async def revive_half(self, half: TxnId | str) -> None:

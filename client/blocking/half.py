@@ -1,11 +1,11 @@
-"""A half message in blocking code: client/transactions/halves.py in the loop thread.
+"""A half message in blocking code: client/produce/half.py in the loop thread.
 
     half = producer.prepare(b"…", group="orders", check_key="17")
     half.commit()                       or rollback()
 
 Ctrl-C during `commit` and `rollback`: they go on, and the thread waits for the outcome before it is interrupted; a
-second one ends that wait. Ctrl-C during `prepare` rolls back. A half may be ended after a fork, by a client of the
-child: `Client.commit_half` with its id. Guards: tests/client/blocking/test_blocking_halves.py.
+second one ends that wait. Ctrl-C during `prepare` rolls back. A half stays with the process that prepared it: after a
+fork it is refused. Guards: tests/client/blocking/test_blocking_halves.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...proto.transactions import TxnId
 from ..common.errors import TransactionEnded
 from ..common.fork import EPOCH
 from ..core.transaction import TransactionState
-from ..transactions.halves import Half as AsyncHalf
+from ..produce.half import Half as AsyncHalf
 from .loop_thread import LoopThread
 from .transaction import finish
 
@@ -67,7 +67,7 @@ class Half:
 
     def _inner(self) -> AsyncHalf:
         if self._epoch != EPOCH[0]:
-            raise TransactionEnded("the half is of the process before the fork: end it by its id, Client.commit_half")
+            raise TransactionEnded("the half is of the process before the fork")
         return self._half
 
     def __repr__(self) -> str:

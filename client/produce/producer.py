@@ -28,7 +28,7 @@ from ..core.transaction import InTransaction
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerSettings
-from ..transactions.halves import Half, Halves
+from .half import Half, PreparesHalves
 from .messages import NO_EXTRAS, Extras, is_only_in, outgoing
 from .partition_producer import PartitionProducer
 from .partition_producers import PartitionProducers
@@ -232,7 +232,9 @@ class Producer(ClosedAfterAsyncWith):
             properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
             deliver_after=deliver_after,
         )  # fmt: skip
-        halves = Halves.of(self.connections)
+        make = self.connections.make_halves
+        assert make is not None, "its client has half messages"
+        halves: PreparesHalves = make(self.connections)
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt | None) -> MessageId:

@@ -9,7 +9,7 @@ AT_ONCE questions at a time. A coroutine function runs in the event loop, anothe
 function returns is the answer. A function that raises, returns something else or takes longer than the cluster waits is
 no answer: that is told, logged, and not counted, and another program of the group is asked. A thread that hangs is not
 ended; it holds one of the AT_ONCE places until it returns.
-Guards: tests/client/transactions/test_checks.py.
+Guards: tests/client/transactions/test_halves.py.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     await half.commit()                 or rollback(); any program of the role may, by its id: Halves.end
 
 **An id first.** The id of a half is one of a block that its coordinator gave, so a request that is repeated, or comes
-late, is the same half. **Cancelled, or unanswered.** Whoever waited for `prepare` was told nothing, so nothing of its
-own can depend on the half: it is rolled back in the background. A `commit` or `rollback` goes on when its caller is
-cancelled, and the caller is cancelled when the outcome is there.
+late, is the same half.
+**Cancelled, or unanswered.** A program that waited for `prepare` was told nothing, so nothing of its own can depend on
+the half: it is rolled back in the background. A `commit` or `rollback` goes on when its caller is cancelled, and the
+caller is cancelled when the outcome is there.
 The coordinator of a group is always the same; what answers for the group is client/transactions/checks.py.
 Guards: tests/client/transactions/test_halves.py.
 """
@@ -17,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TransactionAborted
@@ -25,16 +26,18 @@ from ...proto.names import TopicName
 from ...proto.transactions import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
 from ...runtime.unbroken import unbroken
 from ..common.checks import Check, WrongValue, check
-from ..common.errors import MessageTooBig, OutcomeUnknown, translate
+from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate
 from ..connect.connections import Connections
 from ..core.backoff import Backoff
 from ..core.transaction import TransactionState
+from ..produce.half import Half
 from .leased_ids import LeasedIds
 
 if TYPE_CHECKING:
     from .coordinators import Coordinators
     from .transactions import Transactions
 
+T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
 
 NAME_MAX = 512
@@ -45,40 +48,6 @@ TABLE = {
     "check_key": Check(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
     "check_after": Check("a number of seconds, 0 or more", (int, float), lambda value: 0 <= value <= 1e8),
 }
-
-
-class Half:
-    """A message, or some, stored and not published. `Producer.prepare` and `Client.half` make it.
-
-        half = await producer.prepare(b"…", group="orders", check_key="17")
-        await half.commit()
-
-    `commit` publishes it, once; `rollback` drops it. Without either its group is asked (`Client.on_check`).
-    """
-
-    def __init__(self, halves: Halves, id_: TxnId, group: str, check_key: str) -> None:
-        self.id = id_
-        self.group = group
-        self.check_key = check_key
-        self.state = TransactionState.PREPARED  # as this program knows it
-        self._halves = halves
-
-    async def commit(self) -> None:
-        """Returns when it is published for good. Once more is no harm.
-
-        TransactionAborted: it is rolled back. HalfParked: an operator decides. What keeps it from being published
-        (TopicTerminated, …): nothing of it counts, and it is parked. OutcomeUnknown: call it again; else the group is
-        asked.
-        """
-        self.state = await self._halves.outlived(self._halves.end(self.id, wire.EndHalfRequest.COMMIT))
-
-    async def rollback(self) -> None:
-        """Returns when it is dropped for good. Once more is no harm. TransactionEnded: it is committed. HalfParked.
-        OutcomeUnknown: call it again; else the group is asked."""
-        self.state = await self._halves.outlived(self._halves.end(self.id, wire.EndHalfRequest.ROLLBACK))
-
-    def __repr__(self) -> str:
-        return f"<Half {self.id} of group {self.group!r}, {self.state.name}>"
 
 
 class Watch(Protocol):
@@ -151,11 +120,11 @@ class Halves:
         request = wire.HalfRequest(group=group, check_key=check_key, check_after_ms=round(check_after * 1000))
         for topic, entry in messages:
             request.messages.add(topic=topic.full, entry=entry)
-        storing = self._home.spawn_for(self._store(request), f"prepare of a half of {group}")
+        storing = self._spawn(self._store(request), f"prepare of a half of {group}")
         try:
-            return await asyncio.shield(storing)
+            return _result(await asyncio.shield(storing))
         except asyncio.CancelledError:
-            storing.add_done_callback(lambda task: self._undo(request) if _is_stored(task) else None)
+            storing.add_done_callback(lambda _: self._undo(request))
             raise
 
     async def _store(self, request: wire.HalfRequest) -> Half:
@@ -190,10 +159,10 @@ class Halves:
         return found
 
     def _undo(self, request: wire.HalfRequest) -> None:
-        """Nobody was told of it."""
+        """Its program was not told of it."""
         id_ = TxnId(request.half.most, request.half.least)
-        with suppress(RuntimeError):  # the client is closed: its group is asked
-            self._home.spawn(self._roll_back_quietly(id_), f"rollback of half {id_}")
+        with suppress(AlreadyClosed):  # its group is asked
+            self._spawn(self._roll_back_quietly(id_), f"rollback of half {id_}")
 
     async def _roll_back_quietly(self, id_: TxnId) -> None:
         try:
@@ -202,6 +171,12 @@ class Halves:
             _LOG.info("half %s, which was not told to be stored, is not rolled back: %s", id_, error)
 
     # ------------------------------------------------------------------------------ decisions
+    async def commit(self, id_: TxnId) -> TransactionState:
+        return await self._outlived(self.end(id_, wire.EndHalfRequest.COMMIT))
+
+    async def rollback(self, id_: TxnId) -> TransactionState:
+        return await self._outlived(self.end(id_, wire.EndHalfRequest.ROLLBACK))
+
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
@@ -218,16 +193,34 @@ class Halves:
             ) from error
         return TransactionState[TxnState(reply.state).name]
 
-    async def outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
+    async def _outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
         """Its result, whatever becomes of the caller. OutcomeUnknown: the client is closed."""
-        task: asyncio.Task[TransactionState] = self._home.spawn_for(work, "end of a half")
+        task = self._spawn(work, "end of a half")
         try:
-            return await unbroken(task)
+            return _result(await unbroken(task))
         except asyncio.CancelledError:
             if task.cancelled():
                 raise OutcomeUnknown("the client was closed while a half was ended: its group is asked") from None
             raise
 
+    def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T | MagnetarError]:
+        """AlreadyClosed."""
+        try:
+            return self._home.spawn(_outcome(work), name)
+        except RuntimeError as error:
+            work.close()
+            raise AlreadyClosed("the client is closed") from error
 
-def _is_stored(task: asyncio.Task[Half]) -> bool:
-    return not task.cancelled() and task.exception() is None
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | MagnetarError:
+    """An error is its caller's, and none of the task's."""
+    try:
+        return await work
+    except MagnetarError as error:
+        return error
+
+
+def _result(found: T | MagnetarError) -> T:
+    if isinstance(found, MagnetarError):
+        raise found
+    return found

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from ...proto.errors import MagnetarError
 from ...proto.transactions import TxnId
 from ...runtime.tasks import Tasks
-from ..common.errors import AlreadyClosed, PulsarException, TransactionEnded, translate
+from ..common.errors import PulsarException, TransactionEnded, translate
 from ..common.guard import ignored, run
 from ..connect.connections import Connections
 from ..core.transaction import TransactionState
@@ -38,7 +38,6 @@ class Transactions:
         self._open: dict[Transaction, None] = {}
         self._bodies: WeakKeyDictionary[asyncio.Task[Any], Transaction] = WeakKeyDictionary()
         self._tasks = Tasks()
-        self._awaited: dict[asyncio.Task[Any], None] = {}
 
     @classmethod
     def of(cls, connections: Connections) -> Transactions:
@@ -86,16 +85,6 @@ class Transactions:
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         return self._tasks.spawn(work, name)
 
-    def spawn_for(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Its caller waits for it, and gets its error. AlreadyClosed."""
-        if self._tasks.closed:
-            work.close()
-            raise AlreadyClosed("the client is closed")
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._awaited[task] = None
-        task.add_done_callback(lambda _: self._awaited.pop(task, None))
-        return task
-
     def soon(self, work: Callable[[], None]) -> None:
         """Now, in the event loop; else there, soon."""
         if threading.get_ident() == self._thread:
@@ -126,23 +115,17 @@ class Transactions:
 
         try:
             outcomes = await asyncio.gather(*map(abort, list(self._open)), return_exceptions=True)
-            while self._awaited:
-                await asyncio.wait(list(self._awaited))
             await self._tasks.drain()
             for each in outcomes:
                 if isinstance(each, BaseException) and not isinstance(each, PulsarException):
                     raise each
         finally:
-            for task in self._awaited:
-                task.cancel()
             await self._tasks.close()
             await self.coordinators.close()
 
     def shutdown(self) -> None:
         """At once: time-outs abort what is open."""
         self._open.clear()
-        for task in list(self._awaited):
-            task.cancel()
         self._tasks.cancel()
 
 

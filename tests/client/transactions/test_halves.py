@@ -1,10 +1,11 @@
-"""Half messages of the SDK over a whole cluster in this process: what is shown, who is asked, what each misuse is told."""
+"""Half messages of the SDK over a cluster in this process: what is shown, who is asked, what each misuse is told."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import InitialPosition
+from magnetar.client.produce.half import Half
 from magnetar.client.transactions.checks import AT_ONCE, Decision, HalfCheck
 from magnetar.client.transactions.output import Output
 from magnetar.proto.errors import NotFound, TransactionEnded
@@ -51,21 +53,34 @@ async def shown(client: Client, *topics: str, count: int) -> list[bytes]:
     return found
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
+async def until(condition: Callable[[], Any]) -> Any:
+    """What it returns, once that is true; it may be awaited."""
+    for _ in range(1000):
+        found = condition()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+async def until_is(client: Client, half: Half, state: TransactionState) -> None:
+    async def reached() -> bool:
+        return await client.transaction_status(half.id) is state
+
+    await until(reached)
 
 
 async def rows(admin: AdminClient) -> list[Any]:
     return [each for found in await admin.all_halves() for each in found.items]
 
 
-async def until_parked(client: Client, admin: AdminClient) -> Any:
-    async with asyncio.timeout(20):
-        while not (found := [each for each in await rows(admin) if each.state.name == "PARKED"]):
-            await asyncio.sleep(0.05)
-    return found[0]
+async def until_parked(admin: AdminClient) -> Any:
+    async def parked() -> list[Any]:
+        return [each for each in await rows(admin) if each.state.name == "PARKED"]
+
+    return (await until(parked))[0]
 
 
 # ---------------------------------------------------------------------------------- prepare, commit, roll back
@@ -147,7 +162,7 @@ async def test_what_a_half_cannot_be_is_told_before_anything_is_sent(tmp_path: P
         with pytest.raises(magnetar.InvalidMessage):
             await producer.prepare(object(), group="g")
         for outputs in ([], [Output(b"x", producer=producer)] * 101):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="1 to 100 messages"):
                 await client.half(outputs, group="g")
         for wrong in (b"x", Output(b"x")):
             with pytest.raises(TypeError):
@@ -214,11 +229,8 @@ async def test_a_silent_half_is_decided_by_a_client_of_its_group(tmp_path: Path)
                 asked.append(half)
                 return Decision.COMMIT if half.check_key == "yes" else Decision.ROLLBACK
 
-            async with asyncio.timeout(20):
-                while await client.transaction_status(yes.id) is TransactionState.PREPARED:
-                    await asyncio.sleep(0.02)
-                while await client.transaction_status(no.id) is TransactionState.PREPARED:
-                    await asyncio.sleep(0.02)
+            await until_is(client, yes, TransactionState.COMMITTED)
+            await until_is(client, no, TransactionState.ABORTED)
         about = next(each for each in asked if each.check_key == "yes")
         content = about.messages[0]
         assert (about.id, about.group, about.unknown) == (yes.id, "g", 0)
@@ -257,12 +269,13 @@ async def test_a_function_that_blocks_runs_in_a_thread_and_what_is_no_answer_is_
             assert half.unknown == 0, "nothing was counted"
             return Decision.COMMIT
 
-        async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin, asyncio.timeout(20):
-            while await client.transaction_status(half.id) is not TransactionState.COMMITTED:
-                for each in await rows(admin):
-                    if each.reason and each.reason not in reasons:
-                        reasons.append(each.reason)
-                await asyncio.sleep(0.02)
+        async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin:
+
+            async def committed() -> bool:
+                reasons.extend(each.reason for each in await rows(admin) if each.reason not in ("", *reasons))
+                return await client.transaction_status(half.id) is TransactionState.COMMITTED
+
+            await until(committed)
         free.set()
         assert len(turns) == 6
         said = " | ".join(reasons)
@@ -284,9 +297,12 @@ async def test_checks_that_hang_take_their_places_and_no_more(tmp_path: Path) ->
 
         for _ in range(AT_ONCE + 4):
             await producer.prepare(b"half", group="g")
-        async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin, asyncio.timeout(20):
-            while not any("are under way, or hang" in each.reason for each in await rows(admin)):
-                await asyncio.sleep(0.02)
+        async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin:
+
+            async def are_full() -> bool:
+                return any("are under way, or hang" in each.reason for each in await rows(admin))
+
+            await until(are_full)
         assert sum(began.acquire(blocking=False) for _ in range(100)) == AT_ONCE
         assert len([each for each in threading.enumerate() if each.name.startswith("check of")]) == AT_ONCE
         free.set()
@@ -315,9 +331,7 @@ async def test_one_client_of_a_group_is_asked_at_a_time_and_one_that_leaves_is_r
         await asyncio.sleep(0.5)
         assert len(asked) == 1
         await others[asked[0]].close()
-        async with asyncio.timeout(20):
-            while await client.transaction_status(half.id) is not TransactionState.COMMITTED:
-                await asyncio.sleep(0.02)
+        await until_is(client, half, TransactionState.COMMITTED)
         assert len(asked) == 2, "another one was asked, at once and alone"
         assert asked[0] != asked[1]
         for other in others:
@@ -348,7 +362,7 @@ async def test_unknown_too_often_parks_and_an_operator_decides(tmp_path: Path) -
 
         async with AdminClient(f"magnetar://{found.brokers[0].endpoint}") as admin:
             one = await producer.prepare(b"one", group="g", check_key="1")
-            row = await until_parked(client, admin)
+            row = await until_parked(admin)
             assert (row.half, row.group, row.check_key, row.unknown) == (one.id, "g", "1", 3)
             assert row.topics == ("persistent://public/default/orders",)
             for work in (one.commit, one.rollback):
@@ -361,16 +375,14 @@ async def test_unknown_too_often_parks_and_an_operator_decides(tmp_path: Path) -
                 await admin.rollback_half(one.id)
 
             two = await producer.prepare(b"two", group="g")
-            assert (await until_parked(client, admin)).half == two.id
+            assert (await until_parked(admin)).half == two.id
             await admin.rollback_half(two.id)
 
             three = await producer.prepare(b"three", group="g")
-            assert (await until_parked(client, admin)).half == three.id
+            assert (await until_parked(admin)).half == three.id
             knows = True
             await admin.revive_half(three.id)
-            async with asyncio.timeout(20):
-                while await client.transaction_status(three.id) is not TransactionState.COMMITTED:
-                    await asyncio.sleep(0.02)
+            await until_is(client, three, TransactionState.COMMITTED)
             with pytest.raises(NotFound):
                 await admin.park_half(three.id._replace(least=one.id.least + 5))
             assert not await rows(admin)
@@ -385,7 +397,7 @@ async def test_a_half_whose_topic_is_terminated_is_parked_and_its_program_is_tol
             await admin.terminate_topic("orders")
             with pytest.raises(magnetar.TopicTerminated):
                 await half.commit()
-            row = await until_parked(client, admin)
+            row = await until_parked(admin)
             assert "terminated" in row.reason
             with pytest.raises(magnetar.HalfParked):
                 await half.commit()
