@@ -39,6 +39,7 @@ from .core.intents import (
     EndHalf,
     GiveUp,
     HalfChange,
+    HalfIsParked,
     HalfRow,
     HalfVerb,
     Intent,
@@ -235,6 +236,9 @@ class RunningCoordinator:
                     self._halves.ask(effect)
                 case PublishHalf():
                     self._halves.publish(effect)
+                case HalfIsParked(half, group, why):
+                    text = TxnId(self.number, half)
+                    _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
         if self._core.has_decided:

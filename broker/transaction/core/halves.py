@@ -62,6 +62,7 @@ from .intents import (
     EndHalf,
     HalfChange,
     HalfIntent,
+    HalfIsParked,
     HalfLimits,
     HalfPhase,
     HalfRow,
@@ -534,6 +535,7 @@ class Halves:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
+            self._desk.do(HalfIsParked(record.half, half.record.group, record.parked))
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)

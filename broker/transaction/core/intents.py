@@ -215,7 +215,15 @@ class PublishHalf(NamedTuple):
     messages: Sequence[HalfMessage]
 
 
-Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf
+class HalfIsParked(NamedTuple):
+    """It waits for an operator now: an alarm."""
+
+    half: int
+    group: str
+    why: str
+
+
+Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
 
 
 class Append(NamedTuple):

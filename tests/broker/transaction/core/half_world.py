@@ -19,6 +19,7 @@ from magnetar.broker.transaction.core.intents import (
     ChangeHalf,
     Effect,
     EndHalf,
+    HalfIsParked,
     HalfLimits,
     HalfVerb,
     Join,
@@ -57,6 +58,7 @@ class HalfWorld(World):
         self.outcome: dict[int, TxnState] = {}  # durable
         self.in_doubt: set[int] = set()
         self.numbers = 1_000_000
+        self.alarms: list[int] = []
         super().__init__(Limits(halves=limits))
 
     def _next_epoch(self):  # type: ignore[no-untyped-def]
@@ -161,6 +163,8 @@ class HalfWorld(World):
                 self.publishing.append(effect)
             elif isinstance(effect, AskHalf):
                 self._asked(effect)
+            elif isinstance(effect, HalfIsParked):
+                self.alarms.append(effect.half)
             else:
                 rest.append(effect)
         super()._do(rest)

@@ -386,6 +386,7 @@ def test_so_many_unknowns_park_a_half_also_over_take_overs_and_no_clock_drops_it
     for _ in range(30):
         world.tick(DAY)
     assert not world.asks, "it is not asked about any more"
+    assert world.alarms == [half], "an operator is told, once"
     row = world.core.halves.rows(world.now, half, "", 1)[0]
     assert row.phase is HalfPhase.PARKED
     assert "UNKNOWN" in row.reason
