@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import table_view as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
+    from .client.blocking.half import Half
     from .client.blocking.process import process
     from .client.common import errors as exceptions
     from .client.common.errors import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         CumulativeAcknowledgementNotAllowedError,
         Disconnected,
         ErrorGettingAuthenticationData,
+        HalfParked,
         IncompatibleSchema,
         Interrupted,
         InvalidConfiguration,
@@ -129,7 +131,9 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
-    from .client.transactions.process import Output, ProcessStatistics
+    from .client.transactions.checks import Decision, HalfCheck, HalfContent
+    from .client.transactions.output import Output
+    from .client.transactions.process import ProcessStatistics
     from .proto.transactions import TxnId
     from .spark_connector.session import spark_session
 
@@ -169,6 +173,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "CryptoKeyReader",
     "CumulativeAcknowledgementNotAllowedError",
     "DeadLetterPolicyBuilder",
+    "Decision",
     "Disconnected",
     "EncryptionContext",
     "EncryptionKey",
@@ -176,6 +181,10 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ErrorGettingAuthenticationData",
     "FileLogger",
     "Function",
+    "Half",
+    "HalfCheck",
+    "HalfContent",
+    "HalfParked",
     "IdentitySerDe",
     "IncompatibleSchema",
     "IndexedMessage",
@@ -256,7 +265,10 @@ _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView", "Transaction"),
     "client.blocking.process": ("process",),
     "client.core.transaction": ("TransactionState",),
-    "client.transactions.process": ("Output", "ProcessStatistics"),
+    "client.transactions.checks": ("Decision", "HalfCheck", "HalfContent"),
+    "client.transactions.output": ("Output",),
+    "client.transactions.process": ("ProcessStatistics",),
+    "client.blocking.half": ("Half",),
     "proto.transactions": ("TxnId",),
     "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),

@@ -24,7 +24,7 @@ COMMANDS = {
     "subscriptions": Lazy(
         ".admin.subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"
     ),
-    "transactions": Lazy(".admin.transactions", "transactions", "Transactions: list, show, status, abort, detach."),
+    "transactions": Lazy(".admin.transactions", "transactions", "Transactions, half messages: list, show, abort, …"),
     "schemas": Lazy(".admin.schemas", "schemas", "Schemas of topics: get, upload, compatibility, delete, …"),
     "spark": Lazy(".admin.spark", "spark", "Spark's streaming queries that hold data: queries, forget."),
     "brokers": Lazy(".admin.cluster", "brokers", "Brokers of the cluster."),

@@ -34,10 +34,13 @@ from .model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .produce.half import Half
 from .produce.messages import Extras
 from .produce.producer import Producer
 from .transactions.batches import Batch, BatchOutcome, SinkStatus
-from .transactions.process import Output, ProcessStatistics, process
+from .transactions.checks import Decision, HalfCheck, HalfContent
+from .transactions.output import Output
+from .transactions.process import ProcessStatistics, process
 from .transactions.transaction import Transaction
 
 __all__ = [
@@ -54,10 +57,14 @@ __all__ = [
     "ConsumerKeySharedPolicy",
     "ConsumerType",
     "CryptoKeyReader",
+    "Decision",
     "EncryptionContext",
     "EncryptionKey",
     "EncryptionKeyInfo",
     "Extras",
+    "Half",
+    "HalfCheck",
+    "HalfContent",
     "IndexedMessage",
     "InitialPosition",
     "KeyReader",

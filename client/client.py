@@ -23,6 +23,8 @@ from ..runtime.world import World
 from .common.checks import (
     INT64_MAX,
     TRANSACTION,
+    Check,
+    WrongMessageType,
     WrongTopic,
     WrongTopicType,
     WrongValue,
@@ -65,13 +67,20 @@ from .model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .produce.half import Half
+from .produce.messages import Extras
 from .produce.producer import Producer
 from .transactions import batches
 from .transactions.batches import Batch, BatchOutcome, SinkStatus
+from .transactions.checks import CheckWatch
+from .transactions.halves import TABLE as HALF
+from .transactions.halves import Halves
+from .transactions.output import Output
 from .transactions.transaction import Transaction
 from .transactions.transactions import Transactions
 
 T = TypeVar("T")
+CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 Topics = str | Sequence[str] | re.Pattern[str]
 
 KEPT_MIN = 16
@@ -133,6 +142,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or client_world(), self.settings)
+            self._connections.make_halves = Halves.of
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.leave_with_the_loop()
@@ -203,6 +213,52 @@ class Client(ClosedAfterAsyncWith):
         InvalidTxnStatusError: it is committed."""
         work = batches.end_prepared(self.transactions.coordinators, _txn_id(txn_id), is_commit=False)
         await translated(work)
+
+    async def half(
+        self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
+    ) -> Half:
+        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
+        producer, of this client."""
+        messages = []
+        for each in outputs:
+            if not isinstance(each, Output) or not isinstance(each.producer, Producer):
+                raise WrongMessageType(f"a message of a half is an Output with a producer, not {shown(each)}")
+            if each.producer.connections is not self.connections:
+                raise WrongValue("the producer of an Output is another client's")
+            extras = Extras(
+                each.properties, each.partition_key, each.ordering_key, event_timestamp=each.event_timestamp,
+                deliver_at=each.deliver_at, deliver_after=each.deliver_after,
+            )  # fmt: skip
+            messages.append(each.producer.encoded(each.value, extras))
+        return await Halves.of(self.connections).prepare(messages, group, check_key, check_after)
+
+    def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
+        """Registers a function that decides half messages of a group whose program does not say, as long as this client
+        is open; in the event loop.
+
+            @client.on_check(group="orders")
+            async def check(half: HalfCheck) -> Decision:
+                return Decision.COMMIT if await order_exists(half.check_key) else Decision.UNKNOWN
+
+        A function that is no coroutine function runs in a thread of its own. It reads what the program stored
+        elsewhere, such as a row of its database: any program of the group may be asked. docs/transactions.md.
+        """
+        check(HALF, {"group": group})
+
+        def register(function: CheckFunction) -> CheckFunction:
+            check_one("function", Check("a function", (object,), callable), function)
+            Halves.of(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
+            return function
+
+        return register
+
+    async def commit_half(self, half_id: TxnId | str) -> None:
+        """As `Half.commit`, of a half that any program of this role prepared."""
+        await Halves.of(self.connections).commit(_txn_id(half_id))
+
+    async def rollback_half(self, half_id: TxnId | str) -> None:
+        """As `Half.rollback`, of a half that any program of this role prepared."""
+        await Halves.of(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
@@ -435,6 +491,8 @@ class Client(ClosedAfterAsyncWith):
     def shutdown(self) -> None:
         """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
+        if self._connections is not None and self._connections.halves is not None:
+            Halves.of(self._connections).stop()
         if self._connections is not None and self._connections.transactions is not None:
             Transactions.of(self._connections).shutdown()
         for each in self._open:
@@ -454,6 +512,8 @@ class Client(ClosedAfterAsyncWith):
         self._stop_reports()
         connections = self._connections
         try:
+            if connections is not None and connections.halves is not None:
+                await Halves.of(connections).close()
             if connections is not None and connections.transactions is not None:
                 await Transactions.of(connections).close()
         finally:

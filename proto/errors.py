@@ -268,6 +268,13 @@ class SinkFenced(MagnetarError):
     definite = True
 
 
+class HalfParked(MagnetarError):
+    """The half message waits for an operator's decision, and takes none of a program; field `reason`."""
+
+    code = 76
+    definite = True
+
+
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
     """No server can do this now; it was not done; try again."""

@@ -87,3 +87,8 @@ class TxnId(NamedTuple):
 def coordinator_of(name: str, coordinators: int) -> int:
     """Which coordinator has the transactions of a name: of a holder, or of a sink."""
     return partition_of(name, coordinators)
+
+
+HALF_MESSAGES_MAX = 100
+HALF_BYTES_MAX = 256 << 10
+"""Of all messages of a half, encoded: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""

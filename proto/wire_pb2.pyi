@@ -761,6 +761,92 @@ class SinkReply(_message.Message):
     batch: int
     def __init__(self, known: bool = ..., query_id: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
+class HalfMessage(_message.Message):
+    __slots__ = ("topic", "entry")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    entry: bytes
+    def __init__(self, topic: _Optional[str] = ..., entry: _Optional[bytes] = ...) -> None: ...
+
+class HalfRequest(_message.Message):
+    __slots__ = ("half", "group", "check_key", "messages", "check_after_ms")
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CHECK_KEY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    half: TransactionId
+    group: str
+    check_key: str
+    messages: _containers.RepeatedCompositeFieldContainer[HalfMessage]
+    check_after_ms: int
+    def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., group: _Optional[str] = ..., check_key: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[HalfMessage, _Mapping]]] = ..., check_after_ms: _Optional[int] = ...) -> None: ...
+
+class HalfReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: TransactionState
+    def __init__(self, state: _Optional[_Union[TransactionState, str]] = ...) -> None: ...
+
+class EndHalfRequest(_message.Message):
+    __slots__ = ("half", "verb", "check", "why")
+    class Verb(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMIT: _ClassVar[EndHalfRequest.Verb]
+        ROLLBACK: _ClassVar[EndHalfRequest.Verb]
+        UNKNOWN: _ClassVar[EndHalfRequest.Verb]
+        FAILED: _ClassVar[EndHalfRequest.Verb]
+    COMMIT: EndHalfRequest.Verb
+    ROLLBACK: EndHalfRequest.Verb
+    UNKNOWN: EndHalfRequest.Verb
+    FAILED: EndHalfRequest.Verb
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    half: TransactionId
+    verb: EndHalfRequest.Verb
+    check: int
+    why: str
+    def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., verb: _Optional[_Union[EndHalfRequest.Verb, str]] = ..., check: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class WatchHalvesItems(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[WatchHalvesItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[WatchHalvesItem, _Mapping]]] = ...) -> None: ...
+
+class WatchHalvesItem(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class HalfChecks(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[HalfCheck]
+    def __init__(self, items: _Optional[_Iterable[_Union[HalfCheck, _Mapping]]] = ...) -> None: ...
+
+class HalfCheck(_message.Message):
+    __slots__ = ("half", "check", "check_key", "unknown", "age_ms", "answer_ms", "messages")
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    CHECK_KEY_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    half: TransactionId
+    check: int
+    check_key: str
+    unknown: int
+    age_ms: int
+    answer_ms: int
+    messages: _containers.RepeatedCompositeFieldContainer[HalfMessage]
+    def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., check: _Optional[int] = ..., check_key: _Optional[str] = ..., unknown: _Optional[int] = ..., age_ms: _Optional[int] = ..., answer_ms: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[HalfMessage, _Mapping]]] = ...) -> None: ...
+
 class JoinItem(_message.Message):
     __slots__ = ("txn", "topic")
     TXN_FIELD_NUMBER: _ClassVar[int]
@@ -1447,6 +1533,86 @@ class DetachTransactionRequest(_message.Message):
     txn: TransactionId
     topic: str
     def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class ListHalvesRequest(_message.Message):
+    __slots__ = ("coordinator", "half", "group", "limit")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    half: TransactionId
+    group: str
+    limit: int
+    def __init__(self, coordinator: _Optional[int] = ..., half: _Optional[_Union[TransactionId, _Mapping]] = ..., group: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class HalfInfo(_message.Message):
+    __slots__ = ("half", "state", "owner", "group", "check_key", "age_ms", "unknown", "members", "bytes", "topics", "reason")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WAITING: _ClassVar[HalfInfo.State]
+        ASKED: _ClassVar[HalfInfo.State]
+        COMMITTING: _ClassVar[HalfInfo.State]
+        ENDING: _ClassVar[HalfInfo.State]
+        PARKED: _ClassVar[HalfInfo.State]
+    WAITING: HalfInfo.State
+    ASKED: HalfInfo.State
+    COMMITTING: HalfInfo.State
+    ENDING: HalfInfo.State
+    PARKED: HalfInfo.State
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    CHECK_KEY_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    half: TransactionId
+    state: HalfInfo.State
+    owner: str
+    group: str
+    check_key: str
+    age_ms: int
+    unknown: int
+    members: int
+    bytes: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[HalfInfo.State, str]] = ..., owner: _Optional[str] = ..., group: _Optional[str] = ..., check_key: _Optional[str] = ..., age_ms: _Optional[int] = ..., unknown: _Optional[int] = ..., members: _Optional[int] = ..., bytes: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListHalvesReply(_message.Message):
+    __slots__ = ("items", "open", "parked", "bytes")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[HalfInfo]
+    open: int
+    parked: int
+    bytes: int
+    def __init__(self, items: _Optional[_Iterable[_Union[HalfInfo, _Mapping]]] = ..., open: _Optional[int] = ..., parked: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ChangeHalfRequest(_message.Message):
+    __slots__ = ("half", "verb")
+    class Verb(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMIT: _ClassVar[ChangeHalfRequest.Verb]
+        ROLLBACK: _ClassVar[ChangeHalfRequest.Verb]
+        PARK: _ClassVar[ChangeHalfRequest.Verb]
+        REVIVE: _ClassVar[ChangeHalfRequest.Verb]
+    COMMIT: ChangeHalfRequest.Verb
+    ROLLBACK: ChangeHalfRequest.Verb
+    PARK: ChangeHalfRequest.Verb
+    REVIVE: ChangeHalfRequest.Verb
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    half: TransactionId
+    verb: ChangeHalfRequest.Verb
+    def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., verb: _Optional[_Union[ChangeHalfRequest.Verb, str]] = ...) -> None: ...
 
 class MessageIdByTimeRequest(_message.Message):
     __slots__ = ("topic", "publish_time_ms")

@@ -322,6 +322,7 @@ BARE_TASKS = {
     "bookie/store/store.py": "one end, which each caller of `close` awaits",
     "broker/cluster/topic_watch.py": "the function awaits them in its `finally`",
     "broker/common/shared_runs.py": "the error goes to the callers, who all wait for it",
+    "broker/protocols/grpc/halves.py": "the function awaits them in its `finally`",
     "broker/protocols/grpc/watch.py": "the function awaits them in its `finally`",
     "broker/server.py": "the function awaits it in its `finally`",
     "broker/transaction/coordinator.py": "one end, which each caller of `close` awaits",

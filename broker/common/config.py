@@ -87,6 +87,14 @@ class BrokerConfig(Applied):
     transaction_open_max: Positive = 100_000  # of one coordinator, ids taken ahead included; 0.5 KB each
     transaction_open_per_role_max: Limit = 50_000  # … of one role; 0: any number
     transaction_result_retention_s: Seconds = 3_600.0  # a client may ask for so long how one ended; a bit or so each
+    transaction_halves_per_group_max: Positive = 10_000  # half messages that are not decided, of one group; parked too
+    transaction_half_bytes: Positive = 64 << 20  # … of one coordinator: in memory, and copied when its ledger ends
+    transaction_half_check_after_s: Seconds = 10.0  # of silence, until its group is asked, if its program says no time
+    transaction_half_pause_s: Seconds = 30.0  # to the next question; it doubles each time …
+    transaction_half_pause_s_max: Seconds = 600.0  # … up to this
+    transaction_half_answer_s: Seconds = 30.0  # a process of the group may take for an answer; then another is asked
+    transaction_half_unknown_max: Positive = 15  # so many answers of UNKNOWN park a half message
+    transaction_half_open_s: Seconds = 86_400.0  # … and this age
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
@@ -140,6 +148,11 @@ class BrokerConfig(Applied):
             raise InvalidConfiguration(
                 f"transaction_timeout_s ({self.transaction_timeout_s}) is above transaction_timeout_s_max",
                 setting="transaction_timeout_s",
+            )
+        if self.transaction_half_pause_s > self.transaction_half_pause_s_max:
+            raise InvalidConfiguration(
+                f"transaction_half_pause_s ({self.transaction_half_pause_s}) is above transaction_half_pause_s_max",
+                setting="transaction_half_pause_s",
             )
         if self.transaction_result_retention_s < RESULT_RETENTION_S_MIN:
             raise InvalidConfiguration(

@@ -25,8 +25,8 @@ from ...client.core.effects import (
 from ...client.core.producer import ProducerCore
 from ...proto import wire_pb2 as wire
 from ...proto.entry import parse_header
-from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
-from ...proto.names import TopicName
+from ...proto.errors import ConnectionLost, TimedOut, from_wire
+from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, EndOfStream, Endpoint, Stream, rpc
 from ...runtime.world import World
 
@@ -45,16 +45,22 @@ class InternalProducer:
         self._endpoint = endpoint
         self._room = asyncio.Semaphore(AT_ONCE)
 
-    async def publish(self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int) -> None:
-        """`spread`: any number; chooses the partition of a partitioned topic."""
+    async def publish(
+        self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
+        *, schema_version: bytes = b"",
+    ) -> list[Position | None]:  # fmt: skip
+        """Where each is stored. `spread`: any number; chooses the partition of a partitioned topic. `schema_version`:
+        of their schema, which the topic has; empty: none."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await self._publish(topic, producer_name, client_parts, spread)
+                    return await self._publish(topic, producer_name, client_parts, spread, schema_version)
             except TimeoutError as error:
                 raise TimedOut(f"{topic}: not published within {TIMEOUT_S} s") from error
 
-    async def _publish(self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int) -> None:
+    async def _publish(
+        self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema_version: bytes
+    ) -> list[Position | None]:
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         owner: Channel | None = None
         try:
@@ -65,24 +71,31 @@ class InternalProducer:
             there = await me.call(rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=TIMEOUT_S)
             if not there.here:
                 owner = self._world.network.connect(Endpoint.parse(there.owner))
-            await self._send(owner or me, topic, name, client_parts)
+            opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name)
+            if schema_version:
+                wanted = wire.GetSchemaRequest(topic=topic.full, version=schema_version)
+                found_schema = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
+                opening.schema.CopyFrom(found_schema.schema)
+            return await self._send(owner or me, opening, client_parts)
         finally:
             await me.close()
             if owner is not None:
                 await owner.close()
 
-    async def _send(self, channel: Channel, topic: TopicName, name: str, client_parts: Sequence[bytes]) -> None:
+    async def _send(
+        self, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
+    ) -> list[Position | None]:
         """One attempt. An error that may pass is the caller's to retry: the connection is not opened twice."""
-        outcomes: list[MagnetarError | None] = []
+        outcomes: list[Position | None] = []
+        topic, name = opening.topic, opening.producer_name
         core = ProducerCore(
             name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
             backoff=Backoff(self._world.rng),
         )  # fmt: skip
         for part in client_parts:
-            core.add_entry(part, parse_header(part).sequence_id, lambda error, _: outcomes.append(error))
+            core.add_entry(part, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
         stream = channel.stream(rpc("Broker", "Connect"))
         try:
-            opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name)
             stream.send_nowait(wire.ClientFrame(id=_ID, open_producer=opening))
             while len(outcomes) < len(client_parts):
                 try:
@@ -94,6 +107,7 @@ class InternalProducer:
                         _do(effect, stream)
         finally:
             stream.cancel()
+        return outcomes
 
     def _facts(self, core: ProducerCore, frame: wire.ServerFrame) -> list[ProducerEffect]:
         now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
@@ -122,10 +136,10 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
     match effect:
         case Publish(entry):
             stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))
-        case Settle(batch, None):
+        case Settle(batch, None, ledger_id, entry_id):
             for callback in batch.callbacks:
                 if callback is not None:
-                    callback(None, None)
+                    callback(None, Position(ledger_id, entry_id))
         case Settle(_, error) | Finished(error) if error is not None:
             raise error
         case Leave() | Connect():

@@ -53,6 +53,7 @@ from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
+from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
 from .participants import Participants
 
@@ -79,6 +80,7 @@ class _OwnershipSession:
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
         policies_changed: Callable[[NamespaceName], None], grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
+        halves: HalfPublisher,
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
@@ -98,8 +100,9 @@ class _OwnershipSession:
         self.ledgers = LedgerClient(world, metadata, quorums)
         self.participants = Participants(metadata, topic, endpoint, lambda: self.transactions.peers)
         self.transactions = TransactionCoordinators(
-            world, config, metadata, self.ledgers, self.ownership, self.participants, lambda: self.settled
-        )
+            world, config, metadata, self.ledgers, self.ownership, self.participants, halves.publish,
+            lambda: self.settled,
+        )  # fmt: skip
 
     async def close(self) -> None:
         await self.grants.close()
@@ -144,7 +147,8 @@ class TopicManager:
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http)
         changed = (self._policies_changed, self.access.changed, self._existing, self._elsewhere)
-        session = _OwnershipSession(self.world, self.config, metadata, me, *changed)
+        halves = HalfPublisher(self.outgoing, self.world.clock)
+        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves)
         try:
             await session.catalog.ensure_default()
             await session.policies.open()

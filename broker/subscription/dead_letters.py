@@ -42,7 +42,7 @@ _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 STEPS = ("read", "publish", "acknowledge", "store")
-Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[None]]
+Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[object]]
 
 
 class DeadLetters:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from ...proto.errors import InternalError, MagnetarError, TimedOut
@@ -28,22 +28,33 @@ from .core.coordinator import Coordinator
 from .core.intents import (
     AbortByAdmin,
     Answer,
+    AskHalf,
     Begin,
     Begun,
+    ChangeHalf,
     CommitBatch,
     Detach,
     Effect,
     End,
+    EndHalf,
     GiveUp,
+    HalfChange,
+    HalfIsParked,
+    HalfRow,
+    HalfVerb,
     Intent,
     Join,
     Limits,
+    PrepareHalf,
+    PublishHalf,
     Row,
     Settle,
     Status,
     Verb,
+    WatchHalves,
 )
-from .core.records import Participant, SinkBatch, Tag
+from .core.records import HalfMessage, Participant, SinkBatch, Tag
+from .halves import HalfWork
 from .log import CoordinatorLog
 from .settling import Settler, Topics
 
@@ -55,9 +66,13 @@ ANSWER_S = 25.0
 """Of a question: below the time after which a client asks again."""
 
 
+Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
+"""The messages of a half, in a transaction (broker/node/half_publisher.py)."""
+
+
 class RunningCoordinator:
     def __init__(
-        self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, close_s: float,
+        self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, publish: Publish, close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
         self.number, self.epoch = core.number, core.epoch
@@ -67,6 +82,9 @@ class RunningCoordinator:
         self._close_s = close_s
         self._on_over = on_over
         self._settler = Settler(world, topics, self._settled)
+        self._halves = HalfWork(
+            lambda txn, messages: publish(TxnId(core.number, txn), messages), self._published, self._not_published
+        )
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()  # nothing is decided that is not durable
         self._quiet.set()
@@ -75,13 +93,13 @@ class RunningCoordinator:
 
     @classmethod
     async def load(
-        cls, world: World, log: CoordinatorLog, limits: Limits, topics: Topics, close_s: float,
+        cls, world: World, log: CoordinatorLog, limits: Limits, topics: Topics, publish: Publish, close_s: float,
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
         """Takes it over. CoordinatorFenced; DataLost; Unavailable and others."""
         state, epoch = await log.take_over()
         core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic())
-        running = cls(world, log, core, topics, close_s, on_over)
+        running = cls(world, log, core, topics, publish, close_s, on_over)
         running._do(core.start(world.clock.monotonic()))
         running._background.keep(f"transactions-{log.number}-write", running._write)
         running._background.keep(f"transactions-{log.number}-tick", running._tick)
@@ -133,6 +151,51 @@ class RunningCoordinator:
     async def detach(self, txn: TxnId, topic: str) -> None:
         await self._ask(lambda to: Detach(to, txn.least, topic))
 
+    # ------------------------------------------------------------------ half messages
+    async def prepare_half(
+        self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
+    ) -> TxnState:
+        """PREPARED; an outcome, if it has one. BackPressure, InvalidRequest, TransactionAborted."""
+        return await self._state(
+            lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
+        )
+
+    async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
+        """HalfParked, TransactionAborted, TransactionEnded, TransactionForgotten, and why it is not published."""
+        return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
+
+    async def change_half(self, half: TxnId, verb: HalfChange) -> None:
+        """By an operator. NotFound, TransactionEnded, and why it is not published."""
+        await self._ask(lambda to: ChangeHalf(to, half.least, verb))
+
+    async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
+        """What a member of the group is asked, until it is closed. NotOwner: the coordinator moves."""
+        with self._halves.member() as member:
+            try:
+                await self._ask(lambda to: WatchHalves(to, member, owner, group))
+                while True:
+                    yield await member.next()
+            finally:
+                self._core.halves.left(member, self._clock.monotonic())
+                self._do(self._core.take_effects())
+
+    def half_rows(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
+        now = self._clock.monotonic()
+        return self._core.halves.rows(now, half.least if half is not None else None, group, limit)
+
+    def half_statistics(self) -> dict[str, int]:
+        """Open, parked, bytes; and counters since the take-over."""
+        return {**self._core.halves.counters, **self._core.halves.statistics()}
+
+    def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
+        self._core.halves.published(each.half, each.txn, listed, self._clock.monotonic())
+        self._do(self._core.take_effects())
+
+    def _not_published(self, each: PublishHalf, error: MagnetarError) -> None:
+        _LOG.info("half %s is not published: %s", TxnId(self.number, each.half), error)
+        self._core.halves.not_published(each.half, each.txn, error, self._clock.monotonic())
+        self._do(self._core.take_effects())
+
     def sink(self, sink_id: str) -> SinkBatch | None:
         return self._core.sink(sink_id)
 
@@ -173,6 +236,13 @@ class RunningCoordinator:
                 case GiveUp(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
                     self._end(self._close())
+                case AskHalf():
+                    self._halves.ask(effect)
+                case PublishHalf():
+                    self._halves.publish(effect)
+                case HalfIsParked(half, group, why):
+                    text = TxnId(self.number, half)
+                    _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
         if self._core.has_decided:
@@ -246,7 +316,8 @@ class RunningCoordinator:
             async with asyncio.timeout(self._close_s):
                 await self._quiet.wait()
                 await self._background.close()
-                records = core.hand_over()
+                await self._halves.close()
+                records = core.hand_over(self._clock.monotonic())
                 await self._log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
@@ -262,6 +333,7 @@ class RunningCoordinator:
     async def _stop(self) -> None:
         await self._background.close()
         await self._settler.close()
+        await self._halves.close()
         self._do(self._core.given_up())
         await self._log.abandon()
         self._on_over(self)

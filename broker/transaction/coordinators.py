@@ -41,8 +41,8 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.transactions import Joined
 from ..log.snapshot_ledger import StateLedgers
-from .coordinator import RunningCoordinator
-from .core.intents import Limits
+from .coordinator import Publish, RunningCoordinator
+from .core.intents import HalfLimits, Limits
 from .log import CoordinatorLog
 from .peers import Peers
 from .settling import Topics
@@ -69,6 +69,13 @@ def limits_of(config: BrokerConfig) -> Limits:
         timeout_s=config.transaction_timeout_s, timeout_s_max=config.transaction_timeout_s_max,
         prepared_s_max=config.transaction_prepared_s_max, retention_s=config.transaction_result_retention_s,
         lease_s=config.transaction_lease_s,
+        halves=HalfLimits(
+            group_max=config.transaction_halves_per_group_max, bytes_max=config.transaction_half_bytes,
+            check_after_s=config.transaction_half_check_after_s, pause_s=config.transaction_half_pause_s,
+            pause_s_max=config.transaction_half_pause_s_max, answer_s=config.transaction_half_answer_s,
+            unknown_max=config.transaction_half_unknown_max, open_s=config.transaction_half_open_s,
+            retention_s=config.transaction_result_retention_s,
+        ),
     )  # fmt: skip
 
 
@@ -77,7 +84,7 @@ class TransactionCoordinators:
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
-        topics: Topics, is_settled: Callable[[], bool],
+        topics: Topics, publish: Publish, is_settled: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._world = world
         self._config = config
@@ -85,6 +92,7 @@ class TransactionCoordinators:
         self._ledgers = ledgers
         self._ownership = ownership
         self._topics = topics
+        self._publish = publish
         self._is_settled = is_settled
         self._count = 0
         self._loaded: dict[int, RunningCoordinator] = {}
@@ -147,7 +155,7 @@ class TransactionCoordinators:
         ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
         log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
         running = await RunningCoordinator.load(
-            self._world, log, limits_of(config), self._topics, config.close_timeout_s, self._over
+            self._world, log, limits_of(config), self._topics, self._publish, config.close_timeout_s, self._over
         )
         if self._closed or not self._ownership.owns_path(owner_path(number)):
             await running.close()

@@ -23,6 +23,7 @@ transactions = LazyGroup(
         "status": Lazy(".admin.transactions", "status", "The coordinators: epochs and counts."),
         "abort": Lazy(".admin.transactions", "abort", "Abort an open or prepared transaction."),
         "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
+        "halves": Lazy(".admin.halves", "halves", "Half messages: list, show, park, revive, commit, rollback."),
     },
     help="Transactions over several topics.\n\nExample: magnetar transactions list",
 )

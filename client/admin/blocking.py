@@ -128,6 +128,13 @@ class Admin(ClosedAfterWith):
     transaction = _blocking(AdminClient.transaction)
     abort_transaction = _blocking(AdminClient.abort_transaction)
     detach_transaction = _blocking(AdminClient.detach_transaction)
+    halves = _blocking(AdminClient.halves)
+    all_halves = _blocking(AdminClient.all_halves)
+    half = _blocking(AdminClient.half)
+    commit_half = _blocking(AdminClient.commit_half)
+    rollback_half = _blocking(AdminClient.rollback_half)
+    park_half = _blocking(AdminClient.park_half)
+    revive_half = _blocking(AdminClient.revive_half)
 
     brokers = _blocking(AdminClient.brokers)
     bookies = _blocking(AdminClient.bookies)

@@ -119,6 +119,8 @@ DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", int)
 LIST_TRANSACTIONS = Operation("ListTransactions", values.CoordinatorTransactions)
 ABORT_TRANSACTION = Operation("AbortTransaction", TxnState)
 DETACH_TRANSACTION = Operation("DetachTransaction", NONE)
+LIST_HALVES = Operation("ListHalves", values.CoordinatorHalves)
+CHANGE_HALF = Operation("ChangeHalf", NONE)
 
 LIST_BROKERS = Operation("ListBrokers", tuple[values.BrokerInfo, ...])
 LIST_BOOKIES = Operation("ListBookies", tuple[values.BookieInfo, ...])

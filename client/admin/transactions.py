@@ -1,4 +1,4 @@
-"""The part of AdminClient about transactions: which are open, and how they are ended by an operator."""
+"""The part of AdminClient about transactions and half messages: which are open, and how an operator ends them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,47 @@ class TransactionAdmin:
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
         """The transaction does not wait any more for a topic that can store its outcome no more. NotFound."""
         await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
+
+    # ------------------------------------------------------------------------------ half messages
+    async def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
+        """Half messages of one coordinator that are not decided, the oldest first; `group`: of this one alone.
+        NotFound: there is no such coordinator."""
+        return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
+
+    async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
+        """Of every coordinator, by its number; `limit` for each."""
+        found: list[values.CoordinatorHalves] = []
+        with contextlib.suppress(NotFound):
+            while len(found) < COORDINATORS_MAX:
+                found.append(await self.halves(len(found), group=group, limit=limit))
+        return found
+
+    async def half(self, half: TxnId | str) -> values.HalfStats:
+        """NotFound: it is decided, or never was."""
+        found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
+        if not found.items:
+            raise NotFound(f"no half {half} is open")
+        return found.items[0]
+
+    async def commit_half(self, half: TxnId | str) -> None:
+        """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
+        rolled back; and what keeps it from being published."""
+        await self._change_half(half, values.HalfDecision.COMMIT)
+
+    async def rollback_half(self, half: TxnId | str) -> None:
+        """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
+        await self._change_half(half, values.HalfDecision.ROLLBACK)
+
+    async def park_half(self, half: TxnId | str) -> None:
+        """Its group is not asked about it any more; an operator decides. NotFound, TransactionEnded."""
+        await self._change_half(half, values.HalfDecision.PARK)
+
+    async def revive_half(self, half: TxnId | str) -> None:
+        """Its group is asked about it again, at once; what was counted is forgotten. NotFound, TransactionEnded."""
+        await self._change_half(half, values.HalfDecision.REVIVE)
+
+    async def _change_half(self, half: TxnId | str, verb: values.HalfDecision) -> None:
+        await self._call(op.CHANGE_HALF, half=_fields(half), verb=verb)
 
 
 def _fields(txn: TxnId | str) -> dict[str, int]:

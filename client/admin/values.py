@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Self
 
 from ...proto import subscription_types
@@ -467,3 +467,49 @@ class CoordinatorTransactions:
     epoch: int  # 0: it had no transaction so far
     committed: int
     aborted: int
+
+
+class HalfState(IntEnum):
+    """Of a half message that is not decided. ENDING: its record is on its way."""
+
+    WAITING = 0
+    ASKED = 1
+    COMMITTING = 2
+    ENDING = 3
+    PARKED = 4
+
+
+class HalfDecision(IntEnum):
+    """What an operator makes of a half message."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    PARK = 2
+    REVIVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HalfStats:
+    """A half message that is not decided, as its coordinator knows it."""
+
+    half: TxnId
+    state: HalfState
+    owner: str  # role that prepared it
+    group: str
+    check_key: str
+    age_ms: int
+    unknown: int  # answers of that kind
+    members: int  # programs of its group that are connected
+    bytes: int
+    topics: tuple[str, ...]
+    reason: str  # PARKED: why; else the last failure of a check or commit
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorHalves:
+    """Of one coordinator, the oldest first."""
+
+    items: tuple[HalfStats, ...]
+    open: int  # without the parked ones
+    parked: int
+    bytes: int  # of the messages of all

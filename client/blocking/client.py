@@ -6,16 +6,17 @@ every object is opened again where that can work, see client/common/fork.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from threading import Semaphore
-from typing import Any
+from typing import Any, TypeVar
 from weakref import finalize
 
 from ...proto.transactions import TxnId
 from .. import client as aio
 from ..common.checks import check
 from ..common.closing import ClosedAfterWith
-from ..common.errors import AlreadyClosed
+from ..common.errors import AlreadyClosed, InvalidConfiguration
 from ..common.fork import EPOCH
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
@@ -41,14 +42,19 @@ from ..model.settings import (
     RegexSubscriptionMode,
 )
 from ..transactions.batches import SinkStatus
+from ..transactions.output import Output
 from .consumer import Consumer, ConsumerEvents, Reader
+from .half import Half
 from .handle import close_soon
 from .loop_thread import loop_thread
+from .outputs import inner_output
 from .producer import Producer
 from .table_view import TableView
-from .transaction import Bodies, Transaction
+from .transaction import Bodies, Transaction, finish
 
-__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView", "Transaction"]
+CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
+
+__all__ = ["Client", "Consumer", "Half", "Producer", "Reader", "TableView", "Transaction"]
 
 
 class Client(ClosedAfterWith):
@@ -275,6 +281,47 @@ class Client(ClosedAfterWith):
         """Aborts a transaction of any program of this role, prepared or open; once more is no harm.
         InvalidTxnStatusError: it is committed."""
         loop_thread().run(self.inner().abort_transaction(txn_id))
+
+    def half(
+        self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
+    ) -> Half:
+        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
+        producer, of this client."""
+        inner = [inner_output(each) for each in outputs]
+        work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
+        return Half(loop_thread(), loop_thread().run(work))
+
+    def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
+        """Registers a function that decides half messages of a group whose program does not say, as long as this client
+        is open.
+
+            @client.on_check(group="orders")
+            def check(half: magnetar.HalfCheck) -> magnetar.Decision:
+                return magnetar.Decision.COMMIT if order_exists(half.check_key) else magnetar.Decision.UNKNOWN
+
+        It runs in a thread of its own, several at a time. It reads what the program stored elsewhere, such as a row of
+        its database: any program of the group may be asked. docs/transactions.md.
+        """
+
+        def register(function: CheckFunction) -> CheckFunction:
+            if inspect.iscoroutinefunction(function):
+                raise InvalidConfiguration("a coroutine function needs magnetar.asyncio.Client")
+
+            async def work() -> None:
+                self.inner().on_check(group)(function)
+
+            loop_thread().run(work())
+            return function
+
+        return register
+
+    def commit_half(self, half_id: TxnId | str) -> None:
+        """As `Half.commit`, of a half that any program of this role prepared."""
+        finish(loop_thread(), self.inner().commit_half(half_id))
+
+    def rollback_half(self, half_id: TxnId | str) -> None:
+        """As `Half.rollback`, of a half that any program of this role prepared."""
+        finish(loop_thread(), self.inner().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.

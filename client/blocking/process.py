@@ -17,10 +17,10 @@ from ..common.checks import check_one, instance
 from ..common.errors import InvalidConfiguration
 from ..common.guard import ignored, run
 from ..model.message import Message
-from ..produce.producer import Producer as AsyncProducer
-from ..transactions.process import FUNCTION, Applied, Apply, Loop, Options, Output, ProcessStatistics, outputs_of
+from ..transactions.process import FUNCTION, Applied, Apply, Loop, Options, ProcessStatistics, outputs_of
 from .consumer import Consumer
 from .loop_thread import loop_thread
+from .outputs import inner_output
 from .producer import Producer
 from .waits import LOOK_S, result_of
 
@@ -102,7 +102,7 @@ def _apply(function: Callable[[Message], Any], messages: list[Message], outcome:
     results = []
     for message in messages:
         try:
-            results.append(Applied(message, [_inner(each) for each in outputs_of(function(message))], None))
+            results.append(Applied(message, [inner_output(each) for each in outputs_of(function(message))], None))
         except Exception as error:
             results.append(Applied(message, (), error))
 
@@ -111,17 +111,6 @@ def _apply(function: Callable[[Message], Any], messages: list[Message], outcome:
             outcome.set_result(results)
 
     outcome.get_loop().call_soon_threadsafe(run, tell, ignored)
-
-
-def _inner(output: Any) -> Any:
-    """With the asyncio producer in place of the blocking one."""
-    if type(output) is not Output or not isinstance(output.producer, Producer):
-        return output
-    inner: AsyncProducer = output.producer.inner()
-    return Output(
-        output.value, output.partition_key, output.ordering_key, output.properties, output.event_timestamp,
-        output.deliver_at, output.deliver_after, inner,
-    )  # fmt: skip
 
 
 def _wait_for_end(work: queue.SimpleQueue[Work | None]) -> None:

@@ -22,6 +22,7 @@ from ..model.options import given
 from ..produce.messages import Extras
 from ..produce.partition_producer import PartitionProducer
 from ..produce.producer import Producer as AsyncProducer
+from .half import Half
 from .handle import Handle
 from .transaction import Transaction, inner_of
 from .waits import acquire
@@ -155,6 +156,30 @@ class Producer(Handle[AsyncProducer]):
         if result is not Result.Ok:
             raise producer.exception(result)
         return message_id
+
+    def prepare(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        group: str,
+        check_key: str = "",
+        check_after: float = 0,
+    ) -> Half:
+        """Stores a message durably without publishing it: a half message, which its `commit` publishes, once, and its
+        `rollback` drops. When neither comes for `check_after` seconds (0: the cluster's default), a program that
+        answers for the `group` (`Client.on_check`) is asked, by the `check_key`. docs/transactions.md has the rules.
+
+        ServiceUnitNotReady: the group has as many that are not decided as it may; MessageTooBig; Timeout: it may be
+        stored, and is rolled back.
+        """
+        options = given(locals())
+        return Half(self._thread, self._thread.run(self._current().prepare(**options)))
 
     def send_many(
         self,

@@ -31,6 +31,23 @@ from .waits import result_of
 Wait = Literal["durable", "visible"]
 
 
+def finish(thread: LoopThread, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+    """Waits for the outcome of the work, whatever interrupts the calling thread."""
+    if thread.inside():
+        work.close()
+        raise Interrupted("a transaction ended inside a callback would wait for itself")
+    future = asyncio.run_coroutine_threadsafe(work, thread.loop)
+    try:
+        result_of(future, limit_s)
+    except PulsarException:
+        raise
+    except BaseException:
+        if not future.done():
+            with suppress(PulsarException):
+                result_of(future, limit_s)
+        raise
+
+
 class Bodies(threading.local):
     """The transaction whose body this thread is in."""
 
@@ -99,20 +116,7 @@ class Transaction:
         self._finish(self.inner().abort(wait))
 
     def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
-        """Its outcome is waited for, whatever interrupts the thread."""
-        if self._thread.inside():
-            work.close()
-            raise Interrupted("a transaction ended inside a callback would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self._thread.loop)
-        try:
-            result_of(future, limit_s)
-        except PulsarException:
-            raise
-        except BaseException:
-            if not future.done():
-                with suppress(PulsarException):
-                    result_of(future, limit_s)
-            raise
+        finish(self._thread, work, limit_s)
 
     def __enter__(self) -> Self:
         inside = self._bodies.inside

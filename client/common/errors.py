@@ -36,6 +36,7 @@ __all__ = [
     "CumulativeAcknowledgementNotAllowedError",
     "Disconnected",
     "ErrorGettingAuthenticationData",
+    "HalfParked",
     "IncompatibleSchema",
     "Interrupted",
     "InvalidConfiguration",
@@ -368,6 +369,17 @@ class SinkFenced(TransactionFenced):
     """Another query writes the batches of this sink: choose another sink, or adopt it; nothing was written."""
 
 
+class HalfParked(InvalidTxnStatusError):
+    """The half message waits for an operator (`magnetar transactions halves`), and takes no decision of a program."""
+
+    definite = True
+
+    @property
+    def reason(self) -> str:
+        """Why it was parked."""
+        return self.fields.get("reason", "")
+
+
 class TransactionForgotten(TransactionNotFound):
     """The transaction ended so long ago that its outcome is not kept any more."""
 
@@ -424,6 +436,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.TransactionFenced, TransactionFenced),
     (wire_errors.TransactionForgotten, TransactionForgotten),
     (wire_errors.SinkFenced, SinkFenced),
+    (wire_errors.HalfParked, HalfParked),
 ]
 
 

@@ -59,6 +59,8 @@ class Connections:
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._wakes: Wakes | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
+        self.halves: object | None = None  # … the same of half messages
+        self.make_halves: Callable[[Connections], Any] | None = None  # when they are first used
         self._closed = False
         self._reached = False  # a broker has answered
         self._with_loop: AsyncGenerator[None, None] | None = None

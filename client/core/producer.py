@@ -37,7 +37,7 @@ from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import Position
 from .backoff import Backoff
-from .batcher import Batch, Batcher, Callback, OutgoingMessage
+from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode
 from .chunking import CHUNKED_BYTES_MAX
 from .effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, ProducerOptions, Publish, Settle, Warn
 from .pending import PendingEntries, entries_of, invalid, lone, uncertain
@@ -120,6 +120,13 @@ class ProducerCore:
         batch.callbacks.append(callback)
         self._batcher.ready.append(batch)
         self.pending += 1
+
+    def encoded(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
+        """The entry of a message that is published later, by a broker. Raises what its encoding raises."""
+        batch = Batch(0)
+        batch.message = message
+        return encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
+                      schema_version)  # fmt: skip
 
     def _refusal(self) -> Added:
         return Added.FULL if self.error is None and self.closing is None else Added.CLOSED

@@ -112,6 +112,19 @@ class PartitionProducer:
         if added is not None:
             self._after_adding(added, len(message.payload))
 
+    def encoded(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
+        """The entry of a message that is published later. InvalidMessage; AlreadyClosed."""
+        if (ended := self.core.error or self.core.closing) is not None:
+            raise AlreadyClosed("the producer is closed") from ended
+        try:
+            return self.core.encoded(message, self._wall_ms(), schema_version)
+        except PulsarException:
+            raise
+        except MagnetarError as error:
+            raise translate(error) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidMessage(f"the message cannot be encoded: {error}") from error
+
     def _after_adding(self, added: Added, size: int) -> None:
         core = self.core
         if added is Added.WAKE:

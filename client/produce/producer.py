@@ -28,6 +28,7 @@ from ..core.transaction import InTransaction
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema
 from ..model.settings import ProducerSettings
+from .half import Half, PreparesHalves
 from .messages import NO_EXTRAS, Extras, is_only_in, outgoing
 from .partition_producer import PartitionProducer
 from .partition_producers import PartitionProducers
@@ -199,6 +200,42 @@ class Producer(ClosedAfterAsyncWith):
         if result is not Result.Ok:
             raise partition.exception(result)
         return message_id
+
+    def encoded(self, content: Any, extras: Extras = NO_EXTRAS) -> tuple[TopicName, bytes]:
+        """The topic, or partition, of a message, and its entry, which a broker publishes later (`prepare`)."""
+        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
+        partition = self._partitions.route(message)
+        return partition.topic, partition.encoded(message, self.partitions[0].core.schema_version)
+
+    async def prepare(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        group: str,
+        check_key: str = "",
+        check_after: float = 0,
+    ) -> Half:
+        """Stores a message durably without publishing it: a half message, which its `commit` publishes, once, and its
+        `rollback` drops. When neither comes for `check_after` seconds (0: the cluster's default), a program that
+        answers for the `group` (`Client.on_check`) is asked, by the `check_key`. docs/transactions.md has the rules.
+
+        ServiceUnitNotReady: the group has as many that are not decided as it may; MessageTooBig; Timeout: it may be
+        stored, and is rolled back.
+        """
+        extras = Extras(
+            properties, partition_key, ordering_key, event_timestamp=event_timestamp, deliver_at=deliver_at,
+            deliver_after=deliver_after,
+        )  # fmt: skip
+        make = self.connections.make_halves
+        assert make is not None, "its client has half messages"
+        halves: PreparesHalves = make(self.connections)
+        return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt | None) -> MessageId:
         """As `send`, of a copy of a message: `encrypt` is used in place of the producer's keys."""

@@ -193,13 +193,17 @@ class Coordinators:
         self._owners[coordinator] = found
         return found
 
+    async def channel(self, coordinator: int) -> Channel:
+        """To the broker that has it, as far as is known."""
+        return self._owners.get(coordinator) or await self._find(coordinator)
+
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
         """Again where it may have moved to, as long as an operation may take."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
     async def _ask_once(self, coordinator: int, method: str, request: Message, timeout_s: float) -> Any:
-        channel = self._owners.get(coordinator) or await self._find(coordinator)
+        channel = await self.channel(coordinator)
         try:
             return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
         except MagnetarError:

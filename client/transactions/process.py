@@ -27,7 +27,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -48,6 +47,7 @@ from ..model.message import Message
 from ..model.settings import ConsumerType
 from ..produce.messages import Extras
 from ..produce.producer import Producer
+from .output import Output
 from .transaction import Transaction
 from .transactions import Transactions
 
@@ -56,20 +56,6 @@ ON_ERROR = Check("raise or nack", (str,), lambda text: text in ("raise", "nack")
 FUNCTION = Check("a function", (object,), callable)
 SLICE = 64
 """Messages after which other work of the loop runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A message to send, with more than its value. `producer`: another one than that of `process`, of its client."""
-
-    value: Any
-    partition_key: str | None = None
-    ordering_key: str | None = None
-    properties: dict[str, str] | None = None
-    event_timestamp: int | None = None
-    deliver_at: int | None = None
-    deliver_after: timedelta | None = None
-    producer: Any = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...proto.errors import MagnetarError
@@ -22,6 +22,8 @@ from ..connect.connections import Connections
 from ..core.transaction import TransactionState
 from .coordinators import Coordinators
 from .transaction import Transaction
+
+T = TypeVar("T")
 
 
 class Transactions:
@@ -80,7 +82,7 @@ class Transactions:
     def ended(self, transaction: Transaction) -> None:
         self._open.pop(transaction, None)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         return self._tasks.spawn(work, name)
 
     def soon(self, work: Callable[[], None]) -> None:

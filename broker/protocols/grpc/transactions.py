@@ -18,12 +18,13 @@ from ...transaction.coordinator import RunningCoordinator
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
 from ...transaction.peers import settlement_to_wire
+from .halves import HalfAdminService, HalfService
 
 ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
 
 
-class TransactionService:
+class TransactionService(HalfService):
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
@@ -125,7 +126,7 @@ class TransactionService:
         ]
 
 
-class TransactionAdminService:
+class TransactionAdminService(HalfAdminService):
     """The rpcs of Admin about transactions."""
 
     _broker: TopicManager

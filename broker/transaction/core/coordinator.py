@@ -53,27 +53,33 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.transactions import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
+from .halves import Halves
+from .halves import Waits as _Wait
 from .intents import (
     AbortByAdmin,
     Answer,
     Append,
     Begin,
     Begun,
+    ChangeHalf,
     CommitBatch,
     Counters,
     Detach,
     Effect,
     End,
+    EndHalf,
     GiveUp,
     Intent,
     Join,
     Limits,
+    PrepareHalf,
     Reason,
     Result,
     Row,
     Settle,
     Status,
     Verb,
+    WatchHalves,
 )
 from .records import (
     Aborted,
@@ -82,6 +88,10 @@ from .records import (
     Detached,
     Done,
     Forgotten,
+    HalfNoted,
+    HalfRecord,
+    HalfRolledBack,
+    HalfStored,
     HandedLease,
     HandedOpen,
     HandedOver,
@@ -161,10 +171,6 @@ class _Decision(NamedTuple):
     intent: Intent | None = None
 
 
-class _Wait(Exception):
-    """The intent waits: the transaction, or the sink, is in doubt."""
-
-
 class Coordinator:
     """One epoch. `state` is what its ledger says, and from here on this object alone applies records to it."""
 
@@ -192,6 +198,7 @@ class Coordinator:
         self._number = 0
         self._sinks_in_doubt: dict[str, list[Intent]] = {}
         self._effects: list[Effect] = []
+        self.halves = Halves(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
     def start(self, now: float) -> list[Effect]:
@@ -206,7 +213,8 @@ class Coordinator:
             self._add(live)
         for txn, outcome in self.state.unsettled.items():
             self._end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
-        return self._take_effects()
+        self.halves.start(now)
+        return self.take_effects()
 
     def _take_handed(self, handed: HandedOver, now: float) -> None:
         for txn, owned, topics in handed.opened:
@@ -220,7 +228,7 @@ class Coordinator:
         if self.is_over:
             return [Answer(intent.request, NotOwner(f"coordinator {self.number} is moving; look it up again"))]
         self._receive(intent, now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _receive(self, intent: Intent, now: float) -> None:
         try:
@@ -239,6 +247,8 @@ class Coordinator:
                     self._abort_by_admin(intent, now)
                 case Detach():
                     self._detach(intent)
+                case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
+                    self.halves.receive(intent, now)
                 case _:
                     assert_never(intent)
         except _Wait:
@@ -391,6 +401,8 @@ class Coordinator:
     def _status(self, intent: Status, now: float) -> TxnState:
         if intent.txn in self._unused:
             return TxnState.OPEN
+        if (half := self.halves.state_of(intent.txn, intent)) is not None:
+            return half
         found = self._certain(intent.txn, intent, now)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
@@ -616,6 +628,60 @@ class Coordinator:
             self._settled(intent.txn, intent.topic)
             self._answer(intent, None)
 
+    # ------------------------------------------------------------------ of halves (core/halves.py `Desk`)
+    def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
+        (self._lazy if lazily else self._gathered).append(_Decision(record))
+
+    def do(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def again(self, intents: Iterable[Intent], now: float) -> None:
+        self._again(intents, now)
+
+    def text_of(self, half: int) -> str:
+        return f"half {self._id(half)}"
+
+    def check_id(self, half: int) -> None:
+        if half >> COUNTER_BITS > self.epoch:
+            raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
+        if half >= self._next:
+            raise InvalidRequest(f"{self._id(half)} was never given")
+
+    def take_half_id(self, half: int, owner: str, now: float) -> bool:
+        self.check_id(half)
+        lease = self._unused.get(half)
+        if lease is None:
+            return False
+        if lease.owned.owner != owner:
+            raise Unauthorized(f"{self._id(half)} was given to another role")
+        if lease.until <= now:
+            self._void(half, Reason.LEASE, now)
+            return False
+        del self._unused[half]
+        self._unindex(half, lease.owned)
+        return True
+
+    def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
+        if self._next > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
+            self._give_up("the ids of its epoch are used up")
+            raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
+        txn, self._next = self._next, self._next + 1
+        self._add(Live(txn, Owned(owner, timeout_s), now, now + timeout_s))
+        return txn
+
+    def commit_own(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
+        live = self._live.get(txn)
+        if live is None or live.phase is not Phase.OPEN:
+            raise self._why_aborted(txn)
+        found = self._participants(live, listed, now)
+        live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
+        self._decide(committed({txn: found}, half=half), None)
+
+    def abort_own(self, txn: int, now: float) -> None:
+        live = self._live.get(txn)
+        if live is not None and live.phase is Phase.OPEN:
+            self._abort(live, Reason.FAILED, now)
+
     # ------------------------------------------------------------------ records
     def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
         self._gathered.append(_Decision(record, intent))
@@ -641,7 +707,7 @@ class Coordinator:
         decisions, self._writing = self._writing, []
         for decision in decisions:
             self._durable(decision, now)
-        return self._take_effects()
+        return self.take_effects()
 
     def _durable(self, decision: _Decision, now: float) -> None:
         record, intent = decision
@@ -670,6 +736,8 @@ class Coordinator:
             case Done():
                 for txn in record.txns:
                     self._ending.pop(txn, None)
+            case HalfStored() | HalfNoted() | HalfRolledBack():
+                self.halves.durable(record, now)
 
     def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
         ended = []
@@ -687,6 +755,8 @@ class Coordinator:
             self._resolved(live, now)
         if record.sink is not None:
             self._batch_ended(record.sink, now)
+        if record.half:
+            self.halves.committed(record.half, now)
 
     def _batch_ended(self, sink: SinkBatch, now: float) -> None:
         """What else was begun for it, or for a query that the sink was taken from, is aborted."""
@@ -721,7 +791,7 @@ class Coordinator:
     def settled(self, txn: int, topic: str) -> list[Effect]:
         """The topic has stored the outcome; repeated, or late: nothing."""
         self._settled(txn, topic)
-        return self._take_effects()
+        return self.take_effects()
 
     def _settled(self, txn: int, topic: str) -> None:
         ending = self._ending.get(txn)
@@ -749,7 +819,8 @@ class Coordinator:
             self._deadlines += [(each.until, txn) for txn, each in self._unused.items()]
             heapq.heapify(self._deadlines)
         self._forget(now)
-        return self._take_effects()
+        self.halves.tick(now)
+        return self.take_effects()
 
     def _passed(self, txn: int, now: float) -> None:
         lease, live = self._unused.get(txn), self._live.get(txn)
@@ -799,6 +870,7 @@ class Coordinator:
         waiting: list[Intent] = [intent for live in self._live.values() for intent in live.later]
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
+        waiting += self.halves.give_up()
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
         answers: dict[object, Result] = {
@@ -811,9 +883,9 @@ class Coordinator:
         for ending in self._ending.values():
             ending.visible.clear()
         self._sinks_in_doubt.clear()
-        return self._take_effects()
+        return self.take_effects()
 
-    def hand_over(self) -> list[AnyRecord]:
+    def hand_over(self, now: float) -> list[AnyRecord]:
         """What the next epoch goes on with. `is_over` holds and nothing is on its way: nothing is decided after it."""
         assert self.is_over, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
@@ -825,7 +897,7 @@ class Coordinator:
         for txn, lease in self._unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
-        records: list[AnyRecord] = [each.record for each in self._lazy]
+        records: list[AnyRecord] = [*(each.record for each in self._lazy), *self.halves.hand_over(now)]
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
             records.append(HandedOver(self.epoch, opened[start:end], leases[start:end]))
@@ -838,7 +910,8 @@ class Coordinator:
     def _answer(self, intent: Intent, result: Result) -> None:
         self._effects.append(Answer(intent.request, result))
 
-    def _take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
+        """Of a fact about a half (`halves.left`, `published`, `not_published`)."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -852,8 +925,10 @@ class Coordinator:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is open, prepared or unsettled: it may be left alone until a client asks."""
-        return not (self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared)
+        """Nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a client
+        asks."""
+        open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
+        return not open_ and self.state.halves.is_idle
 
     def sink(self, sink_id: str) -> SinkBatch | None:
         return self.state.sinks.get(sink_id)
@@ -867,6 +942,7 @@ class Coordinator:
             "unsettled": len(self._ending),
             "committed": self.counters.committed,
             "aborted": sum(self.counters.aborted.values()),
+            **{f"halves_{name}": count for name, count in self.halves.statistics().items()},
         }
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
@@ -896,6 +972,7 @@ class Coordinator:
     def check(self) -> None:
         """Raises AssertionError."""
         self.state.check()
+        self.halves.check()
         own = {txn for txn in (*self._live, *self._unused) if txn >> COUNTER_BITS == self.epoch}
         assert all(txn < self._next for txn in own), "every id was given before it is used"
         assert not self._live.keys() & self._unused.keys(), "an id is leased or used"

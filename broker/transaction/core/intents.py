@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ....proto.errors import MagnetarError
 from ....proto.transactions import TxnState
-from .records import AnyRecord, Participant, Tag
+from .records import AnyRecord, HalfMessage, Participant, Tag
 
 
 class Verb(enum.IntEnum):
@@ -99,7 +99,66 @@ class Detach:
     topic: str
 
 
-Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | Detach
+class HalfVerb(enum.IntEnum):
+    """As EndHalfRequest.Verb of proto/wire.proto."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    UNKNOWN = 2
+    FAILED = 3
+
+
+class HalfChange(enum.IntEnum):
+    """As ChangeHalfRequest.Verb of proto/wire.proto."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    PARK = 2
+    REVIVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareHalf:
+    request: object
+    half: int
+    owner: str
+    group: str
+    check_key: str
+    messages: list[HalfMessage]
+    check_after_s: float = 0.0  # 0: the default
+
+
+@dataclass(frozen=True, slots=True)
+class EndHalf:
+    request: object
+    half: int
+    verb: HalfVerb
+    owner: str
+    check: int = 0  # the question that is answered; 0: none
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeHalf:
+    """By an operator."""
+
+    request: object
+    half: int
+    verb: HalfChange
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHalves:
+    """A process of the group can be asked from now on, until `Halves.left`."""
+
+    request: object
+    member: object
+    owner: str
+    group: str
+
+
+HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
+Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | Detach | HalfIntent
 
 
 # ---------------------------------------------------------------------------------- effects
@@ -135,7 +194,36 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Effect = Answer | Settle | GiveUp
+class AskHalf(NamedTuple):
+    """Ask the member about a half, for `answer_s`: an EndHalf with the number `check`."""
+
+    member: object
+    half: int
+    check: int
+    check_key: str
+    unknown: int
+    age_s: float
+    answer_s: float
+    messages: Sequence[HalfMessage]
+
+
+class PublishHalf(NamedTuple):
+    """Publish the messages in the transaction; then `published` or `not_published` of Halves."""
+
+    half: int
+    txn: int
+    messages: Sequence[HalfMessage]
+
+
+class HalfIsParked(NamedTuple):
+    """It waits for an operator now: an alarm."""
+
+    half: int
+    group: str
+    why: str
+
+
+Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
 
 
 class Append(NamedTuple):
@@ -143,6 +231,21 @@ class Append(NamedTuple):
 
     number: int
     records: list[AnyRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfLimits:
+    """Of half messages (docs/transactions.md)."""
+
+    group_max: int = 10_000  # open ones of a group
+    bytes_max: int = 64 << 20  # of the messages of all that are open
+    check_after_s: float = 10.0
+    pause_s: float = 30.0  # between two checks; it doubles …
+    pause_s_max: float = 600.0  # … up to this
+    answer_s: float = 30.0
+    unknown_max: int = 15
+    open_s: float = 86_400.0
+    retention_s: float = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +261,7 @@ class Limits:
     lease_s: float = 600.0
     retention_s: float = 3_600.0
     name_idle_s: float = 7 * 86_400.0
+    halves: HalfLimits = HalfLimits()
 
 
 @dataclass(slots=True)
@@ -182,3 +286,27 @@ class Row(NamedTuple):
     left_s: float
     waiting: Sequence[str]
     reason: str = ""
+
+
+class HalfPhase(enum.IntEnum):
+    """Of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
+
+    WAITING = 0
+    ASKED = 1
+    COMMITTING = 2
+    ENDING = 3
+    PARKED = 4
+
+
+class HalfRow(NamedTuple):
+    half: int
+    phase: HalfPhase
+    owner: str
+    group: str
+    check_key: str
+    age_s: float
+    unknown: int
+    members: int
+    size_bytes: int
+    topics: Sequence[str]
+    reason: str

@@ -11,6 +11,8 @@
     HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
     Kept        in a snapshot alone: outcomes of transactions that are done
     Counted     in a snapshot alone: the largest number of a holder
+    SinkKept    in a snapshot alone: the last batch of a sink
+    HalfStored, HalfNoted, HalfRolledBack, HalvesKept, HalvesForgotten: of half messages (core/stored_halves.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
 so times are how long something may take. The bytes are broker/transaction/format/entries.py's.
@@ -76,6 +78,7 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
     txns: list[tuple[int, list[Share]]]
     topics: list[str]
     sink: SinkBatch | None = None
+    half: int = 0  # that the transaction publishes: it is committed with it; 0: none
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
@@ -147,20 +150,60 @@ class SinkKept(Record, frozen=True, array_like=True, tag=12):
     sink: SinkBatch
 
 
+class HalfMessage(NamedTuple):
+    """One message of a half: the client-part of an entry that is not published."""
+
+    topic: str
+    entry: bytes
+
+
+class HalfStored(Record, frozen=True, array_like=True, tag=13):
+    half: int
+    owner: str  # role that prepared it
+    group: str
+    check_key: str
+    check_after_s: float
+    messages: list[HalfMessage]
+    unknown: int = 0
+    age_s: float = 0.0
+    parked: str = ""
+
+
+class HalfNoted(Record, frozen=True, array_like=True, tag=14):
+    half: int
+    unknown: int  # answers of that kind
+    age_s: float  # when this was written
+    parked: str  # why; empty: it is not
+
+
+class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
+    half: int
+
+
+class HalvesKept(Record, frozen=True, array_like=True, tag=16):
+    committed: bytes  # portable roaring bitmaps of 64 bits
+    rolled_back: bytes
+
+
+class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
+    halves: bytes
+
+
+HalfRecord = HalfStored | HalfNoted | HalfRolledBack | HalvesKept | HalvesForgotten
 AnyRecord = (
     Committed | Prepared | Aborted | Done | Detached | Named | Unnamed | Forgotten | HandedOver | Kept | Counted
-    | SinkKept
+    | SinkKept | HalfRecord
 )  # fmt: skip
 
 
-def committed(txns: dict[int, list[Participant]], sink: SinkBatch | None = None) -> Committed:
+def committed(txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0) -> Committed:
     """The record of transactions and their participants."""
     topics: dict[str, int] = {}
     rows = [
         (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
         for txn, participants in txns.items()
     ]
-    return Committed(rows, list(topics), sink)
+    return Committed(rows, list(topics), sink, half)
 
 
 def participants(record: Committed, shares: list[Share]) -> list[Participant]:

@@ -23,6 +23,11 @@ from .records import (
     Detached,
     Done,
     Forgotten,
+    HalfNoted,
+    HalfRolledBack,
+    HalfStored,
+    HalvesForgotten,
+    HalvesKept,
     HandedOver,
     Kept,
     Named,
@@ -35,6 +40,7 @@ from .records import (
     committed,
     participants,
 )
+from .stored_halves import StoredHalves
 
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1
@@ -56,7 +62,7 @@ class NameHolder(msgspec.Struct):
 class State:
     """The durable state of one coordinator."""
 
-    __slots__ = ("_kept", "forgotten", "handed", "holders", "names", "prepared", "sinks", "unsettled")
+    __slots__ = ("_kept", "forgotten", "halves", "handed", "holders", "names", "prepared", "sinks", "unsettled")
 
     def __init__(self) -> None:
         self._kept: dict[int, BitMap] = {}  # upper bits → lower bits of what is committed and not forgotten
@@ -67,6 +73,7 @@ class State:
         self.holders = 0  # the largest number of a holder of any name: none is given twice
         self.forgotten = 0  # ids below are not known any more
         self.handed: list[HandedOver] = []
+        self.halves = StoredHalves()
 
     def is_committed(self, txn: int) -> bool:
         found = self._kept.get(txn >> LOW_BITS)
@@ -104,6 +111,8 @@ class State:
                 self.holders = record.holders
             case SinkKept():
                 self.sinks[record.sink.sink_id] = record.sink
+            case HalfStored() | HalfNoted() | HalfRolledBack() | HalvesKept() | HalvesForgotten():
+                self.halves.apply(record)
             case _:
                 assert_never(record)
 
@@ -116,6 +125,8 @@ class State:
                 self.unsettled[txn] = Outcome(True, {each.topic: each for each in found})
         if record.sink is not None:
             self.sinks[record.sink.sink_id] = record.sink
+        if record.half:
+            self.halves.committed(record.half)
 
     def _forget(self, below: int) -> None:
         self.forgotten = below
@@ -141,6 +152,7 @@ class State:
         for name, each in self.names.items():
             yield Named(name, each.holder, each.idle_s)
         yield from (SinkKept(sink) for sink in self.sinks.values())
+        yield from self.halves.snapshot()
 
     def check(self) -> None:
         """Raises AssertionError."""
@@ -150,4 +162,5 @@ class State:
             assert txn not in self.prepared, "a transaction that ended is not prepared"
         assert not any(self.is_committed(txn) for txn in self.prepared), "a prepared transaction has no outcome"
         assert all(txn >= self.forgotten for txn in self.prepared), "no prepared transaction is forgotten"
+        self.halves.check()
         assert all(each.holder <= self.holders for each in self.names.values()), "no holder's number is given twice"

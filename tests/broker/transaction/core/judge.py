@@ -172,7 +172,7 @@ class World:
         if self.append_now is not None:
             self.appended()
         self.flush()
-        self._write(self.core.hand_over())
+        self._write(self.core.hand_over(self.now))
         self._do(self.core.given_up())
         self._next_epoch()
 
@@ -239,5 +239,6 @@ class World:
 def _plain(state: State) -> tuple[object, ...]:
     return (
         {high: set(bits) for high, bits in state._kept.items() if bits}, state.unsettled, state.prepared,
-        state.names, state.sinks, state.holders, state.forgotten,
+        state.names, state.sinks, state.holders, state.forgotten, state.halves.open,
+        {half: state.halves.outcome(half) for half in state.halves.ended()},
     )  # fmt: skip

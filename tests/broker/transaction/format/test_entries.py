@@ -11,6 +11,12 @@ from magnetar.broker.transaction.core.records import (
     Detached,
     Done,
     Forgotten,
+    HalfMessage,
+    HalfNoted,
+    HalfRolledBack,
+    HalfStored,
+    HalvesForgotten,
+    HalvesKept,
     HandedLease,
     HandedOpen,
     HandedOver,
@@ -34,6 +40,9 @@ RECORDS: list[AnyRecord] = [
     Prepared(3, OWNED, [Participant("a")], 10.0), Aborted(3, ["a"]), Done([1, 2]), Detached(1, "b"), Named("n", 4),
     Unnamed(["n"]), Forgotten(7), HandedOver(2, [HandedOpen(4, OWNED, ["a"])], [HandedLease([5, 6], OWNED)]),
     Kept(512, b"\x00\xff"), Counted(4), SinkKept(SinkBatch("s", "q", -1)),
+    HalfStored(9, "role", "g", "key", 10.0, [HalfMessage("a", b"\x00\xff")], 2, 3.5, "why"), HalfNoted(9, 3, 4.5, ""),
+    committed({10: [Participant("a", 1, 7, 10)]}, half=9), HalfRolledBack(11), HalvesKept(b"\x00", b"\xff"),
+    HalvesForgotten(b"\x01"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""What half messages need beside their coordinator's core: members that are asked, and tasks that publish.
+
+    work = HalfWork(publish, published, not_published)
+    with work.member() as member: …            what `ask` has for it: `await member.next()`
+    work.ask(AskHalf) | work.publish(PublishHalf)      effects of the core
+    await work.close()                          members are told; what is being published is given up
+
+A half is published by a task of its own, AT_ONCE at a time, within PUBLISH_S: then its transaction is over. What is
+given up at the end of the epoch is published in a transaction that the next epoch aborts. Guards:
+tests/client/transactions/test_halves.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from ...proto.errors import InternalError, MagnetarError, NotOwner, TimedOut
+from ...runtime.tasks import Tasks
+from .core.halves import PUBLISH_S
+from .core.intents import AskHalf, PublishHalf
+from .core.records import HalfMessage, Participant
+
+_LOG = logging.getLogger("magnetar.broker.transactions")
+
+AT_ONCE = 64
+"""Halves that one coordinator publishes at a time."""
+
+
+class PublishesHalves(Protocol):
+    """broker/node/half_publisher.py."""
+
+    def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
+        """Each topic's receipts. An error: some may be in their topics, and the transaction must not commit."""
+        ...
+
+
+class Member:
+    """A process that is asked."""
+
+    def __init__(self) -> None:
+        self._asked: deque[AskHalf] = deque()
+        self._changed = asyncio.Event()
+        self._over: MagnetarError | None = None
+
+    def put(self, asked: AskHalf) -> None:
+        self._asked.append(asked)
+        self._changed.set()
+
+    def end(self, error: MagnetarError) -> None:
+        self._over = error
+        self._changed.set()
+
+    async def next(self) -> AskHalf:
+        """NotOwner: the coordinator moves."""
+        while not self._asked:
+            if self._over is not None:
+                raise self._over
+            self._changed.clear()
+            await self._changed.wait()
+        return self._asked.popleft()
+
+
+class HalfWork:
+    def __init__(
+        self, publish: PublishesHalves, published: Callable[[PublishHalf, list[Participant]], None],
+        not_published: Callable[[PublishHalf, MagnetarError], None],
+    ) -> None:  # fmt: skip
+        self._publish = publish
+        self._published = published
+        self._not_published = not_published
+        self._members: set[Member] = set()
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._tasks = Tasks()
+
+    # ------------------------------------------------------------------ members
+    @contextmanager
+    def member(self) -> Iterator[Member]:
+        member = Member()
+        self._members.add(member)
+        try:
+            yield member
+        finally:
+            self._members.discard(member)
+
+    def ask(self, effect: AskHalf) -> None:
+        assert isinstance(effect.member, Member), "members are of this object"
+        effect.member.put(effect)
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, effect: PublishHalf) -> None:
+        self._tasks.spawn(self._work(effect), f"publish of half {effect.half}")
+
+    async def _work(self, effect: PublishHalf) -> None:
+        try:
+            async with asyncio.timeout(PUBLISH_S), self._room:
+                listed = await self._publish(effect.txn, effect.messages)
+        except TimeoutError as error:
+            known = error if isinstance(error, MagnetarError) else TimedOut(f"not published within {PUBLISH_S:g} s")
+            self._not_published(effect, known)
+        except MagnetarError as error:
+            self._not_published(effect, error)
+        except Exception as error:  # a fault of ours must not leave the half without an end
+            _LOG.exception("a half is not published")
+            self._not_published(effect, InternalError(str(error)))
+        else:
+            self._published(effect, listed)
+
+    async def close(self) -> None:
+        for member in self._members:
+            member.end(NotOwner("the coordinator moves; look it up again"))
+        await self._tasks.close()
