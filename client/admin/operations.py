@@ -119,6 +119,7 @@ DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", int)
 LIST_TRANSACTIONS = Operation("ListTransactions", values.CoordinatorTransactions)
 ABORT_TRANSACTION = Operation("AbortTransaction", TxnState)
 DETACH_TRANSACTION = Operation("DetachTransaction", NONE)
+TOPIC_TRANSACTION = _of_topic("TopicTransaction", values.TransactionHere)
 
 LIST_BROKERS = Operation("ListBrokers", tuple[values.BrokerInfo, ...])
 LIST_BOOKIES = Operation("ListBookies", tuple[values.BookieInfo, ...])

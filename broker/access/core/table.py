@@ -72,6 +72,7 @@ RULES: Mapping[str, Rule] = {
     "Admin.ListTransactions": _OPERATE,
     "Admin.AbortTransaction": _OPERATE,
     "Admin.DetachTransaction": _OPERATE,
+    "Admin.TopicTransaction": _topic(Permission.LOOKUP, "topic"),
     "Admin.ListTenants": Rule(Permission.SHOWN),
     "Admin.CreateTenant": _OPERATE,
     "Admin.GetTenant": Rule(Permission.MANAGE, On.TENANT, "name"),
