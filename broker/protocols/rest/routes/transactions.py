@@ -98,13 +98,17 @@ async def _metadata(call: Call, found: wire.TransactionInfo, *, asked: bool = Tr
 
 
 # ------------------------------------------------------------------ coordinators
-@route("GET", BASE + "/coordinators", "The coordinators, and the brokers that have them; null: none has it now.",
+@route("GET", BASE + "/coordinators", "The coordinators, and where the broker of each is, or the one that is asked.",
        answer="[TransactionCoordinatorInfo]")  # fmt: skip
 async def coordinators(call: Call) -> object:
     await call.authorize("Admin.ListTransactions", wire.ListTransactionsRequest())
-    urls = {each.name: next(iter(each.pulsar.get("", ())), None) for each in await call.broker.brokers()}
+    urls = {
+        each.name: next(iter(each.pulsar.get("", ())), f"magnetar://{each.endpoint}")
+        for each in await call.broker.brokers()
+    }
+    here = urls.get(call.broker.name, "")  # it takes one that no broker has; Pulsar's tools need a URL
     owners = await call.broker.transactions.owners()
-    return [{"id": number, "brokerServiceUrl": urls.get(owner)} for number, owner in enumerate(owners)]
+    return [{"id": number, "brokerServiceUrl": urls.get(owner, here)} for number, owner in enumerate(owners)]
 
 
 @route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
