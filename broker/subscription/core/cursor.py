@@ -420,8 +420,8 @@ class Cursor:
             at = self.next_free(self._shape.after(at))
 
     def free_before(self, position: Position) -> Iterator[Position]:
-        """The same, beginning with the last one."""
-        while position > self.mark:
+        """The same, beginning with the last one. The mark may be before the start of the log."""
+        while position > self.mark and position[1] >= 0:
             if self._shape.readable(position) and not self.is_done(position):
                 yield position
             position = self._shape.before(position)
