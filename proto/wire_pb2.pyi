@@ -1312,7 +1312,7 @@ class TopicStatsReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: bool = ..., created_ms: _Optional[int] = ..., published_ms: _Optional[int] = ..., unsubscribed: _Optional[str] = ..., transactions: _Optional[_Union[TopicTransactions, _Mapping]] = ...) -> None: ...
 
 class TopicTransactions(_message.Message):
-    __slots__ = ("last_stable", "stable_index", "open", "oldest", "oldest_ms", "aborted_entries", "aborted_bytes")
+    __slots__ = ("last_stable", "stable_index", "open", "oldest", "oldest_ms", "aborted_entries", "aborted_bytes", "committed", "aborted")
     LAST_STABLE_FIELD_NUMBER: _ClassVar[int]
     STABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -1320,6 +1320,8 @@ class TopicTransactions(_message.Message):
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
     ABORTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ABORTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
     last_stable: Position
     stable_index: int
     open: int
@@ -1327,7 +1329,9 @@ class TopicTransactions(_message.Message):
     oldest_ms: int
     aborted_entries: int
     aborted_bytes: int
-    def __init__(self, last_stable: _Optional[_Union[Position, _Mapping]] = ..., stable_index: _Optional[int] = ..., open: _Optional[int] = ..., oldest: _Optional[_Union[TransactionId, _Mapping]] = ..., oldest_ms: _Optional[int] = ..., aborted_entries: _Optional[int] = ..., aborted_bytes: _Optional[int] = ...) -> None: ...
+    committed: int
+    aborted: int
+    def __init__(self, last_stable: _Optional[_Union[Position, _Mapping]] = ..., stable_index: _Optional[int] = ..., open: _Optional[int] = ..., oldest: _Optional[_Union[TransactionId, _Mapping]] = ..., oldest_ms: _Optional[int] = ..., aborted_entries: _Optional[int] = ..., aborted_bytes: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies", "stays")
@@ -1487,7 +1491,7 @@ class ListTransactionsRequest(_message.Message):
     def __init__(self, coordinator: _Optional[int] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class TransactionInfo(_message.Message):
-    __slots__ = ("txn", "state", "owner", "name", "sink", "age_ms", "remaining_ms", "topics", "reason")
+    __slots__ = ("txn", "state", "owner", "name", "sink", "age_ms", "remaining_ms", "topics", "reason", "address", "timeout_ms")
     TXN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -1497,6 +1501,8 @@ class TransactionInfo(_message.Message):
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     txn: TransactionId
     state: TransactionState
     owner: str
@@ -1506,10 +1512,12 @@ class TransactionInfo(_message.Message):
     remaining_ms: int
     topics: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., age_ms: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    address: str
+    timeout_ms: int
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., owner: _Optional[str] = ..., name: _Optional[str] = ..., sink: _Optional[_Union[SinkTag, _Mapping]] = ..., age_ms: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ListTransactionsReply(_message.Message):
-    __slots__ = ("items", "open", "prepared", "unsettled", "epoch", "committed", "aborted")
+    __slots__ = ("items", "open", "prepared", "unsettled", "epoch", "committed", "aborted", "next_least", "done_below", "loading_ms", "loaded_ms", "ledger_id", "ledger_entries", "ledger_bytes")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
@@ -1517,6 +1525,13 @@ class ListTransactionsReply(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    DONE_BELOW_FIELD_NUMBER: _ClassVar[int]
+    LOADING_MS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_MS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_BYTES_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[TransactionInfo]
     open: int
     prepared: int
@@ -1524,7 +1539,14 @@ class ListTransactionsReply(_message.Message):
     epoch: int
     committed: int
     aborted: int
-    def __init__(self, items: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ..., prepared: _Optional[int] = ..., unsettled: _Optional[int] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
+    next_least: int
+    done_below: int
+    loading_ms: int
+    loaded_ms: int
+    ledger_id: int
+    ledger_entries: int
+    ledger_bytes: int
+    def __init__(self, items: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ..., prepared: _Optional[int] = ..., unsettled: _Optional[int] = ..., epoch: _Optional[int] = ..., committed: _Optional[int] = ..., aborted: _Optional[int] = ..., next_least: _Optional[int] = ..., done_below: _Optional[int] = ..., loading_ms: _Optional[int] = ..., loaded_ms: _Optional[int] = ..., ledger_id: _Optional[int] = ..., ledger_entries: _Optional[int] = ..., ledger_bytes: _Optional[int] = ...) -> None: ...
 
 class DetachTransactionRequest(_message.Message):
     __slots__ = ("txn", "topic")
@@ -1613,6 +1635,42 @@ class ChangeHalfRequest(_message.Message):
     half: TransactionId
     verb: ChangeHalfRequest.Verb
     def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., verb: _Optional[_Union[ChangeHalfRequest.Verb, str]] = ...) -> None: ...
+
+class TopicTransactionRequest(_message.Message):
+    __slots__ = ("topic", "txn")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    txn: TransactionId
+    def __init__(self, topic: _Optional[str] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ...) -> None: ...
+
+class TopicTransactionReply(_message.Message):
+    __slots__ = ("known", "first", "entries", "bytes", "holds", "waiting", "subscriptions")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    first: Position
+    entries: int
+    bytes: int
+    holds: bool
+    waiting: int
+    subscriptions: _containers.RepeatedCompositeFieldContainer[PendingOfTransaction]
+    def __init__(self, known: bool = ..., first: _Optional[_Union[Position, _Mapping]] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., holds: bool = ..., waiting: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[PendingOfTransaction, _Mapping]]] = ...) -> None: ...
+
+class PendingOfTransaction(_message.Message):
+    __slots__ = ("name", "entries", "up_to")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    entries: int
+    up_to: Position
+    def __init__(self, name: _Optional[str] = ..., entries: _Optional[int] = ..., up_to: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
 
 class MessageIdByTimeRequest(_message.Message):
     __slots__ = ("topic", "publish_time_ms")

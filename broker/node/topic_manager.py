@@ -17,7 +17,7 @@ Guards: tests/broker/node/test_session_lost.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ...ledger import LedgerClient, LedgerConfig
@@ -52,6 +52,7 @@ from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
+from ..transaction.coordinator import RunningCoordinator
 from ..transaction.coordinators import TransactionCoordinators
 from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
@@ -288,6 +289,11 @@ class TopicManager:
 
     async def bookies(self) -> list[BookieRecord]:
         return await bookies(self._open().metadata)
+
+    @property
+    def coordinators(self) -> Sequence[RunningCoordinator]:
+        """Those of transactions that this broker has now."""
+        return self._session.transactions.loaded if self._session is not None else ()
 
     def connections(self) -> dict[str, dict[str, int]]:
         """Statistics of the connections to bookies, by bookie; none while the broker serves nothing."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from ...proto.names import Position
+from ...proto.transactions import TxnId
 from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
+from ..subscription.core.cursor_state import NOWHERE
 from ..subscription.core.policies.policy import Keys
 from ..subscription.subscription import Subscription
 from ..topic.backlog import size
@@ -99,6 +101,28 @@ class TopicTransactions(msgspec.Struct, frozen=True):
     oldest_ms: int  # its age
     aborted_entries: int  # that the log has
     aborted_bytes: int
+    committed: int  # transactions that ended here since the topic was loaded
+    aborted: int
+
+
+class PendingOfTransaction(msgspec.Struct, frozen=True):
+    """What a transaction has acknowledged in a subscription."""
+
+    name: str
+    entries: int  # a cumulative acknowledgement counts as one
+    up_to: Position | None  # acknowledged cumulatively
+
+
+class TransactionHere(msgspec.Struct, frozen=True):
+    """What a topic has of a transaction, and what waits there for its end."""
+
+    known: bool  # it has not ended here
+    first: Position | None  # its first entry
+    entries: int
+    bytes: int
+    holds: bool  # the last stable position is before that entry, so that readers wait for it …
+    waiting: int  # … and do not get so many messages: its own, and all that follow
+    subscriptions: list[PendingOfTransaction]
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -196,8 +220,20 @@ def _transactions(topic: Topic) -> TopicTransactions | None:
     oldest = TransactionId(*found.oldest) if found.oldest is not None else None
     return TopicTransactions(
         found.last_stable, found.stable_index, found.open, oldest, found.oldest_ms, found.aborted_entries,
-        found.aborted_bytes,
+        found.aborted_bytes, found.commits, found.aborts,
     )  # fmt: skip
+
+
+def of_transaction(topic: Topic, txn: TxnId) -> TransactionHere:
+    subscriptions = [
+        PendingOfTransaction(each.name, acks.count, acks.up_to if acks.up_to != NOWHERE else None)
+        for each in topic.subscriptions.values()
+        if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
+    ]
+    found = topic.transactions.open_here(txn)
+    if found is None:
+        return TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
+    return TransactionHere(True, found.first, found.entries, found.size, found.holds, found.waiting, subscriptions)
 
 
 async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> SubscriptionStats:

@@ -55,7 +55,9 @@ SEEK = ("disconnect", "move", "store", "answer")
 class Subscription(Pump):
     """One subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
-    __slots__ = ("__dict__", "_acks", "activity", "dropped", "isolation", "store", "type")
+    __slots__ = (
+        "__dict__", "_acks", "aborts", "activity", "commits", "dropped", "isolation", "store", "type",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
@@ -68,6 +70,7 @@ class Subscription(Pump):
         )  # fmt: skip
         super().__init__(name, log, cursor, dispatcher, clock, config, delayed)
         self.store = store
+        self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionType | None = None
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.activity = Activity()
@@ -313,6 +316,8 @@ class Subscription(Pump):
         settled = self._acks.settle(txn, committed=committed)
         if settled is None:
             return
+        self.commits += committed
+        self.aborts += not committed
         if not committed:
             self._come_again(settled)
         if self.store is not None:

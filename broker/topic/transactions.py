@@ -51,7 +51,7 @@ from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from .core.dedup import DedupVerdict, SequenceProgress
-from .core.transactions import NOT_KNOWN, OPEN_MAX, Transactions, TxnPhase, TxnSnapshot
+from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnPhase, TxnSnapshot
 from .outcomes import OutcomesLedger
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
@@ -113,6 +113,8 @@ class TransactionStats(NamedTuple):
     oldest_ms: int
     aborted_entries: int
     aborted_bytes: int
+    commits: int  # transactions that ended since the topic was loaded
+    aborts: int
 
 
 def txn_of(header: EntryHeader) -> TxnId | None:
@@ -552,8 +554,12 @@ class TopicTransactions:
         age_s = now - self._since.get(oldest, now) if oldest is not None else 0.0
         return TransactionStats(
             core.stable, core.stable_index, len(opened), oldest, int(age_s * 1000), core.aborted_entries,
-            core.aborted_bytes,
+            core.aborted_bytes, core.commits, core.aborts,
         )
+
+    def open_here(self, txn: TxnId) -> OpenHere | None:
+        """None: it has ended here, or is not known."""
+        return self.core.open_here(txn) if self.core is not None else None
 
     def stop(self) -> None:
         self._ended = True

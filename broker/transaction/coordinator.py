@@ -47,6 +47,7 @@ from .core.intents import (
     Limits,
     PrepareHalf,
     PublishHalf,
+    Reason,
     Row,
     Settle,
     Status,
@@ -76,6 +77,7 @@ class RunningCoordinator:
         on_over: Callable[[RunningCoordinator], None],
     ) -> None:  # fmt: skip
         self.number, self.epoch = core.number, core.epoch
+        self.loading_ms = self.loaded_ms = 0  # since the epoch: the take-over
         self._clock = world.clock
         self._log = log
         self._core = core
@@ -97,9 +99,11 @@ class RunningCoordinator:
         on_over: Callable[[RunningCoordinator], None],
     ) -> RunningCoordinator:  # fmt: skip
         """Takes it over. CoordinatorFenced; DataLost; Unavailable and others."""
+        loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
         core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic())
         running = cls(world, log, core, topics, publish, close_s, on_over)
+        running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
         running._background.keep(f"transactions-{log.number}-write", running._write)
         running._background.keep(f"transactions-{log.number}-tick", running._tick)
@@ -108,10 +112,10 @@ class RunningCoordinator:
     # ------------------------------------------------------------------ questions
     async def begin(
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
-        tag: Tag | None = None, adopt: bool = False,
+        tag: Tag | None = None, adopt: bool = False, address: str = "",
     ) -> Begun:  # fmt: skip
         """BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
-        found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt))
+        found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, Begun), "a begin is answered by ids"
         return found
 
@@ -203,11 +207,39 @@ class RunningCoordinator:
         return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        return self._core.statistics()
+        """`committed` and what is after it count since the take-over."""
+        counters = self._core.counters
+        return {
+            **self._core.statistics(), "begun": counters.begun, "settled": counters.settled,
+            "records": counters.records, "settle_failures": self._settler.failures,
+            "settling_topics": self._settler.topics_waiting,
+        }  # fmt: skip
 
     def aborted(self) -> dict[str, int]:
         """By reason, since the take-over."""
-        return {reason.name.lower(): count for reason, count in self._core.counters.aborted.items()}
+        return {reason.name.lower(): self._core.counters.aborted.get(reason, 0) for reason in Reason}
+
+    def lasted(self) -> tuple[Sequence[int], float]:
+        """How long transactions were open, until they had an outcome: counts by LASTED_S, and the sum in seconds."""
+        return self._core.counters.lasted, self._core.counters.lasted_s
+
+    @property
+    def ledger(self) -> tuple[int, int, int]:
+        """See CoordinatorLog.place."""
+        return self._log.place
+
+    @property
+    def oldest_s(self) -> float:
+        return self._core.oldest_s(self._clock.monotonic())
+
+    @property
+    def next_id(self) -> int:
+        """`least` of the next transaction."""
+        return self._core.next_id
+
+    @property
+    def done_below(self) -> int:
+        return self._core.done_below
 
     async def _state(self, make: Callable[[object], Intent]) -> TxnState:
         found = await self._ask(make)

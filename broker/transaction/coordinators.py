@@ -115,10 +115,22 @@ class TransactionCoordinators:
             self._count = found[0].coordinators
         return self._count
 
+    async def count_now(self) -> int:
+        """As `count`; changes nothing."""
+        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+        return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
+
+    async def owners(self) -> list[str]:
+        """The name of the broker that has each coordinator; empty: none has. Changes nothing."""
+        found = []
+        for number in range(await self.count_now()):
+            owner = await get_record(self._metadata, owner_path(number), OwnerRecord)
+            found.append(owner[0].broker if owner is not None else "")
+        return found
+
     async def has_begun(self, number: int) -> bool:
         """Whether it was ever loaded; changes nothing. NotFound: there is none of that number."""
-        fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
-        count = fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
+        count = await self.count_now()
         if number >= count:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None

@@ -168,6 +168,11 @@ class CoordinatorLog:
         await update(self._metadata, self._path, transform)
         self._record, self._stored = record, value
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The ledger (-1: there is none), and the entries and bytes that this owner has written into it."""
+        return self._record.ledger_id, self._next_entry, self._bytes
+
     # ------------------------------------------------------------------ writing
     async def append(self, records: Sequence[AnyRecord], state: State) -> None:
         """`state`: all that was appended before. After an error it is not known what is durable."""

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...client import admin as values
+    from ...proto.transactions import TxnId
     from ..common.session import Session
 
 COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")
 SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
+TRANSACTION_COLUMNS = (
+    "topic", "open", "oldest", "oldestOwner", "oldestAddress", "oldestMs", "lastStable", "waiting", "committed",
+    "aborted", "abortedEntries", "abortedBytes",
+)  # fmt: skip
 LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
 
 _SUMMED = {
@@ -51,7 +56,7 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
     record["terminated"] = any(reply.terminated for reply in found)
     record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
-    record["transactions"] = _transactions(found)
+    record["transactions"] = _transactions(session, found)
     record["withoutSubscription"] = next((reply.unsubscribed for reply in found if reply.unsubscribed), "")
     messages, size = record["msgInCounter"], record["bytesInCounter"]
     record["averageMsgSize"] = size / messages if messages else 0.0
@@ -59,20 +64,47 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
     return record
 
 
-def _transactions(found: Iterable[values.TopicStats]) -> dict[str, Any]:
-    """Of all partitions together; empty: none of them has seen a transaction."""
-    known = [reply.transactions for reply in found if reply.transactions is not None]
+def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[str, Any]:
+    """Of all partitions together; empty: none of them has seen a transaction. `waiting`: messages that readers do not
+    get before an open transaction ends.
+    """
+    known = [(reply, reply.transactions) for reply in found if reply.transactions is not None]
     if not known:
         return {}
-    oldest = max((each for each in known if each.oldest is not None), key=lambda each: each.oldest_ms, default=None)
+    opened = [each for _, each in known if each.oldest is not None]
+    oldest = max(opened, key=lambda each: each.oldest_ms, default=None)
+    txn = oldest.oldest if oldest is not None else None
+    owner, address = _owner(session, txn) if txn is not None else ("", "")
     return {
-        "open": sum(each.open for each in known),
-        "oldest": str(oldest.oldest) if oldest is not None else "",
+        "open": sum(each.open for _, each in known),
+        "oldest": str(txn) if txn is not None else "",
         "oldestMs": oldest.oldest_ms if oldest is not None else 0,
-        "lastStablePositions": [str(each.last_stable) for each in known],
-        "abortedEntries": sum(each.aborted_entries for each in known),
-        "abortedBytes": sum(each.aborted_bytes for each in known),
+        "oldestOwner": owner,
+        "oldestAddress": address,
+        "lastStablePositions": [str(each.last_stable) for _, each in known],
+        "waiting": sum(reply.end_index - each.stable_index for reply, each in known),
+        "committed": sum(each.committed for _, each in known),
+        "aborted": sum(each.aborted for _, each in known),
+        "abortedEntries": sum(each.aborted_entries for _, each in known),
+        "abortedBytes": sum(each.aborted_bytes for _, each in known),
     }
+
+
+def _owner(session: Session, txn: TxnId) -> tuple[str, str]:
+    """The role and the address of who began it; empty: its coordinator does not say, or not to this caller."""
+    from ...proto.errors import MagnetarError
+
+    try:
+        found = session.admin.transaction(txn)
+    except MagnetarError:
+        return "", ""
+    return found.owner, found.address
+
+
+def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table, from the record of a topic."""
+    found = record["transactions"]
+    return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
 
 def _publisher(producer: values.ProducerStats) -> dict[str, Any]:

@@ -134,7 +134,14 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
     Example: magnetar topics stats orders --get-precise-backlog -o json
     """
-    from .stats import COLUMNS, SUBSCRIPTION_COLUMNS, subscription_rows, topic_stats
+    from .stats import (
+        COLUMNS,
+        SUBSCRIPTION_COLUMNS,
+        TRANSACTION_COLUMNS,
+        subscription_rows,
+        topic_stats,
+        transaction_row,
+    )
 
     parts = session.admin.parts(topic) if per_partition else [full(topic)]
     records = [topic_stats(session, part, precise=precise) for part in parts]
@@ -146,6 +153,9 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         if record["subscriptions"]:
             print()
             session.out.rows(subscription_rows(record["subscriptions"]), SUBSCRIPTION_COLUMNS)
+    if transacted := [transaction_row(record) for record in records if record["transactions"]]:
+        print()
+        session.out.rows(transacted, TRANSACTION_COLUMNS)
 
 
 @click.command("stats-internal")

@@ -1,4 +1,4 @@
-"""`magnetar transactions …`: what is open, which role began it, and how an operator ends it."""
+"""`magnetar transactions …`: what is open, who began it and what waits for it, and how an operator ends it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
 
 if TYPE_CHECKING:
-    from ...client.admin.values import TransactionStats
+    from ...client.admin.values import TransactionHere, TransactionStats
 
-COLUMNS = ("txn", "state", "owner", "name", "age_s", "remaining_s", "topics", "reason")
+COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
+TOPIC_COLUMNS = ("topic", "entries", "bytes", "first", "holds", "waiting", "pending", "error")
 COORDINATOR_COLUMNS = ("coordinator", "epoch", "open", "prepared", "unsettled", "committed", "aborted")
 
 transactions = LazyGroup(
@@ -34,7 +35,9 @@ transactions = LazyGroup(
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
 @connected
 def list_(session: Session, coordinator: int | None, limit: int) -> None:
-    """Transactions that are open, prepared, or not settled at each topic; the oldest first.
+    """Transactions that are open, prepared, or not settled at each topic; the oldest first. `owner` and `address`: the
+    role and the client that began it. `topics`: those that it has something in; of an ended one those that have not
+    stored how.
 
     Example: magnetar transactions list -c 3
     """
@@ -50,11 +53,23 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 @click.argument("txn")
 @connected
 def show(session: Session, txn: str) -> None:
-    """One transaction by its id. Of one that is done only the outcome is known.
+    """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
+    end. Of one that is done only the outcome is known.
+
+    `holds`: readers of the topic wait for it, for `waiting` messages. `pending`: entries that it has acknowledged, by
+    subscription.
 
     Example: magnetar transactions show "(3,1099511627781)"
     """
-    session.out.record(_row(session.admin.transaction(txn)))
+    found = session.admin.transaction(txn)
+    record, at = _row(found), [_at(session, found, topic) for topic in found.topics]
+    if session.out.json:
+        session.out.document({**record, "at": at})
+        return
+    session.out.record(record)
+    if at:
+        print()
+        session.out.rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
 @click.command()
@@ -101,7 +116,33 @@ def detach(session: Session, txn: str, topic: str) -> None:
 
 def _row(found: TransactionStats) -> dict[str, Any]:
     return {
-        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "name": found.name,
+        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
+        "name": found.name,
         "sink": found.sink.sink_id, "age_s": round(found.age_ms / 1000, 1),
         "remaining_s": round(found.remaining_ms / 1000, 1), "topics": ", ".join(found.topics), "reason": found.reason,
     }  # fmt: skip
+
+
+def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]:
+    """Of one of its topics. One that does not answer says why: it may be what the transaction waits for."""
+    from ...proto.errors import MagnetarError
+
+    try:
+        return {"topic": topic, **_here(session.admin.transaction_at(found.txn, topic)), "error": ""}
+    except MagnetarError as error:
+        return {"topic": topic, "pending": {}, "error": str(error)}
+
+
+def _here(found: TransactionHere) -> dict[str, Any]:
+    return {
+        "entries": found.entries, "bytes": found.bytes, "first": str(found.first) if found.first is not None else "",
+        "holds": found.holds, "waiting": found.waiting,
+        "pending": {
+            each.name: {"entries": each.entries, "upTo": str(each.up_to) if each.up_to is not None else ""}
+            for each in found.subscriptions
+        },
+    }  # fmt: skip
+
+
+def _pending(found: dict[str, dict[str, Any]]) -> str:
+    return ", ".join(f"{name}: {each['entries']}" for name, each in found.items())

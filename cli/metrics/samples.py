@@ -3,6 +3,7 @@
     magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
     magnetar_metadata_…        the metadata tree's
     magnetar_broker_…          the tail cache, the topics and the time that publishes take
+    magnetar_transactions_…    per coordinator of transactions that it has (transactions.py; label `coordinator`)
     magnetar_broker_peer_…     its connections to bookies (label `bookie`)
     magnetar_topic_…           per loaded topic (label `topic`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
@@ -29,6 +30,7 @@ from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.supervisor import Supervisor
 from .bookkeeper import BookKeeperNames
+from .transactions import OfTopics, coordinators
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
@@ -84,6 +86,7 @@ class Measured(msgspec.Struct, frozen=True):
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
     second: BookKeeperNames | None = None
+    pulsar: bool = False  # Pulsar's names of transactions as well
 
     async def __call__(self, page: Page) -> None:
         if self.metadata is not None:
@@ -93,7 +96,7 @@ class Measured(msgspec.Struct, frozen=True):
             if self.second is not None:
                 self.second.add(page, bookie.id)
         if self.broker is not None:
-            await _broker(page, self.broker)
+            await _broker(page, self.broker, self.broker.owned.config.cluster if self.pulsar else None)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.failing_now().items()):
@@ -102,7 +105,12 @@ class Measured(msgspec.Struct, frozen=True):
 
 def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
     """For --metrics-compat."""
-    return BookKeeperNames(clock) if compat == "bookkeeper" else None
+    return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
+
+
+def pulsars_names(compat: str) -> bool:
+    """For --metrics-compat."""
+    return compat in ("pulsar", "both")
 
 
 def _bookie(page: Page, bookie: Bookie) -> None:
@@ -111,7 +119,8 @@ def _bookie(page: Page, bookie: Bookie) -> None:
         page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
-async def _broker(page: Page, broker: Broker) -> None:
+async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
+    """`cluster`: for Pulsar's names; None: without them."""
     owned = broker.owned
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
@@ -123,7 +132,9 @@ async def _broker(page: Page, broker: Broker) -> None:
     )
     for bookie, numbers in owned.connections().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
-    degraded, unread = await _topics(page, owned.world.clock, list(owned.loaded.values()))
+    coordinators(page, owned.coordinators, cluster)
+    topics = list(owned.loaded.values())
+    degraded, unread = await _topics(page, owned.world.clock, topics, OfTopics(page, cluster))
     page.gauge(
         "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
         degraded,
@@ -131,7 +142,9 @@ async def _broker(page: Page, broker: Broker) -> None:
     await _backlogs(page, unread)
 
 
-async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
+async def _topics(
+    page: Page, clock: Clock, topics: Sequence[Topic], transacted: OfTopics
+) -> tuple[int, list[_Unread]]:
     """Works in slices of the loop. Returns how many are degraded, and the subscriptions whose backlog must be read."""
     from ...broker.common.turns import Turns
     from ...broker.topic.backlog import size_now  # there is a broker, so it is loaded
@@ -150,7 +163,6 @@ async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[in
     ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
     unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
-    in_txn = series("subscription_pending_entries", "gauge", "Subscription: acknowledged in open transactions.")
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
     degraded, unread, turns = 0, list[_Unread](), Turns(clock)
     for topic in topics:
@@ -165,13 +177,12 @@ async def _topics(page: Page, clock: Clock, topics: Sequence[Topic]) -> tuple[in
         storage(whose, log.shape.size)
         ledgers(whose, len(log.shape))
         degraded += log.degraded
+        transacted.add(topic, whose)
         for subscription in topic.subscriptions.values():
             if subscription.durable:
                 whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
                 consumers(whose, len(subscription.consumers))
                 unacked(whose, subscription.dispatcher.unacked)
-                if subscription.cursor.pending is not None:
-                    in_txn(whose, subscription.cursor.pending.entries)
                 backlog = size_now(log, subscription)
                 if backlog is None:
                     unread.append((topic, subscription, partial(backlogs, whose)))

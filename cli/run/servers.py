@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,17 +38,17 @@ NOTICE_S = 1.0
 
 
 def server_options(
-    level: str, *, settings: bool = True, bookies: bool = False
+    level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (`bookies`), --log-level and
-    -format."""
-    compat = click.option(
+    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where there are other
+    systems' names), --log-level and -format."""
+    names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
-        type=click.Choice(["none", "bookkeeper"]),
+        type=click.Choice(["none", *compat]),
         default="none",
         show_default=True,
-        help="Show a bookie's metrics under BookKeeper's names as well.",
+        help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (transactions), as well.",
     )
     file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
     options = (
@@ -66,7 +66,7 @@ def server_options(
             is_flag=True,
             help="Listen beyond this machine although every caller may do everything.",
         ),
-        *([compat] if bookies else []),
+        *([names] if compat else []),
         click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
         ),
@@ -377,7 +377,7 @@ def metadata(
 @metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
 @SECURITY
-@server_options("info")
+@server_options("info", compat=["pulsar"])
 def broker(
     listen: str,
     pulsar_listen: str | None,
@@ -391,6 +391,7 @@ def broker(
     config: str | None,
     metrics: str | None,
     insecure: bool,
+    metrics_compat: str,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -411,7 +412,7 @@ def broker(
         from ...broker.server import Broker
         from ...runtime.config import load
         from ...runtime.lifecycle import Parts
-        from ..metrics.samples import Measured
+        from ..metrics.samples import Measured, pulsars_names
 
         given = {
             "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
@@ -436,7 +437,7 @@ def broker(
 
             starting = Broker.start(secured(serving, security), settings, store, session)
             running = await parts.start("broker", starting, close)
-            running.rest.measure = measured = Measured(broker=running)
+            running.rest.measure = measured = Measured(broker=running, pulsar=pulsars_names(metrics_compat))
             facts = await serve_metrics(parts, scraped, measured) | door_facts(running)
             ready(f"{scheme(security)}://{running.endpoint}", **facts)
             await serve_for_ever(warning)

@@ -68,7 +68,7 @@ HTTP_PORTS = (8080, 8443)
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
 @SECURITY
-@server_options("warning", bookies=True)
+@server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
     security: str | None, config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str,
@@ -127,7 +127,7 @@ async def _serve(world: World, given: Given) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.config import load
     from ...runtime.lifecycle import Parts
-    from ..metrics.samples import Measured, second_names
+    from ..metrics.samples import Measured, pulsars_names, second_names
 
     folder, config, security = given.folder, given.config, given.security
     count = _count(folder, given.bookies)
@@ -146,7 +146,8 @@ async def _serve(world: World, given: Given) -> None:
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second)
+        named = pulsars_names(given.compat)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named)
         broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
         facts |= door_facts(broker)

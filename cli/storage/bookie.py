@@ -41,7 +41,7 @@ TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's di
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
 @click.option("--rack", default=None, help="Where it stands (default /default).")
 @SECURITY
-@server_options("info", bookies=True)
+@server_options("info", compat=["bookkeeper"])
 @click.pass_context
 def bookie(
     context: click.Context,

@@ -35,6 +35,7 @@ from .values import LedgerStays as LedgerStays
 from .values import NamespaceInfo as NamespaceInfo
 from .values import OrphanLedger as OrphanLedger
 from .values import Orphans as Orphans
+from .values import PendingOfTransaction as PendingOfTransaction
 from .values import Permissions as Permissions
 from .values import ProducerStats as ProducerStats
 from .values import SchemaTest as SchemaTest
@@ -49,4 +50,5 @@ from .values import TopicSchema as TopicSchema
 from .values import TopicState as TopicState
 from .values import TopicStats as TopicStats
 from .values import TopicTransactions as TopicTransactions
+from .values import TransactionHere as TransactionHere
 from .values import Unloaded as Unloaded

@@ -125,6 +125,7 @@ class Admin(ClosedAfterWith):
 
     transactions = _blocking(AdminClient.transactions)
     all_transactions = _blocking(AdminClient.all_transactions)
+    transaction_at = _blocking(AdminClient.transaction_at)
     transaction = _blocking(AdminClient.transaction)
     abort_transaction = _blocking(AdminClient.abort_transaction)
     detach_transaction = _blocking(AdminClient.detach_transaction)

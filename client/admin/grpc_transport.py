@@ -206,7 +206,8 @@ def _value(kind: Any, found: Any) -> Any:
 
 def _field(hint: Any, found: Any, name: str) -> Any:
     """A field of a message; a message that is absent is None, where the type says so."""
-    optional = get_origin(hint) is UnionType and (is_dataclass(get_args(hint)[0]) or get_args(hint)[0] is TxnId)
+    kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
+    optional = kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
     if optional and not found.HasField(name):
         return None
     return _value(hint, getattr(found, name))

@@ -121,6 +121,7 @@ ABORT_TRANSACTION = Operation("AbortTransaction", TxnState)
 DETACH_TRANSACTION = Operation("DetachTransaction", NONE)
 LIST_HALVES = Operation("ListHalves", values.CoordinatorHalves)
 CHANGE_HALF = Operation("ChangeHalf", NONE)
+TOPIC_TRANSACTION = _of_topic("TopicTransaction", values.TransactionHere)
 
 LIST_BROKERS = Operation("ListBrokers", tuple[values.BrokerInfo, ...])
 LIST_BOOKIES = Operation("ListBookies", tuple[values.BookieInfo, ...])

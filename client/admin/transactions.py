@@ -38,6 +38,10 @@ class TransactionAdmin:
             raise NotFound(f"no transaction {txn} has begun")
         return found.items[0]
 
+    async def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
+        """What a topic (without partitions, or a partition) has of it, and what waits there for its end."""
+        return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
+
     async def abort_transaction(self, txn: TxnId | str) -> TxnState:
         """Aborts one that is open or prepared, of any role; the state of one that has ended."""
         return await self._call(op.ABORT_TRANSACTION, **_fields(txn))

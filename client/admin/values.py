@@ -253,6 +253,8 @@ class TopicTransactions:
     oldest_ms: int  # its age
     aborted_entries: int  # that are kept
     aborted_bytes: int
+    committed: int  # transactions that ended there since the topic was loaded
+    aborted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +456,8 @@ class TransactionStats:
     remaining_ms: int  # until it is aborted; 0: it has ended
     topics: tuple[str, ...]  # that joined; of an ended one those that have not stored the outcome
     reason: str  # why it is aborted
+    address: str  # of the client that began it; empty: not known
+    timeout_ms: int  # how long it may stay open
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +471,13 @@ class CoordinatorTransactions:
     epoch: int  # 0: it had no transaction so far
     committed: int
     aborted: int
+    next_least: int  # of the next id
+    done_below: int  # ids below it have ended, and every participant has stored how
+    loading_ms: int  # since the epoch: when its broker began to take it over …
+    loaded_ms: int  # … and when it served
+    ledger_id: int  # that it writes, or that it read last; -1: it had none so far
+    ledger_entries: int  # written by its broker: a snapshot, and what was decided since
+    ledger_bytes: int
 
 
 class HalfState(IntEnum):
@@ -513,3 +524,25 @@ class CoordinatorHalves:
     open: int  # without the parked ones
     parked: int
     bytes: int  # of the messages of all
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOfTransaction:
+    """What a transaction has acknowledged in a subscription."""
+
+    name: str
+    entries: int  # a cumulative acknowledgement counts as one
+    up_to: Position | None  # acknowledged cumulatively
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionHere:
+    """What a topic has of a transaction, and what waits there for its end."""
+
+    known: bool  # it has not ended there
+    first: Position | None  # its first entry
+    entries: int
+    bytes: int
+    holds: bool  # the last stable position is before that entry, so that readers wait for it …
+    waiting: int  # … and do not get so many messages: its own, and all that follow
+    subscriptions: tuple[PendingOfTransaction, ...]

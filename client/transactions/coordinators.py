@@ -256,13 +256,14 @@ class EndQueue:
 
     async def _send(self, batch: list[tuple[wire.EndItem, asyncio.Future[Answer]]]) -> None:
         answers: list[Answer] = []
+        missing: MagnetarError = ConnectionLost("the client was closed before the coordinator answered")
         try:
             request = wire.EndRequest(items=[item for item, _ in batch])
             reply = await self._coordinators.send_ends(self._coordinator, request)
             answers = [answer_of(each) for each in reply.items]
             if any(each.error is not None and each.error.retryable for each in answers):
                 self._coordinators.forget(self._coordinator)
-            missing: MagnetarError = ConnectionLost("the coordinator did not answer to all")
+            missing = ConnectionLost("the coordinator did not answer to all")
         except MagnetarError as error:
             missing = error
         finally:

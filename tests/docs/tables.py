@@ -22,6 +22,7 @@ from magnetar.broker.protocols.rest import routes as rest_routes
 from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.metrics.bookkeeper import SECOND
+from magnetar.cli.metrics.transactions import PULSAR
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors
@@ -139,6 +140,15 @@ def bookkeeper_table() -> str:
     return "\n".join(lines)
 
 
+def pulsars_table() -> str:
+    """Pulsar's names for metrics of transactions, and ours."""
+    lines = ["| Pulsar's name | ours | note |", "|---|---|---|"]
+    for second in PULSAR:
+        ours = ", ".join(f"`{name}`" for name in second.ours)
+        lines.append(f"| `{second.name}` | {ours} | {second.note} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Table] = {
     **{
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
@@ -159,6 +169,7 @@ TABLES: dict[str, Table] = {
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
+    "Pulsar's names": Table("docs/operations.md", pulsars_table),
 }
 
 

@@ -77,6 +77,7 @@ RULES: Mapping[str, Rule] = {
     "Admin.DetachTransaction": _OPERATE,
     "Admin.ListHalves": _OPERATE,
     "Admin.ChangeHalf": _OPERATE,
+    "Admin.TopicTransaction": _topic(Permission.LOOKUP, "topic"),
     "Admin.ListTenants": Rule(Permission.SHOWN),
     "Admin.CreateTenant": _OPERATE,
     "Admin.GetTenant": Rule(Permission.MANAGE, On.TENANT, "name"),

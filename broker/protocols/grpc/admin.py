@@ -47,23 +47,23 @@ class _OtherBrokers:
         self._world = world
 
     async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None:
-        await ask(self._world, broker, "DeleteTopic", wire.DeleteRequest(name=topic.full, force=force))
+        await ask(self._world, broker.endpoint, "DeleteTopic", wire.DeleteRequest(name=topic.full, force=force))
 
     async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded:
         asked = wire.UnloadNamespaceRequest(namespace=str(name), bundle=bundle, here=True)
-        found = await ask(self._world, broker, "UnloadNamespace", asked)
+        found = await ask(self._world, broker.endpoint, "UnloadNamespace", asked)
         return Unloaded(found.topics, found.bundles)
 
     async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]:
         asked = wire.ListTopicsRequest(namespace=str(name), in_memory_here=True)
-        return list((await ask(self._world, broker, "ListTopics", asked, timeout_s=LIST_TIMEOUT_S)).names)
+        return list((await ask(self._world, broker.endpoint, "ListTopics", asked, timeout_s=LIST_TIMEOUT_S)).names)
 
 
 async def ask(
-    world: World, broker: BrokerRecord, method: str, request: Message, *, timeout_s: float = FORWARD_TIMEOUT_S
+    world: World, endpoint: str, method: str, request: Message, *, timeout_s: float = FORWARD_TIMEOUT_S
 ) -> Any:
     """The same question to the Admin service of another broker, with the rights of this one."""
-    channel = world.network.connect(Endpoint.parse(broker.endpoint))
+    channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         return await channel.call(rpc("Admin", method), request, timeout_s=timeout_s)
     finally:

@@ -13,12 +13,14 @@ from ....proto.transactions import TxnId, TxnState
 from ....runtime.network import CallContext
 from ...common.transactions import Settlement, state_of
 from ...node.topic_manager import TopicManager
+from ...session import statistics
 from ...session.topics import reached_by
 from ...transaction.coordinator import RunningCoordinator
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
 from ...transaction.peers import settlement_to_wire
 from .halves import HalfAdminService, HalfService
+from .stats import fields
 
 ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000
@@ -44,7 +46,7 @@ class TransactionService(HalfService):
         tag = _tag(request.sink) if request.HasField("sink") else None
         begun = await coordinator.begin(
             context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
-            tag=tag, adopt=request.sink.adopt,
+            tag=tag, adopt=request.sink.adopt, address=context.peer,
         )  # fmt: skip
         return wire.BeginReply(
             first=wire.TransactionId(most=coordinator.number, least=begun.first) if begun.ids else None,
@@ -137,14 +139,16 @@ class TransactionAdminService(HalfAdminService):
         txn = txn_of(request.txn) if request.HasField("txn") else None
         number = request.coordinator if txn is None else txn.coordinator
         if not await self._broker.transactions.has_begun(number):
-            return wire.ListTransactionsReply()  # and it is not loaded for the question
+            return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
         coordinator = await self._broker.transactions.here(number)
-        found = coordinator.statistics()
+        found, ledger = coordinator.statistics(), coordinator.ledger
         rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
-            aborted=found["aborted"],
+            aborted=found["aborted"], next_least=coordinator.next_id, done_below=coordinator.done_below,
+            loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
+            ledger_entries=ledger[1], ledger_bytes=ledger[2],
         )  # fmt: skip
 
     async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
@@ -157,6 +161,12 @@ class TransactionAdminService(HalfAdminService):
         coordinator = await self._broker.transactions.here(txn.coordinator)
         await coordinator.detach(txn, TopicName.parse(request.topic).full)
         return wire.Empty()
+
+    async def topic_transaction(
+        self, request: wire.TopicTransactionRequest, context: CallContext
+    ) -> wire.TopicTransactionReply:
+        topic = await self._broker.topic(TopicName.parse(request.topic))
+        return wire.TopicTransactionReply(**fields(statistics.of_transaction(topic, txn_of(request.txn))))
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
@@ -212,5 +222,5 @@ def _row(number: int, row: Row) -> wire.TransactionInfo:
         txn=wire.TransactionId(most=number, least=row.txn), state=_state(row.state),
         owner=row.owner, name=row.name, age_ms=int(row.age_s * 1000), remaining_ms=int(row.left_s * 1000),
         sink=wire.SinkTag(sink_id=tag.sink_id, query_id=tag.query_id, batch=tag.batch, run=tag.run) if tag else None,
-        topics=row.waiting, reason=row.reason,
+        topics=row.waiting, reason=row.reason, address=row.address, timeout_ms=int(row.timeout_s * 1000),
     )  # fmt: skip

@@ -71,7 +71,9 @@ def connect_failed(request_id: int, error: MagnetarError) -> bytes:
 
 async def begin(connection: Connection, asked: pulsar.CommandNewTxn) -> bytes:
     coordinator = await _here(connection, asked.tc_id)
-    begun = await coordinator.begin(connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000)
+    begun = await coordinator.begin(
+        connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
+    )
     return frame(new_txn_response=pulsar.TransactionResponse(
         request_id=asked.request_id, txnid_most_bits=coordinator.number, txnid_least_bits=begun.first
     ))  # fmt: skip

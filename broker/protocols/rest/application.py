@@ -147,7 +147,8 @@ class Application:
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
         """307 to the owner of the topic; 503 where that serves no HTTP."""
-        names = {name: _decoded(value) for name, value in request.path_params.items()}
+        names = {"domain": "persistent"}
+        names |= {name: _decoded(value) for name, value in request.path_params.items()}
         try:
             topic = TopicName.parse("{domain}://{tenant}/{namespace}/{topic}".format(**names))
             owner = await self._broker.lookup(topic)

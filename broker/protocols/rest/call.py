@@ -130,4 +130,14 @@ class Call:
         try:
             return await self.admin(method, request)
         except NotOwner:
-            return await ask(self.broker.world, await self.broker.lookup(topic), method, request)
+            return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, method, request)
+
+    async def at_coordinator(self, method: str, request: Message) -> Any:
+        """The answer of the broker that has the coordinator of transactions that is asked for."""
+        try:
+            return await self.admin(method, request)
+        except NotOwner as error:
+            endpoint = error.fields.get("owner", "")
+            if not endpoint:
+                raise
+            return await ask(self.broker.world, endpoint, method, request)

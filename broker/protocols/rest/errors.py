@@ -25,6 +25,8 @@ _TABLE: tuple[tuple[type[errors.MagnetarError], int], ...] = (
     (errors.Busy, 409),
     (errors.ProducerFenced, 409),
     (errors.TopicTerminated, 409),
+    (errors.TransactionEnded, 409),
+    (errors.TransactionForgotten, 404),
     (errors.IncompatibleSchema, 409),
     (errors.NotAllowed, 405),
     (errors.BacklogQuotaExceeded, 412),

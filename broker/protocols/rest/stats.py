@@ -3,7 +3,7 @@
 `topic_stats` takes what broker/session/statistics.py gives, or the same fields from another broker (wire.proto). What
 only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
 Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
-Magnetar does not note are 0; of offload, transactions and replication, which are missing, numbers are 0 or -1.
+Magnetar does not note are 0; of offload and replication, which are missing, numbers are 0 or -1.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf.message import Message
+
 from ....proto.model import AccessMode
 from ....proto.subscription_types import title
+from ....proto.transactions import TxnId
 from ....runtime.clock import Clock
 from ...subscription.activity import Activity
 from ...subscription.consumer import Consumer
@@ -83,8 +86,7 @@ def topic_stats(
         "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
-        "ongoingTxnCount": found.transactions.open if found.transactions is not None else 0, "abortedTxnCount": 0,
-        "committedTxnCount": 0,
+        **_transactions(found),
         "waitingPublishers": 0, "topicCreationTimeStamp": found.created_ms,
         "lastPublishTimeStamp": found.published_ms, "lastPublishTimestamp": found.published_ms,
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
@@ -98,6 +100,22 @@ def topic_stats(
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
+
+
+def _transactions(found: Any) -> dict[str, Any]:
+    """`transactions` is None: the topic has seen none. `waiting`: messages that readers do not get before an open one
+    ends."""
+    seen = found.transactions
+    if not (found.HasField("transactions") if isinstance(found, Message) else seen is not None):
+        return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
+    oldest = [{"txn": str(TxnId(seen.oldest.most, seen.oldest.least)), "ageMs": seen.oldest_ms}] if seen.open else []
+    shown = {
+        "open": seen.open, "oldest": oldest, "lastStablePositions": [_place(seen.last_stable)],
+        "waiting": found.end_index - seen.stable_index, "abortedEntries": seen.aborted_entries,
+        "abortedBytes": seen.aborted_bytes,
+    }  # fmt: skip
+    counts = {"ongoingTxnCount": seen.open, "abortedTxnCount": seen.aborted, "committedTxnCount": seen.committed}
+    return {**counts, "transactions": shown}
 
 
 def _compaction(topic: Topic | None) -> dict[str, Any]:

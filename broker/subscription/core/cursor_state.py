@@ -107,6 +107,11 @@ class TxnAcks(msgspec.Struct):
             part = self.parts.setdefault(position, Partial(0, size))
             part.bits |= bits
 
+    @property
+    def count(self) -> int:
+        """Entries, wholly or in part; a cumulative acknowledgement counts as one."""
+        return sum(map(len, self.entries.values())) + len(self.parts) + (self.up_to != NOWHERE)
+
     def copy(self) -> TxnAcks:
         entries = {ledger_id: each.copy() for ledger_id, each in self.entries.items()}
         return TxnAcks(entries, {each: Partial(part.bits, part.size) for each, part in self.parts.items()}, self.up_to)

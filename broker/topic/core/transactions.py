@@ -161,13 +161,23 @@ class TxnEnd(NamedTuple):
 NOT_KNOWN = TxnEnd({}, shown=False)
 
 
+class OpenHere(NamedTuple):
+    """A transaction that has not ended. `holds`: readers wait for it, and do not get `waiting` messages."""
+
+    first: Position | None  # its first entry; None: it has none
+    entries: int
+    size: int  # bytes
+    holds: bool
+    waiting: int
+
+
 class Transactions:
     """The decisions for one topic, over the shape of its log. It is a `Decided` of broker/log/core/committed_shape.py.
     """
 
     __slots__ = (
-        "_ended", "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "changed", "known",
-        "position", "sizes", "version",
+        "_ended", "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "aborts", "changed",
+        "commits", "known", "position", "sizes", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
@@ -179,6 +189,7 @@ class Transactions:
         self.sizes: dict[int, int] = {}  # ledger → bytes that are aborted
         self.changed: set[int] = set()  # ledgers of which something was aborted since it was stored
         self.version = 0
+        self.commits = self.aborts = 0  # transactions that ended since it was loaded
         self._hidden: dict[TxnId, TopicTxn] = {}  # with entries and not ended, the earliest first entry first
         self._ended = frozenset(snapshot.ended)  # until the replay is done
         self._stable: Position | None = None  # kept while something is hidden; None: to be found
@@ -305,6 +316,8 @@ class Transactions:
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
+        self.commits += settlement.committed
+        self.aborts += not settlement.committed
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
         if settlement.committed:
@@ -419,6 +432,15 @@ class Transactions:
         """Entries of it that are on their way."""
         found = self.known.get(txn)
         return found.flying if found is not None else 0
+
+    def open_here(self, txn: TxnId) -> OpenHere | None:
+        """None: it has ended, or is not known."""
+        found = self.known.get(txn)
+        if found is None or found.phase is TxnPhase.ENDED:
+            return None
+        holds = found.first is not None and found.first == self.first_hidden
+        waiting = self._shape.end_index - self.stable_index if holds else 0
+        return OpenHere(found.first, found.count, found.size, holds, waiting)
 
     @property
     def aborted_entries(self) -> int:

@@ -161,7 +161,7 @@ class Ending:
     committed: bool
     waiting: dict[str, Participant]
     owned: Owned | None
-    since: float
+    began: float  # of one of an earlier epoch: the start of this one
     is_durable: bool
     visible: list[object] = field(default_factory=list)  # requests that wait for the last of them
 
@@ -331,7 +331,8 @@ class Coordinator:
         if intent.name:
             self._used_names[intent.name] = now
         timeout_s = intent.timeout_s or self.limits.timeout_s
-        self._lease(range(first, first + count), Owned(intent.owner, timeout_s, intent.name, holder, intent.tag), now)
+        owned = Owned(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
+        self._lease(range(first, first + count), owned, now)
         self._answer(intent, Begun(first, count, self.limits.lease_s, holder))
 
     def _lease(self, txns: Iterable[int], owned: Owned, now: float) -> None:
@@ -384,6 +385,7 @@ class Coordinator:
             del self._unused[txn]
             self._unindex(txn, owned)
             self._add(Live(txn, owned, now, now + owned.timeout_s))
+            self.counters.begun += 1
 
     def _add(self, live: Live) -> None:
         self._live[live.txn] = live
@@ -505,6 +507,7 @@ class Coordinator:
         self.state.apply(record)
         self._lazy.append(_Decision(record))
         self.counters.committed += 1
+        self.counters.ended(now - live.began)
 
     def _abort(self, live: Live, reason: Reason, now: float) -> None:
         """`live` is OPEN or PREPARED."""
@@ -518,8 +521,9 @@ class Coordinator:
         self._aborted(live, now, is_durable=False)
 
     def _aborted(self, live: Live, now: float, *, is_durable: bool) -> None:
+        self.counters.ended(now - live.began)
         self._remember(live.txn, live.reason)
-        self._end(live.txn, False, live.participants.values(), live.owned, now, is_durable=is_durable)
+        self._end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def _remember(self, txn: int, reason: Reason) -> None:
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
@@ -705,6 +709,7 @@ class Coordinator:
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
         decisions, self._writing = self._writing, []
+        self.counters.records += len(decisions)
         for decision in decisions:
             self._durable(decision, now)
         return self.take_effects()
@@ -746,8 +751,9 @@ class Coordinator:
             if live is None:
                 continue  # it was empty, and is counted
             self._remove(live)
-            self._end(txn, True, participants(record, shares), live.owned, now, is_durable=True)
+            self._end(txn, True, participants(record, shares), live.owned, live.began, is_durable=True)
             self.counters.committed += 1
+            self.counters.ended(now - live.began)
             ended.append(live)
         if intent is not None:
             self._answer(intent, False)
@@ -777,7 +783,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ settling
     def _end(
-        self, txn: int, is_committed: bool, waiting: Iterable[Participant], owned: Owned | None, now: float, *,
+        self, txn: int, is_committed: bool, waiting: Iterable[Participant], owned: Owned | None, began: float, *,
         is_durable: bool,
     ) -> None:  # fmt: skip
         each_waiting = {each.topic: each for each in waiting}
@@ -785,7 +791,7 @@ class Coordinator:
             if is_durable and txn in self.state.unsettled:
                 self._lazy.append(_Decision(Done([txn])))
             return
-        self._ending[txn] = Ending(is_committed, each_waiting, owned, now, is_durable)
+        self._ending[txn] = Ending(is_committed, each_waiting, owned, began, is_durable)
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
     def settled(self, txn: int, topic: str) -> list[Effect]:
@@ -930,6 +936,20 @@ class Coordinator:
         open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
 
+    @property
+    def next_id(self) -> int:
+        return self._next
+
+    @property
+    def done_below(self) -> int:
+        """Ids below it have ended, and every participant has stored how."""
+        return self._lowest()
+
+    def oldest_s(self, now: float) -> float:
+        """How long the oldest transaction without an outcome is open; 0: there is none."""
+        began = (live.began for live in self._live.values())
+        return now - min(began, default=now)
+
     def sink(self, sink_id: str) -> SinkBatch | None:
         return self.state.sinks.get(sink_id)
 
@@ -955,13 +975,16 @@ class Coordinator:
         if live is not None:
             left_s = max(0.0, live.deadline - now)
             owned, waiting = live.owned, list(live.participants)
-            return Row(txn, _state(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting)
+            return Row(
+                txn, _state(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
+                owned.address, owned.timeout_s,
+            )  # fmt: skip
         if ending is not None:
             owned = ending.owned or Owned("", 0.0)
             reason = "" if ending.committed else self._reasons.get(txn, Reason.LOST).value
             return Row(
-                txn, _state(ending), owned.owner, owned.name, owned.tag, now - ending.since, 0.0, list(ending.waiting),
-                reason,
+                txn, _state(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0, list(ending.waiting),
+                reason, owned.address, owned.timeout_s,
             )  # fmt: skip
         if txn >= self._next or txn in self._unused:
             return None

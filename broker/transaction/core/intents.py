@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,6 +48,7 @@ class Begin:
     holder: int = 0  # of the name; 0: a new one, that fences those before
     tag: Tag | None = None
     adopt: bool = False
+    address: str = ""  # of the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +266,26 @@ class Limits:
     halves: HalfLimits = HalfLimits()
 
 
+LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0)
+"""Bounds of how long transactions were open: Pulsar's."""
+
+
 @dataclass(slots=True)
 class Counters:
-    """Since the owner's take-over."""
+    """Since the owner's take-over. `lasted`: from the first use of an id to its outcome, by LASTED_S, and above."""
 
+    begun: int = 0
     committed: int = 0
     aborted: dict[Reason, int] = field(default_factory=dict)
     settled: int = 0
+    records: int = 0  # durable ones
+    lasted: list[int] = field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
+    lasted_s: float = 0.0  # of all together
+
+    def ended(self, lasted_s: float) -> None:
+        """A transaction has its outcome."""
+        self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
+        self.lasted_s += lasted_s
 
 
 class Row(NamedTuple):
@@ -286,6 +301,8 @@ class Row(NamedTuple):
     left_s: float
     waiting: Sequence[str]
     reason: str = ""
+    address: str = ""
+    timeout_s: float = 0.0
 
 
 class HalfPhase(enum.IntEnum):

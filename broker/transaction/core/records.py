@@ -60,6 +60,7 @@ class Owned(msgspec.Struct, frozen=True, array_like=True):
     name: str = ""
     holder: int = 0  # of the name
     tag: Tag | None = None
+    address: str = ""  # of the client that began it
 
 
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -37,7 +37,7 @@ def topic(number: int) -> Any:
     log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
     name = TopicName.parse(f"persistent://public/default/topic-{number}")
     return SimpleNamespace(name=name, traffic=TopicStatistics(SystemClock()), producers=(), log=log,
-        subscriptions={"s": subscription})
+        subscriptions={"s": subscription}, transactions=SimpleNamespace(statistics=lambda: None))
 
 
 async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than_a_slice(
@@ -46,7 +46,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
     topics = {str(number): topic(number) for number in range(TOPICS)}
     owned = SimpleNamespace(
         world=SimpleNamespace(clock=SystemClock()), loaded=topics, cache=SimpleNamespace(statistics=dict),
-        publish_seconds=Histogram(SECONDS), connections=dict, memory=CallerMemory(),
+        publish_seconds=Histogram(SECONDS), connections=dict, memory=CallerMemory(), coordinators=(),
     )
     measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
     await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports

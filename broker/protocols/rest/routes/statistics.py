@@ -81,7 +81,7 @@ async def _anywhere(call: Call, name: TopicName) -> Found:
         return await _stats(call, name)
     except NotOwner:
         owner = await call.broker.lookup(name)
-        return await ask(call.broker.world, owner, "TopicStats", wire.Name(name=name.full)), None
+        return await ask(call.broker.world, owner.endpoint, "TopicStats", wire.Name(name=name.full)), None
 
 
 @route("GET", "/admin/v2/broker-stats/topics", "Statistics of the topics that are loaded in this broker, by bundle.",
@@ -123,7 +123,7 @@ async def partitioned_internals(call: Call) -> object:
         try:
             found[name.full] = await _internals(call, name)
         except NotOwner:
-            owner, asked = await call.broker.lookup(name), wire.Name(name=name.full)
+            owner, asked = (await call.broker.lookup(name)).endpoint, wire.Name(name=name.full)
             of_log = await ask(call.broker.world, owner, "TopicInternalStats", asked)
             found[name.full] = internal_stats(of_log, await ask(call.broker.world, owner, "TopicStats", asked))
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}

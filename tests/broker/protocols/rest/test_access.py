@@ -74,7 +74,7 @@ async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_p
             "domain:domain": "persistent", "tenant": "public", "namespace": "default", "topic": "t",
             "subscription": "s", "role": "r", "bundle": "0x00000000_0x40000000", "cluster": "magnetar",
             "number": "1", "seconds": "1", "milliseconds": "1", "ledger": "1", "entry": "1",
-            "version": "1",
+            "version": "1", "coordinator": "1", "most": "1", "least": "1", "timeout": "1",
         }  # fmt: skip
         of_cluster = ("", "/magnetar", *(f"/magnetar/{each}" for each in OF_CLUSTER))
         shown = {f"{V2}/{each}" for each in ("tenants", "brokers/version", *(f"clusters{each}" for each in of_cluster))}

@@ -417,3 +417,18 @@ def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_mem
     for number in range(10):
         pending_acks.settle(cursor, TxnId(0, number), committed=True)
     assert (cursor.hole_entries, cursor.pending) == (99_999, None)
+
+
+def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wherever_the_mark_is() -> None:
+    shape = shape_of(2, 3)
+    positions = positions_of(shape)
+    for mark in (NOWHERE, shape.start, positions[0]):
+        cursor = Cursor(shape, CursorState(mark))
+        named = positions[3]
+        new = pending_acks.judge(cursor, X, TxnAcks(up_to=named), named)
+        assert isinstance(new, TxnAcks)
+        pending_acks.pend(cursor, X, new)
+        settled = pending_acks.settle(cursor, X, committed=False)
+        assert settled is not None
+        again = list(islice(pending_acks.freed(cursor, settled, tail=True), 10))
+        assert again == [each for each in reversed(positions[:4]) if each > mark]

@@ -1,0 +1,149 @@
+"""Transactions in the forms of Pulsar's admin REST v3: the classes `Transaction…Stats` and `TransactionMetadata`.
+
+A field of Pulsar that has nothing to tell here is null, 0 or empty: low water marks (an outcome is kept until every
+participant has stored it), segments of snapshots, times of a topic's recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....proto import wire_pb2 as wire
+from ....proto.transactions import TxnId
+
+ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
+"""While some topic has not stored the outcome, as Pulsar's TxnStatus names it."""
+
+
+def id_of(found: wire.TransactionInfo) -> str:
+    return str(TxnId(found.txn.most, found.txn.least))
+
+
+def state_of(found: wire.TransactionInfo) -> str:
+    """OPEN, PREPARED, COMMITTED or ABORTED."""
+    return wire.TransactionState.Name(found.state)
+
+
+def place(position: wire.Position) -> str:
+    return f"{position.ledger_id}:{position.entry_id}"
+
+
+def optional_place(found: Any, field: str) -> str | None:
+    return place(getattr(found, field)) if found.HasField(field) else None
+
+
+# ------------------------------------------------------------------ of a transaction
+def metadata(
+    found: wire.TransactionInfo, at: Mapping[str, wire.TopicTransactionReply | None], now_ms: int
+) -> dict[str, Any]:
+    """TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
+    status = state_of(found)
+    is_known = bool(found.timeout_ms)  # it is open, or not settled yet
+    return {
+        "txnId": id_of(found), "status": ENDING.get(status, status) if found.topics else status,
+        "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
+        "producedPartitions": {
+            topic: in_buffer(here, found) for topic, here in at.items() if here is None or here.HasField("first")
+        },
+        "ackedPartitions": {
+            topic: {each.name: in_pending_acks(each) for each in here.subscriptions}
+            for topic, here in at.items() if here is not None and here.subscriptions
+        },
+        "owner": found.owner, "address": found.address, "name": found.name, "reason": found.reason,
+    }  # fmt: skip
+
+
+def in_buffer(here: wire.TopicTransactionReply | None, found: wire.TransactionInfo | None) -> dict[str, Any]:
+    """TransactionInBufferStats."""
+    first = optional_place(here, "first") if here is not None else None
+    return {"startPosition": first, "aborted": found is not None and state_of(found) == "ABORTED"}
+
+
+def in_pending_acks(pending: wire.PendingOfTransaction | None) -> dict[str, Any]:
+    """TransactionInPendingAckStats."""
+    return {
+        "cumulativeAckPosition": optional_place(pending, "up_to") if pending is not None else None,
+        "pendingEntries": pending.entries if pending is not None else 0,
+    }
+
+
+def row(found: wire.TransactionInfo) -> dict[str, Any]:
+    """As `magnetar transactions list` has it."""
+    return {
+        "txn": id_of(found), "state": state_of(found), "owner": found.owner, "address": found.address,
+        "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
+        "topics": list(found.topics), "reason": found.reason,
+    }  # fmt: skip
+
+
+def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
+    """What a topic has of a transaction, and what waits for it."""
+    pending = {each.name: {"entries": each.entries, "upTo": optional_place(each, "up_to")}
+               for each in found.subscriptions}  # fmt: skip
+    return {
+        "entries": found.entries, "bytes": found.bytes, "first": optional_place(found, "first"),
+        "holds": found.holds, "waiting": found.waiting, "pending": pending,
+    }
+
+
+# ------------------------------------------------------------------ of a coordinator
+def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
+    """TransactionCoordinatorStats."""
+    return {
+        "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
+        "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
+        "recoverStartTime": found.loading_ms, "recoverEndTime": found.loaded_ms,
+    }
+
+
+def coordinator_row(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
+    """As `magnetar transactions status` has it."""
+    return {
+        "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
+        "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
+    }
+
+
+def coordinator_internals(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
+    """TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
+    ledger: dict[str, Any] = {
+        "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
+        "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
+    }  # fmt: skip
+    return {"transactionLogStats": {
+        "managedLedgerName": f"coordinator-{number}",
+        "managedLedgerInternalStats": {
+            "entriesAddedCounter": found.ledger_entries, "numberOfEntries": found.ledger_entries,
+            "totalSize": found.ledger_bytes, "currentLedgerEntries": found.ledger_entries,
+            "currentLedgerSize": found.ledger_bytes, "lastLedgerCreatedTimestamp": None,
+            "lastLedgerCreationFailureTimestamp": None, "waitingCursorsCount": 0, "pendingAddEntriesCount": 0,
+            "lastConfirmedEntry": f"{found.ledger_id}:{found.ledger_entries - 1}",
+            "state": "LedgerOpened" if found.ledger_id >= 0 else "None",
+            "ledgers": [ledger] if found.ledger_id >= 0 else [], "cursors": {},
+        },
+    }}  # fmt: skip
+
+
+# ------------------------------------------------------------------ of a topic
+def buffer_stats(stats: wire.TopicStatsReply, internals: wire.TopicInternalStatsReply) -> dict[str, Any]:
+    """TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
+    found = stats.transactions
+    seen = stats.HasField("transactions")
+    return {
+        "state": "Ready" if seen else "NoSnapshot",
+        "maxReadPosition": place(found.last_stable if seen else internals.last_confirmed),
+        "lastSnapshotTimestamps": 0, "lowWaterMarks": None, "ongoingTxnSize": found.open, "recoverStartTime": 0,
+        "recoverEndTime": 0, "totalAbortedTransactions": found.aborted, "snapshotType": "Single" if seen else None,
+        "segmentsStats": None, "abortedEntries": found.aborted_entries, "abortedBytes": found.aborted_bytes,
+        "waiting": stats.end_index - found.stable_index if seen else 0,
+    }  # fmt: skip
+
+
+def pending_ack_stats(found: wire.SubscriptionStats) -> dict[str, Any]:
+    """TransactionPendingAckStats."""
+    return {
+        "state": "Ready" if found.durable else "None", "lowWaterMarks": None,
+        "ongoingTxnSize": found.pending_transactions, "recoverStartTime": 0, "recoverEndTime": 0,
+        "pendingEntries": found.pending_entries,
+    }
