@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, coordinators, ledgers, pending, security, transactions
+from tests.mutants import bookies, brokers, clients, coordinators, halves, ledgers, pending, security, transactions
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
@@ -190,6 +190,7 @@ def _of_topics() -> Iterator[Mutant]:
 def _of_coordinators() -> Iterator[Mutant]:
     folder = "tests/broker/transaction/"
     walk, sinks = f"{folder}core/test_coordinator_walk.py::", f"{folder}core/test_names_and_sinks.py::"
+    half = f"{folder}core/test_halves.py::"
     for id_, plant, fells, target in (
         ("M90", coordinators.answered_while_in_doubt, "65",
          f"{walk}test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows"),
@@ -202,6 +203,11 @@ def _of_coordinators() -> Iterator[Mutant]:
         ("M96", coordinators.settled_before_durable, "63", f"{walk}test_a_random_history_keeps_the_rules"),
         ("M97", coordinators.aborted_by_sink_alone, "89",
          f"{sinks}test_the_commit_of_a_batch_ends_what_was_begun_for_it_and_nothing_of_a_later_one"),
+        ("M98", halves.decided_apart, "96",
+         f"{half}test_a_commit_shows_the_half_once_in_every_topic_and_is_answered_when_it_is_durable"),
+        ("M98b", halves.any_unknown_counts, "98", f"{half}test_an_unknown_counts_once_however_often_and_late_it_comes"),
+        ("M98c", halves.failures_count, "98",
+         f"{half}test_a_silent_half_is_asked_about_after_its_time_and_then_with_pauses_that_double"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, "seeds with transactions are slow: a test of its own is enough")
 
