@@ -33,7 +33,7 @@ from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator
-from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, one_by_one
 
 TOPIC = "persistent://public/default/transactional"
 EARLIEST, SHARED, KEY_SHARED = wire.Subscribe.EARLIEST, wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED
@@ -519,3 +519,19 @@ async def test_the_next_transaction_may_begin_while_the_outcome_of_the_last_is_o
     await coordinator.end(topic, Y, True)
     mark = subscription_of(running).cursor.mark.entry_id
     assert mark == (2 if cumulative else -1)
+
+
+async def test_what_comes_again_comes_after_the_answer_and_all_else_before_it(running: Cluster) -> None:
+    """So a consumer knows what was on its way to it: it has permits for both."""
+    await filled(running, 3)
+    mine = await consumer(running)
+    mine.frame(redeliver=wire.Redeliver(request_id=5))
+    async with asyncio.timeout(20):
+        while len(mine.items) < 7:
+            mine.items.extend(one_by_one(await mine.stream.receive()))
+    kinds = [item.WhichOneof("kind") for item in mine.items]
+    came = [item.delivery.entry_id for item in mine.items if item.WhichOneof("kind") == "delivery"]
+    at = kinds.index("done")
+    assert mine.items[at].done.request_id == 5
+    assert came[:at] == [0, 1, 2][:at]
+    assert came[at:] == [0, 1, 2]
