@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ...broker.transaction.coordinator import RunningCoordinator
     from ...runtime.monitoring.metrics import Page, Series
 
-GAUGES = frozenset({"leased", "open", "prepared", "settling_topics", "unsettled"})
+GAUGES = frozenset({
+    "halves_bytes", "halves_open", "halves_parked", "leased", "open", "prepared", "settling_topics", "unsettled",
+})  # fmt: skip
 LATENCY = "pulsar_txn_execution_latency_le_"
 
 
