@@ -50,6 +50,9 @@ BENCHMARKS = {
     "connect": Benchmark("secure", "/s", "connections with TLS and a token, each with a look-up"),
     "pulsar-java-produce": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) produces"),
     "pulsar-java-consume": Benchmark("pulsar", "msg/s", "pulsar-perf (Java) consumes a backlog of --messages"),
+    "pulsar-java-transaction": Benchmark(
+        "pulsar", "/s", "pulsar-perf (Java): transactions of 1 message and 1 ack; --peer: in turns with a Pulsar"
+    ),
     "pulsar-python": Benchmark("pulsar", "msg/s", "pulsar-client (Python) produces; --peer: in turns with a Pulsar"),
     "rest": Benchmark("rest", "/s", "GETs of the statistics of a topic over HTTP, by 4 connections"),
     "small-sends": Benchmark("small_sends", "msg/s", "50 threads of one client, a topic each, send() one by one"),
@@ -111,6 +114,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("pulsar-java-produce", {"size": 1024, "seconds": 12.0}),
     ("pulsar-java-produce", {"size": 1024, "bookies": 3, "seconds": 12.0}),
     ("pulsar-java-consume", {"size": 1024, "messages": 2_000_000}),
+    ("pulsar-java-transaction", {"size": 100, "seconds": 40.0, "runs": 1}),
     ("pulsar-python", {"size": 1024}),
     ("recover", {"size": 1024}),
     ("holes", {"runs": 1}),
@@ -207,7 +211,7 @@ def _help() -> str:
 @click.option("--baseline", type=click.Path(exists=True, file_okay=False), help="Tree to compare with (txn-none).")
 @click.option("--exactly-once", is_flag=True, help="In transactions; at least once in the same run (spark-write).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
-@click.option("--peer", type=click.Choice(["pulsar"]), help="Start a real Pulsar to compare with (pulsar-python).")
+@click.option("--peer", type=click.Choice(["pulsar"]), help="A real Pulsar to compare with (pulsar-python, …).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
@@ -223,8 +227,8 @@ def main(
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
     base["url"] = url
-    if peer is not None and (name != "pulsar-python" or url is not None):
-        raise click.UsageError("--peer is for pulsar-python, instead of --url")
+    if peer is not None and (name not in ("pulsar-python", "pulsar-java-transaction") or url is not None):
+        raise click.UsageError("--peer is for pulsar-python and pulsar-java-transaction, instead of --url")
     extra = {
         "mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline, "peer": peer,
         "exactly_once": exactly_once or None,

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from .harness import ROOT, Options, Run, Server, measured, percentiles, progress, server
+from .harness import ROOT, Options, Run, measured, percentiles, progress, server
 from .messaging import payloads
 
 ROUNDS = 4
@@ -30,6 +30,13 @@ TOPIC = "persistent://public/default/bench"
 JARS = ROOT / ".venv" / "pulsar-perf-4.0.8"
 RATE = "10000000"
 """Messages a second: no limit. Its 0 is refused by its own rate limiter."""
+TXN_IN, TXN_OUT = f"{TOPIC}-in", f"{TOPIC}-out"
+TXN_ROUNDS, TXN_WARM_UP_S = 4, 5.0
+TXN_THREADS = 8
+"""Each has its own transaction: its default of one waits for one after the other."""
+TXN_RATE_MAX = 6_000
+"""Transactions a second, for the size of the backlog."""
+_TRANSACTIONS = re.compile(r"transaction executed --- ([\d.]+) transaction/s")
 _LATENCY = re.compile(r"mean: +([\d.]+) ms - med: +([\d.]+) - 95pct: +([\d.]+) - 99pct: +([\d.]+)")
 
 
@@ -38,7 +45,8 @@ def pulsar_java_produce(options: Options) -> Run:
     with server(options.bookies) as running:
         run = Run(0.0)
         with measured(run, tree=True, server=running.pid):
-            said = _perf(running, "produce", "-r", RATE, "-s", str(options.size), "-time", str(round(options.seconds)))
+            wanted = ("-r", RATE, "-s", str(options.size), "-time", str(round(options.seconds)), TOPIC)
+            said = _perf(running.pulsar_url, "produce", *wanted)
         run.value, run.detail = _rate(said, "sent"), {"copies": options.bookies}
         if found := _LATENCY.search(said):
             run.latencies_ms = {"p50": float(found[2]), "p95": float(found[3]), "p99": float(found[4])}
@@ -55,8 +63,8 @@ def pulsar_java_consume(options: Options) -> Run:
             _fill(client, options)
         run = Run(0.0)
         with measured(run, tree=True, server=running.pid):
-            wanted = ("-m", str(options.messages), "-time", "120", "-ss", "perf")
-            said = _perf(running, "consume", *wanted)
+            wanted = ("-m", str(options.messages), "-time", "120", "-ss", "perf", TOPIC)
+            said = _perf(running.pulsar_url, "consume", *wanted)
         run.value, run.detail = _rate(said, "received"), {"messages": options.messages}
         return run
 
@@ -69,13 +77,47 @@ def _fill(client: Any, options: Options) -> None:
     producer.flush()
 
 
-def _perf(running: Server, verb: str, *arguments: str) -> str:
+def pulsar_java_transaction(options: Options) -> Run:
+    """Transactions per second that pulsar-perf executes, of one message sent and one acknowledged each; with --peer in
+    turns with a Pulsar, whose transactions are on."""
+    with server(options.bookies) as running, _peer(options) as peer:
+        url, pid = peer
+        run, told = Run(0.0), {each: list[str]() for each in (running.pulsar_url, url) if each}
+        seconds = options.seconds / TXN_ROUNDS
+        backlog = str(round((seconds * TXN_ROUNDS + TXN_WARM_UP_S) * TXN_RATE_MAX))
+        for each in told:
+            _perf(each, "produce", "-r", RATE, "-s", str(options.size), "-m", backlog, TXN_IN)
+            _transactions(each, options, TXN_WARM_UP_S)
+        with measured(run, tree=True, server=running.pid, **({"pulsar": pid} if pid else {})):
+            for number in range(TXN_ROUNDS):
+                for each in told if number % 2 == 0 else reversed(told):
+                    told[each].append(_transactions(each, options, seconds))
+        rates = [[float(_TRANSACTIONS.findall(said)[0]) for said in every] for every in told.values()]
+        run.value = median(rates[0])
+        run.detail = {"rounds": TXN_ROUNDS, "threads": TXN_THREADS, "copies": options.bookies}
+        if found := _LATENCY.search(told[running.pulsar_url][-1].partition("Messages send aggregated")[2]):
+            run.latencies_ms = {"p50": float(found[2]), "p95": float(found[3]), "p99": float(found[4])}
+        for theirs in rates[1:]:
+            run.detail |= {
+                "ratio": median(one / other for one, other in zip(rates[0], theirs, strict=True)),
+                "pulsar_txn_s": median(theirs),
+            }  # fmt: skip
+        return run
+
+
+def _transactions(url: str, options: Options, seconds: float) -> str:
+    wanted = ("--topics-c", TXN_IN, "--topics-p", TXN_OUT, "-threads", str(TXN_THREADS), "-time", str(round(seconds)))
+    return _perf(url, "transaction", *wanted)
+
+
+def _perf(url: str, verb: str, *arguments: str) -> str:
     """What it prints. RuntimeError: it failed."""
     tool = ["java", "-cp", f"{_jars()}/*", "org.apache.pulsar.testclient.PulsarPerfTestTool"]
-    settings = Path(running.directory) / "client.conf"
-    settings.touch()
-    command = [*tool, str(settings), verb, "-u", running.pulsar_url, *arguments, TOPIC]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    with tempfile.TemporaryDirectory(prefix="pulsar-perf-") as folder:  # it leaves its histograms there
+        settings = Path(folder) / "client.conf"
+        settings.touch()
+        command = [*tool, str(settings), verb, "-u", url, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
     if "Aggregated throughput" not in done.stdout + done.stderr:
         raise RuntimeError(f"pulsar-perf {verb} failed: {done.stderr[-2000:]}")
     return done.stdout + done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import magnetar
 from magnetar.cli.admin.policies import VERBS
 from tests.support.processes import Result
 
@@ -340,3 +341,31 @@ def test_a_topic_is_compacted_and_says_so(cli: Cli, cli_json: Json) -> None:
     cli("topics", "compact", "compacted")
     (found,) = cli_json("topics", "compaction-status", "compacted", "-w")
     assert (found["state"], found["messages"], found["dueBytes"]) == ("SUCCESS", 1, 0)
+
+
+def test_an_open_transaction_names_who_began_it_and_what_waits_for_it(cli: Cli, cli_json: Json, url: str) -> None:
+    with magnetar.Client(url) as client:
+        consumer = client.subscribe("txn-in", "s", initial_position=magnetar.InitialPosition.Earliest)
+        orders = client.create_producer("txn-out")
+        client.create_producer("txn-in").send(b"1")
+        txn = client.transaction(timeout=300)
+        orders.send(b"2", txn=txn)
+        consumer.acknowledge(consumer.receive(timeout_millis=10_000), txn=txn)
+        orders.send(b"3")
+        [row] = [each for each in cli_json("transactions", "list") if each["txn"] == str(txn.id)]
+        assert row["state"] == "OPEN"
+        assert row["address"]
+        shown = cli_json("transactions", "show", str(txn.id))
+        at = {each["topic"].rpartition("/")[2]: each for each in shown["at"]}
+        assert (at["txn-out"]["holds"], at["txn-out"]["waiting"], at["txn-out"]["entries"]) == (True, 2, 1)
+        assert at["txn-in"]["pending"] == {"s": {"entries": 1, "upTo": ""}}
+        found = cli_json("topics", "stats", "txn-out")["transactions"]
+        assert (found["open"], found["oldest"], found["oldestAddress"]) == (1, str(txn.id), row["address"])
+        assert found["waiting"] == 2
+        assert row["address"] in cli("topics", "stats", "txn-out").out
+        assert "s: 1" in cli("transactions", "show", str(txn.id)).out
+        cli("transactions", "abort", str(txn.id))
+        assert cli_json("transactions", "show", str(txn.id))["reason"] == "admin"
+    aborted = cli_json("topics", "stats", "txn-out")["transactions"]
+    assert (aborted["open"], aborted["aborted"], aborted["abortedEntries"], aborted["oldest"]) == (0, 1, 1, "")
+    assert aborted["abortedBytes"] > 0

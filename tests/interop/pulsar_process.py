@@ -35,6 +35,7 @@ SETTINGS = {
     "nettyMaxFrameSizeBytes": "5253120", "numAddWorkerThreads": "0", "numReadWorkerThreads": "8",
     "diskUsageThreshold": "0.99", "diskUsageWarnThreshold": "0.98", "httpServerEnabled": "false",
     "brokerDeleteInactiveTopicsEnabled": "false", "loadBalancerEnabled": "false",
+    "transactionCoordinatorEnabled": "true",
 }  # fmt: skip
 
 

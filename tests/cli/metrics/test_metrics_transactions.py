@@ -75,6 +75,8 @@ async def test_what_transactions_did_is_counted_also_under_pulsars_names(tmp_pat
         assert shown.value("magnetar_transactions_aborted_total", reason="client") == 1
         assert shown.value("magnetar_transactions_aborted_total") == 1
         assert shown.value("magnetar_transactions_oldest_seconds") > 0
+        halves = [shown.value(f"magnetar_transactions_halves_{name}") for name in ("open", "parked", "bytes")]
+        assert halves == [0, 0, 0], "numbers that can fall are gauges"
         assert shown.value("magnetar_topic_open_transactions", topic=ORDERS) == 1
         assert shown.value("magnetar_topic_committed_transactions_total", topic=ORDERS) == 2
         assert shown.value("magnetar_topic_aborted_transactions_total", topic=ORDERS) == 1

@@ -304,3 +304,21 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     assert world.answers[3] is TxnState.COMMITTED
     world.crash()
     assert [each.participant.topic for each in world.settling] in ([], ["a"]), "the detachment survives a crash"
+
+
+def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() -> None:
+    world = World(Limits(retention_s=1e9))
+    txns = [world.begin(number) for number in range(3)]
+    for number, txn in enumerate(txns):
+        world.ask(Join(10 + number, txn, "a"))
+    for number, txn in enumerate(txns):
+        world.ask(End(20 + number, txn, Verb.COMMIT, "me"))
+        if not number:
+            world.take()
+    assert world.core.take() is None, "one append at a time"
+    world.appended()
+    append = world.core.take()
+    assert append is not None
+    assert len(append.records) == 2
+    assert world.answers[20] is TxnState.COMMITTED
+    assert 21 not in world.answers
