@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ async def run_some(client: Client) -> None:
 async def test_what_transactions_did_is_counted_also_under_pulsars_names(tmp_path: Path) -> None:
     async with serving(tmp_path, cluster="c") as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
         await run_some(client)
-        shown = await page(http, broker, pulsar=True)
+        async with asyncio.timeout(20.0):  # until every topic has stored the abort
+            while (shown := await page(http, broker, pulsar=True)).value("magnetar_transactions_settled_total") < 3:
+                pass
         told = {name: shown.value(f"magnetar_transactions_{name}") for name in (
             "open", "prepared", "begun_total", "committed_total", "settled_total", "settle_failures_total",
             "seconds_count",
