@@ -58,7 +58,7 @@ def main(service_url: str) -> None:
             return magnetar.Decision.COMMIT if row else magnetar.Decision.ROLLBACK
 
         consumer = client.subscribe(topic, "billing", initial_position=magnetar.InitialPosition.Earliest)
-        announced = set()
+        announced: set[int] = set()
         deadline = time.monotonic() + 60
         while len(asked) < died or len(announced) < ORDERS - ORDERS // 3:
             assert time.monotonic() < deadline

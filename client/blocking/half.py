@@ -40,10 +40,12 @@ class Half:
 
     @property
     def group(self) -> str:
+        """The programs that decide it when this one is silent."""
         return self._half.group
 
     @property
     def check_key(self) -> str:
+        """What they are asked about: what it was prepared with."""
         return self._half.check_key
 
     @property
