@@ -28,6 +28,8 @@ from ..common.transactions import Settlement
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 10.0
+REST_S_MIN = 0.001
+"""A shorter rest of a pause is none: added to the time of the loop it may be nothing."""
 AT_ONCE = 256
 """Topics that are told at a time."""
 TOGETHER = 1_000
@@ -76,7 +78,7 @@ class Settler:
         waiting, pause_s, name = self._waiting[topic], PAUSE_S_MIN, TopicName.parse(topic)
         clock, again_at = self._world.clock, 0.0
         while waiting.new or waiting.failed:
-            if not waiting.new and (rest_s := again_at - clock.monotonic()) > 0:
+            if not waiting.new and (rest_s := again_at - clock.monotonic()) > REST_S_MIN:
                 waiting.wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(rest_s):
