@@ -81,11 +81,12 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
 
 
 async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """As `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds nothing."""
+    """As `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds nothing; every other one counts, or is
+    refused: it would count with the commit as done."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
-        await session.ack_in(txn, individual(ack.message_id, session.messages_of), rest=True)
+        await session.ack_in(txn, individual(ack.message_id, session.messages_of, exact=True), rest=True)
         return
     if len(ack.message_id) != 1:
         raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
@@ -97,7 +98,7 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
     """In steps, before the first of them is acknowledged."""
     each, reached = iter(ids), 0
     while some := list(islice(each, ACK_ENTRIES)):
-        reached += sum(64 * len(id_.ack_set) for id_ in some)
+        reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
         yield
     if reached > BATCH_INDEXES_MAX:
         raise AckRefusal.TOO_MANY_INDEXES.error(
@@ -105,14 +106,21 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
         )
 
 
-def individual(ids: Iterable[MessageIdData], messages_of: Callable[[Position], int]) -> Iterator[AckedEntry]:
+def individual(
+    ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
+) -> Iterator[AckedEntry]:
+    """`exact`: each message that is named counts. InvalidRequest: of one the size of its batch is not known."""
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
             continue
         if not each.ack_set:
             yield AckedEntry(position)
-        elif acked := _acked(each, messages_of(position)):
+            continue
+        size = messages_of(position) or max(0, each.batch_size)
+        if exact and not size:
+            raise InvalidRequest(f"the size of the batch {position} is not known: this consumer does not hold it")
+        if acked := _acked(each, size):
             yield AckedEntry(position, acked)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part
+from magnetar.proto.entry import client_part, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.world import World
@@ -140,5 +140,33 @@ def test_ids_that_cannot_be_and_too_many_topics_are_refused() -> None:
         assert (await raw.next("add_partition_to_txn_response")).error == pulsar.NotAllowedError
         raw.send(add_partition_to_txn=pulsar.CommandAddPartitionToTxn(request_id=2, partitions=["a//b"], **txn))
         assert (await raw.next("add_partition_to_txn_response")).error == pulsar.InvalidTopicName
+
+    simulate(scenario)
+
+
+def test_the_last_message_of_a_batch_that_the_consumer_does_not_hold_counts_or_is_refused() -> None:
+    """As after a reconnect: a client still acknowledges what it was given before. Words of zeros are left out, so an
+    acknowledgement of the last message alone is told by the size of the batch only."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer(producer_name="p")
+        await raw.subscribe(permits=0)
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        entry = encode_batch(metadata, plain_items([b"first", b"last"]), 2)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=1, num_messages=2))
+        place = MessageIdData()
+        place.CopyFrom((await raw.next("send_receipt")).message_id)
+        place.ack_set.append(0b01)
+        txn = await begun(raw)
+        given = {"consumer_id": 1, "ack_type": pulsar.CommandAck.Individual, **txn}
+        raw.send(ack=pulsar.CommandAck(message_id=[place], request_id=6, **given))
+        assert (await raw.next("ack_response")).HasField("error"), "nobody says how many messages it has"
+        place.batch_size = 2
+        raw.send(ack=pulsar.CommandAck(message_id=[place], request_id=7, **given))
+        assert not (await raw.next("ack_response")).HasField("error")
+        assert await ended(raw, txn, pulsar.COMMIT) is None
+        raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=10))
+        assert list((await raw.next("message")).ack_set) == [0b01], "the first one alone is left"
 
     simulate(scenario)
