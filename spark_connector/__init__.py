@@ -5,6 +5,6 @@ session.py makes a session that has the format registered. Any other Spark impor
 options.py (the options) → offsets.py (what a trigger reads; pure) → ranges.py (calls to the broker) →
 rows.py (entries to Arrow) → source.py, sink.py (Spark's interfaces) → datasource.py (the entry point).
 
-Guarantees: the source is replayable and deterministic for a range of indexes, so a query is exactly-once with a
-checkpoint and an idempotent sink; the sink is at least once, never less (sink.py).
+Guarantees: the source is replayable and deterministic for a range of indexes; the sink of a stream counts each batch
+once (delivery.py). So a query from topic to topic is exactly once. Other sinks are at least once, never less (sink.py).
 """

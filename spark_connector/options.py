@@ -360,7 +360,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
     return found.get("subscriptionprefix", "spark-magnetar-source") + "-" + re.sub(r"[^-.\w]+", "-", what).strip("-")
 
 
-def parse_sink(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
+def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
+    """`complete`: each batch of the stream has the whole result, outputMode("complete")."""
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")
@@ -378,15 +379,25 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False) -> SinkOp
         encryption_keys=names,
         public_key_file=found.get("crypto.public.key.file"),
         by_registry=by_registry,
-        once=_exactly_once(found, streaming=streaming),
+        once=_exactly_once(found, streaming=streaming, complete=complete),
     )
 
 
-def _exactly_once(found: Mapping[str, str], *, streaming: bool) -> ExactlyOnce | None:
-    if _choice(found, "deliveryguarantee", ("at-least-once", "exactly-once")) == "at-least-once":
+def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
+    """A stream's default, where it can be. None: at least once."""
+    transient = found.get("topic", "").startswith("non-persistent:")
+    least, once = "at-least-once", "exactly-once"
+    default = (once, least) if streaming and not (complete or transient) else (least, once)
+    if _choice(found, "deliveryguarantee", default) == least:
         if extra := sorted(_ONCE & found.keys()):
             raise InvalidConfiguration(f"option {extra[0]!r} has a meaning only with deliveryGuarantee=exactly-once")
         return None
+    if complete:
+        raise InvalidConfiguration(
+            "a topic cannot be overwritten: with deliveryGuarantee=exactly-once use outputMode append or update"
+        )
+    if transient:
+        raise InvalidConfiguration("a non-persistent topic takes no transactions: use deliveryGuarantee=at-least-once")
     sink_id, batch_id = found.get("sinkid", "").strip(), found.get("batchid")
     if "sinkid" in found and not 0 < len(sink_id) <= SINK_ID_MAX:
         raise InvalidConfiguration(f"option 'sinkId' has 1 to {SINK_ID_MAX} characters, not {len(sink_id)}")

@@ -1,9 +1,9 @@
-"""Writing: rows to topics, at least once, never less; exactly once where that is asked for (delivery.py).
+"""Writing: rows to topics. A stream counts each batch once (delivery.py); else, and in batch queries, at least once.
 
 A task has written when every row is acknowledged, that is synced on the ack quorum. Only then does `write` return
-its message to Spark; a row without acknowledgement fails the task, which Spark runs again. Spark's commit changes
-nothing: rows are visible once acknowledged, and a task that ran twice wrote twice. Spark writes its checkpoint after
-all tasks of a batch, so no row is ever omitted.
+its message to Spark; a row without acknowledgement fails the task, which Spark runs again. At least once, Spark's
+commit changes nothing: rows are visible once acknowledged, and a task that ran twice wrote twice. Spark writes its
+checkpoint after all tasks of a batch, so no row is ever omitted.
 
 At `max_pending_messages` unacknowledged rows of a producer, the task waits.
 
@@ -432,10 +432,10 @@ class MagnetarStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _planned(
-    options: Mapping[str, str], schema: StructType, *, streaming: bool
+    options: Mapping[str, str], schema: StructType, *, streaming: bool, complete: bool = False
 ) -> tuple[SinkOptions, SchemaInfo | None]:
     """The options, and the schema by which rows are encoded, if any. InvalidConfiguration: the columns are wrong."""
-    parsed = parse_sink(options, streaming=streaming)
+    parsed = parse_sink(options, streaming=streaming, complete=complete)
     if not parsed.by_registry:
         check_columns(schema, parsed)
         return parsed, None
@@ -468,9 +468,4 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> MagnetarStreamWriter:
-    parsed, by = _planned(options, schema, streaming=True)
-    if overwrite and parsed.once is not None:
-        raise InvalidConfiguration(
-            "a topic cannot be overwritten: with deliveryGuarantee=exactly-once use outputMode append or update"
-        )
-    return MagnetarStreamWriter(parsed, by)
+    return MagnetarStreamWriter(*_planned(options, schema, streaming=True, complete=overwrite))

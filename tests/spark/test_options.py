@@ -98,8 +98,17 @@ def test_wrong_sink_options_are_refused(options: dict[str, str], says: str) -> N
         parse_sink(options)
 
 
-def test_an_exactly_once_sink_takes_deltas_names() -> None:
+def test_a_stream_writes_exactly_once_where_it_can_and_takes_deltas_names() -> None:
     assert parse_sink(BASE).once is None
+    assert parse_sink(BASE, streaming=True).once == ExactlyOnce(batch_timeout_s=86_400.0)
+    assert parse_sink(BASE | {"deliveryGuarantee": "at-least-once"}, streaming=True).once is None
+    assert parse_sink(BASE, streaming=True, complete=True).once is None
+    transient = BASE | {"topic": "non-persistent://public/default/t"}
+    assert parse_sink(transient, streaming=True).once is None
+    with pytest.raises(InvalidConfiguration, match="at-least-once"):
+        parse_sink(transient | {"deliveryGuarantee": "exactly-once"}, streaming=True)
+    with pytest.raises(InvalidConfiguration, match="outputMode"):
+        parse_sink(ONCE, streaming=True, complete=True)
     assert parse_sink(ONCE, streaming=True).once == ExactlyOnce(batch_timeout_s=86_400.0)
     assert parse_sink(ONCE).once == ExactlyOnce(batch_timeout_s=3_600.0)
     delta = parse_sink(ONCE | {"txnAppId": "orders", "txnVersion": "7", "batchTimeout": "1h", "sendAtEnd": "false"})
