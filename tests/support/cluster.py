@@ -225,5 +225,11 @@ class TestConsumer(Wire):
         self.frame(**request)
         await self.done()
 
+    async def leave(self) -> None:
+        """As `close`; the broker has closed the consumer when this returns."""
+        self.requests += 1
+        await self.ask(close=self.requests)
+        await self.close()
+
 
 __all__ = ["Cluster", "MagnetarError", "TestConsumer", "TestProducer", "client_part", "cluster", "payloads_of"]

@@ -33,6 +33,7 @@ MAY_READ_THE_LOG = {
     "broker/session/consumer.py": "`queued_index`, and that of a subscription",
     "broker/session/statistics.py": "of the ledgers, which are stored, shown or not",
     "broker/protocols/pulsar/consumer.py": "that of a subscription",
+    "broker/protocols/rest/routes/transactions.py": "whether the position of an acknowledgement exists",
     "broker/topic/maintenance.py": "of the ledgers: quota, rolls, state",
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",

@@ -336,12 +336,12 @@ async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and
     late = await deployment.consumer(subscription="late", permits=0)
     assert await early.receive_payloads(2) == [b"0", b"1"]
     await producer.send(b"2")
-    await late.close()
+    await late.leave()
     again = await deployment.consumer(subscription="late", instance="x", initial_position=EARLIEST)
     assert await again.receive_payloads(1) == [b"2"]
     deliveries = [await early.receive()]
     await early.ack(*deliveries, cumulative=True)
-    await early.close()
+    await early.leave()
     back = await deployment.consumer(subscription="early", initial_position=EARLIEST)
     await producer.send(b"3")
     assert await back.receive_payloads(1) == [b"3"]
