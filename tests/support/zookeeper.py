@@ -26,6 +26,7 @@ from typing import Self
 from magnetar.cli.common.processes import dies_with_parent
 from magnetar.cli.demo.java import find_java
 from magnetar.runtime.access import TlsFiles
+from tests.support.ports import free_port
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
 JUTE_MAXBUFFER = 16 << 20
@@ -56,19 +57,13 @@ def _jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class ZookeeperServer:
     """Starts at once; `start` again after `kill` or `stop` takes the same port and the same data."""
 
     def __init__(self, directory: Path, tls: TlsFiles | None = None) -> None:
         """`tls`: it takes TLS only, and no client certificates."""
         self.directory = directory
-        self.port = _free_port()
+        self.port = free_port("127.0.0.1")
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self.start()

@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +29,7 @@ from tests.chaos.processes.proxy import Proxy, owner_of
 from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
 from tests.layout import ROOT
+from tests.support.ports import free_port
 from tests.support.processes import run_cli
 
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
@@ -139,7 +139,7 @@ class ChaosCluster(Processes):
     def node(self, name: str, role: str, *arguments: str, port: int | None = None) -> Node:
         """Starts it behind the proxy; at `port` when the proxy listens there already."""
         if port is None:
-            port = _free_port()
+            port = free_port(ADVERTISED, HERE)
             self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
         where = ["--listen", f"{HERE}:{port}"]
         if role != "metadata":
@@ -162,7 +162,7 @@ class ChaosCluster(Processes):
         return node
 
     def _pulsar_port(self, broker: str) -> int:
-        port = self.pulsar_ports[broker] = _free_port()
+        port = self.pulsar_ports[broker] = free_port(ADVERTISED, HERE)
         self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), broker)
         return port
 
@@ -247,9 +247,3 @@ def fill(disk: Path) -> Path:
         while file.write(bytes(1 << 20)):
             pass
     return filler
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ADVERTISED, 0))
-        return int(probe.getsockname()[1])
