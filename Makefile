@@ -31,13 +31,12 @@ demo: $(STAMP)
 
 # Looks for Java and PostgreSQL first, and installs them where we are root; without them the tests of Spark and of the
 # outbox with PostgreSQL are skipped and say so.
-# Most tests wait for the disk or for processes, so there are more workers than cores; what starts processes has one
-# worker a core.
+# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two.
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
 	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses 3
-	$(BIN)/python -m pytest -m 'processes or spark' --numprocesses 2 --dist loadfile --durations 25
+	$(BIN)/python -m pytest -m 'processes or spark' --numprocesses 3 --dist loadfile --durations 25
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
 interop: $(STAMP)

@@ -14,6 +14,7 @@
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
+| `python -m tests.spark.kills`  | reads its options                                                               |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
 | `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
@@ -42,6 +43,7 @@ from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
 from tests.docs.wheel import build_and_import
+from tests.spark.kills import main as kills
 from tests.support.processes import Process, Processes
 
 ADDRESS = re.compile(r"\b(?:localhost|127\.0\.0\.1):7650\b")
@@ -208,6 +210,11 @@ def _chaos(place: Place, command: Command) -> None:
     chaos.make_context("python -m tests.chaos", command.words[3:])
 
 
+def _kills(place: Place, command: Command) -> None:
+    """Its options are read; tests/spark/test_exactly_once.py has its parts one by one."""
+    kills.make_context("python -m tests.spark.kills", command.words[3:])
+
+
 def _crashes(place: Place, command: Command) -> None:
     """A named state is replayed; of a run the options are read: tests/crashes/test_enumeration.py is such a run."""
     words = [{"NAME": "0/40/none"}.get(word, word) for word in command.words]
@@ -272,6 +279,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
+    (r"python -m tests\.spark\.kills( |$)", _kills),
     (r"python -m benchmarks (pulsar-java-|.*--peer)", _benchmark_of_java),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m tests\.docs\.tables$", _tables),
