@@ -249,4 +249,11 @@ class Run:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as ended:
+        # Everything is closed and removed by now. A native client library that the interpreter unloads beside its own
+        # threads aborts the process now and then, and the exit code with it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
