@@ -1,99 +1,43 @@
-"""TLS and credentials of gRPC: what a server reads of a caller, and the credentials of a channel.
+"""TLS and credentials of gRPC: the header of a call, the context of a listener, and that of a channel.
 
-gRPC asks for a server's certificate before each handshake, and its files are read again then when they have changed. A
-connection of a client has its credentials for all its life: when its files have changed, the next call makes a new
-connection. A file that cannot be used keeps the one before in use. gRPC always compares the host's name with the
-certificate's.
+A listener's files are looked at before each handshake (runtime/tcp/tls.py). A connection of a client has its
+credentials for all its life: when its files have changed, the next call makes a new connection. A file that cannot be
+used keeps the one before in use. The host's name is always compared with the certificate's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import ssl
 
-from ...proto.errors import InvalidConfiguration, Unauthenticated
-from ..access import AUTHORIZATION_MAX, Caller, CallerAccess, TlsFiles
+from ...proto.errors import InvalidConfiguration
+from ..access import CallerAccess, TlsFiles
 from ..network import Endpoint
-from .errors import grpc_module
+from ..tcp.tls import caller_context, listener_context
 
-if TYPE_CHECKING:
-    import grpc
+HEADER = b"authorization"
+"""Of a call: "Bearer TOKEN" or "Basic BASE64"."""
 
-HEADER = "authorization"
-"""Of a call's metadata: "Bearer TOKEN" or "Basic BASE64"."""
+PROTOCOL = "h2"
+"""By which both ends agree on HTTP/2 in the handshake (ALPN)."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
 
-def peer_of(context: Any) -> str:
-    """HOST:PORT of the caller (gRPC writes "ipv6:%5B::1%5D:80")."""
-    peer = str(context.peer())
-    kind, _, address = peer.partition(":")
-    return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
+def authorization_of(access: CallerAccess) -> bytes:
+    """The header's value; empty: there is none."""
+    return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
 
 
-def caller_of(context: Any) -> Caller:
-    """Unauthenticated: the header is too long, or is there twice."""
-    values = [value for key, value in context.invocation_metadata() or () if key == HEADER]
-    if len(values) > 1:
-        raise Unauthenticated(f"the call has {len(values)} headers `{HEADER}`; send one")
-    value = values[0] if values else ""
-    if len(value) > AUTHORIZATION_MAX:
-        raise Unauthenticated(f"the header `{HEADER}` is too long: {len(value)} characters of {AUTHORIZATION_MAX}")
-    facts = context.auth_context()
-    certificates = facts.get("x509_pem_cert", ())
-    return Caller(
-        peer_of(context), value if isinstance(value, str) else value.decode("latin-1"),
-        certificates[0] if certificates else b"",
-        "ssl" in {each.decode() for each in facts.get("transport_security_type", ())},
-    )  # fmt: skip
-
-
-def metadata_of(access: CallerAccess) -> tuple[tuple[str, str], ...] | None:
-    if access.authorization is None:
-        return None
-    value = access.authorization()
-    return ((HEADER, value),) if value else None
-
-
-# ---------------------------------------------------------------------------------- TLS
-def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+def server_context(tls: TlsFiles) -> ssl.SSLContext:
     """InvalidConfiguration: a file cannot be read, or is none."""
-    grpc_ = grpc_module()
-    files = _Certificates(tls)
-    credentials: grpc.ServerCredentials = grpc_.dynamic_ssl_server_credentials(
-        files.first, files.changed, require_client_authentication=bool(tls.ca) and not tls.optional
-    )
-    return credentials
-
-
-class _Certificates:
-    """`changed` is called in a thread of gRPC, before each handshake, and does not raise."""
-
-    def __init__(self, tls: TlsFiles) -> None:
-        self._tls = tls
-        self._stamps = _stamps(self._tls)
-        self.first = self._configuration()
-
-    def changed(self) -> Any:
-        try:
-            stamps = _stamps(self._tls)
-            if stamps == self._stamps:
-                return None
-            found = self._configuration()
-            self._stamps = stamps
-        except (InvalidConfiguration, ValueError) as error:
-            _LOG.error("new TLS files are not used, the ones before stay: %s", error)
-            return None
-        _LOG.info("new TLS files are used from now on: %s", self._tls.certificate)
-        return found
-
-    def _configuration(self) -> Any:
-        chain, key = _pem(self._tls.certificate, "CERTIFICATE"), _pem(self._tls.key, "PRIVATE KEY")
-        _check_pair(self._tls)
-        ca = _pem(self._tls.ca, "CERTIFICATE") if self._tls.ca else None
-        return grpc_module().ssl_server_certificate_configuration(((key, chain),), root_certificates=ca)
+    _pem(tls.certificate, "CERTIFICATE")
+    _pem(tls.key, "PRIVATE KEY")
+    _check_pair(tls)
+    if tls.ca:
+        _pem(tls.ca, "CERTIFICATE")
+    return listener_context(tls, (PROTOCOL,))
 
 
 class ChannelTls:
@@ -101,35 +45,36 @@ class ChannelTls:
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
-        self.credentials = channel_credentials(tls)
+        self.context = channel_context(tls)
         self._stamps = _stamps(tls)
 
     def changed(self) -> bool:
-        """Whether there are new `credentials`, for another connection than those before."""
+        """Whether there is a new `context`, for another connection than those before."""
         try:
             stamps = _stamps(self._tls)
             if stamps == self._stamps:
                 return False
             self._stamps = stamps
-            self.credentials = channel_credentials(self._tls)
+            self.context = channel_context(self._tls)
         except (InvalidConfiguration, ValueError) as error:
             _LOG.error("new TLS files are not used, the ones before stay: %s", error)
             return False
         return True
 
 
-def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+def channel_context(tls: TlsFiles) -> ssl.SSLContext:
     """InvalidConfiguration: a file cannot be read, or is none."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
     if tls.certificate:
+        _pem(tls.certificate, "CERTIFICATE")
+        _pem(tls.key, "PRIVATE KEY")
         _check_pair(tls)
-    credentials: grpc.ChannelCredentials = grpc_module().ssl_channel_credentials(
-        _pem(tls.ca, "CERTIFICATE") if tls.ca else None,
-        _pem(tls.key, "PRIVATE KEY") if tls.key else None,
-        _pem(tls.certificate, "CERTIFICATE") if tls.certificate else None,
-    )
-    return credentials
+    if tls.ca:
+        _pem(tls.ca, "CERTIFICATE")
+    context = caller_context(tls)
+    context.set_alpn_protocols([PROTOCOL])
+    return context
 
 
 def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
@@ -141,9 +86,6 @@ def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
 
 
 def _check_pair(tls: TlsFiles) -> None:
-    """gRPC takes a key that is not the certificate's, and fails each handshake."""
-    import ssl
-
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
     except (ssl.SSLError, OSError) as error:

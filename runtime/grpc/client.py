@@ -1,37 +1,333 @@
-"""gRPC's client on grpc.aio: the `connect` of `runtime/network.py`.
+"""gRPC's client on our HTTP/2: the `connect` of `runtime/network.py`. The wire is gRPC's own (doc/PROTOCOL-HTTP2.md).
 
-Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`. grpc itself is imported at its first use, so that a
-process without gRPC does not pay for it.
+A channel has one connection, made at its first call and again after it broke. An attempt is shared by all calls that
+wait for it, and a call that begins after it failed makes another one. A call is sent after the server's settings came:
+so an error before that is definite, nothing was sent.
+
+Streams: `runtime/grpc/stream.py`. Errors: `runtime/grpc/errors.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+import socket
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from ...proto.errors import ConnectionLost, MagnetarError, WrongProtocol
+from ...proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    MessageTooLarge,
+    TimedOut,
+    Unavailable,
+    UntrustedServer,
+    WrongProtocol,
+)
 from ..access import NOTHING, CallerAccess
-from ..network import EndOfStream, Endpoint, Rpc
-from .access import ChannelTls, check_clear, metadata_of
-from .envelope import END_OF_ITEMS
-from .errors import from_grpc, grpc_module, is_cancelled
-from .loop import drop_late_events
-from .options import CHANNEL_OPTIONS
+from ..http2 import frames
+from ..http2.connection import FRAME_BYTES_MAX, HEADER_BYTES_MAX, STREAM_WINDOW, Http2Connection
+from ..http2.frames import Code, Setting
+from ..http2.headers import Header, HeaderDecoder, block
+from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
+from .access import HEADER, ChannelTls, authorization_of, check_clear
+from .errors import ERROR_TRAILER, Status, copy_of, details_of, error_of
+from .messages import MessageStream, prefix
 from .stream import GrpcStream
-
-if TYPE_CHECKING:
-    import grpc.aio
 
 CLOSE_TIMEOUT_S = 10.0
 """How long an orderly close of a stream waits for the other side before it cancels."""
+CONNECT_S = 20.0
+"""For one attempt to connect: TCP, TLS, and the server's settings."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
 Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)
+
+
+# ---------------------------------------------------------------------------------- an answer's head
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a header block of an answer says: `http` and `is_grpc` are its head's, `status` its trailers'."""
+
+    http: int
+    is_grpc: bool
+    status: int | None
+    details: str
+    error: bytes  # the value of `magnetar-error-bin`
+
+
+def _head_of(headers: list[Header]) -> _Head:
+    found = dict(headers)
+    status, http = found.get(b"grpc-status", b""), found.get(b":status", b"")
+    return _Head(
+        int(http) if http.isdigit() else 0,
+        found.get(b"content-type", b"").startswith(b"application/grpc"),
+        int(status[:9]) if status.isdigit() else None,
+        details_of(found.get(b"grpc-message", b"")),
+        found.get(ERROR_TRAILER, b""),
+    )
+
+
+def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> MagnetarError | _Going:
+    """What a header block means for a call: it goes on, it went well, or its error."""
+    if not begun and (head.http != 200 or not head.is_grpc):
+        return WrongProtocol(f"{endpoint} answers as another service (HTTP status {head.http})", endpoint=endpoint)
+    if not ended:
+        return _GOES_ON
+    if head.status is None:
+        return ConnectionLost(f"{endpoint} ended the call without a status", endpoint=endpoint)
+    return _WELL if head.status == Status.OK else error_of(head.status, head.details, head.error, endpoint)
+
+
+class _Going:
+    pass
+
+
+_GOES_ON, _WELL = _Going(), _Going()
+
+
+# ---------------------------------------------------------------------------------- calls
+class _UnaryCall(MessageStream):
+    """A call and the future of its answer."""
+
+    __slots__ = ("_endpoint", "_reply", "_reset_code", "begun", "data", "done")
+
+    def __init__(self, endpoint: Endpoint, data: bytes) -> None:
+        super().__init__(MESSAGE_BYTES_MAX)
+        self._endpoint = endpoint
+        self._reply: bytes | bytearray | None = None
+        self.data = memoryview(data)  # what is not sent yet
+        self.begun = False
+        self.done: asyncio.Future[bytes | bytearray] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        return self.done.done()
+
+    def begin(self, connection: _ClientConnection, head: bytes) -> None:
+        if connection.fits(self, len(self.data)):
+            data, self.data = bytes(self.data), memoryview(b"")
+            connection.send_headers(self, head, ends=True, data=data)
+        else:
+            connection.send_headers(self, head, ends=False)
+            self.writable()
+
+    def writable(self) -> None:
+        if self.connection is not None and not self.out_ended:
+            self.data = self.data[self.connection.send_data(self, self.data, ends=True) :]
+
+    def headers_came(self, head: _Head, ended: bool) -> None:
+        outcome = _outcome(head, self._endpoint, ended=ended, begun=self.begun)
+        self.begun = True
+        if isinstance(outcome, MagnetarError):
+            self.fail(outcome)
+        elif outcome is _WELL:
+            if self._reply is None or self.is_torn:
+                self.fail(WrongProtocol(f"{self._endpoint} answered without a message", endpoint=self._endpoint))
+            elif not self.done.done():
+                self.done.set_result(self._reply)
+
+    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+        self.read(cost)
+        if self._reply is not None:
+            self.fail(WrongProtocol(f"{self._endpoint} answered twice", endpoint=self._endpoint))
+        self._reply = data
+
+    def message_refused(self, size: int) -> None:
+        what = "compressed" if size < 0 else f"{size} bytes long"
+        self.fail(MessageTooLarge(f"the answer of {self._endpoint} is {what}", endpoint=self._endpoint))
+
+    def input_ended(self) -> None:
+        if not self.done.done():
+            self.fail(ConnectionLost(f"{self._endpoint} ended the call without a status", endpoint=self._endpoint))
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        self.fail(_lost(error, code, self._endpoint))
+
+    def fail(self, error: MagnetarError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # who waited may be gone
+
+    def expire(self) -> None:
+        self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
+
+    def give_up(self) -> None:
+        """Nobody waits any more; or the answer was there before the whole request had left."""
+        self.done.cancel()
+        if self.connection is not None:
+            self.connection.reset(self, Code.CANCEL)
+
+
+class _ClientStream(GrpcStream):
+    def __init__(self, endpoint: Endpoint, target: Rpc[Any, Any]) -> None:
+        super().__init__(target.reply, out_bytes_max=target.request_bytes_max)
+        self._endpoint = endpoint
+        self._begun = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_broken
+
+    def begin(self, connection: _ClientConnection, head: bytes) -> None:
+        connection.send_headers(self, head, ends=False)
+        if self._queued:
+            self._flush()
+
+    def headers_came(self, head: _Head, ended: bool) -> None:
+        outcome = _outcome(head, self._endpoint, ended=ended, begun=self._begun)
+        self._begun = True
+        if isinstance(outcome, MagnetarError):
+            self.over(outcome)
+        elif outcome is _WELL:
+            if self.is_torn:
+                self.over(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
+            else:
+                self.fail(ConnectionLost(f"{self._endpoint} ended the stream"))
+                self.end(EndOfStream())
+                self._reset(Code.CANCEL)
+
+    def over(self, error: MagnetarError) -> None:
+        """The stream ended with an error: of the server, or of the connection."""
+        self.fail(_broken_by(error))
+        self.end(error)
+        self._reset(Code.CANCEL)
+
+    def input_ended(self) -> None:
+        if self._end is None:
+            self.over(ConnectionLost(f"{self._endpoint} ended the stream without a status", endpoint=self._endpoint))
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        self.over(_lost(error, code, self._endpoint))
+
+    def cut(self, error: MagnetarError) -> None:
+        self._reset(Code.CANCEL)
+
+    def _reset(self, code: Code) -> None:
+        if self.connection is not None:
+            self.connection.reset(self, code)
+
+    async def close(self) -> None:
+        """Half-closes after the queued items and waits for the server's end; a reader may receive the last items."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.finish()
+                self._closing = True
+                if self.connection is not None and not self.out_ended:
+                    self.connection.send_data(self, memoryview(b""), ends=True)
+                self._credit()  # without a reader it reads on
+                while self._end is None:
+                    await self._change()
+        except TimeoutError:
+            _LOG.debug("the stream to %s did not end in order", self._endpoint)
+        finally:
+            self.over(ConnectionLost("the stream is closed"))
+
+
+def _broken_by(error: MagnetarError) -> MagnetarError:
+    """The error for senders when the stream broke with `error`: what they sent may have been done."""
+    return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
+
+
+def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
+    """Of a stream that was reset with `code`, or whose connection is lost."""
+    if code == Code.REFUSED_STREAM:
+        return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
+    if code == Code.HTTP_1_1_REQUIRED:
+        return WrongProtocol(f"{endpoint} does not speak gRPC", endpoint=endpoint)
+    return ConnectionLost(f"{endpoint}: {error.message}", endpoint=endpoint)
+
+
+# ---------------------------------------------------------------------------------- the connection
+_Call = _UnaryCall | _ClientStream
+
+
+class _ClientConnection(Http2Connection[_Head]):
+    credits_at_once = True
+    stream_window = STREAM_WINDOW
+
+    def __init__(self) -> None:
+        super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), frames.PREFACE, {
+            Setting.ENABLE_PUSH: 0,
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
+        })  # fmt: skip
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self._next = 1
+        self._waiting: deque[tuple[_Call, bytes]] = deque()  # the server takes so many streams at a time
+        self.is_draining = False
+        self.came_in_vain = False  # the server broke the rules before its settings were there
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.open_whole_window()
+
+    def settings_came(self) -> None:
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def was_lost(self, error: MagnetarError) -> None:
+        if not self.ready.done():
+            self.ready.set_result(None)
+        waiting, self._waiting = self._waiting, deque()
+        for call, _ in waiting:
+            call.lost(error, None)
+
+    def break_off(self, code: Code, text: str) -> None:
+        self.came_in_vain = not self.is_ready
+        super().break_off(code, text)
+
+    def is_idle(self, id_: int) -> bool:
+        return id_ % 2 == 0 or id_ >= self._next
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes more calls."""
+        return not self.is_lost and not self.is_draining and self._next <= frames.STREAM_MASK
+
+    def start(self, call: _Call, head: bytes) -> None:
+        if call.is_over:
+            return
+        if len(self.streams) >= self.peer_streams:
+            self._waiting.append((call, head))
+            return
+        self.open(call, self._next)
+        self._next += 2
+        call.begin(self, head)
+
+    def stream_forgotten(self) -> None:
+        while self._waiting and len(self.streams) < self.peer_streams and not self.is_lost:
+            self.start(*self._waiting.popleft())
+        if self.is_draining and not self.streams and not self._waiting:
+            self._loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
+
+    def drain(self) -> None:
+        """Ends with the last of its calls."""
+        self.is_draining = True
+        if not self.streams and not self._waiting:
+            self.close(ConnectionLost("the connection is not used any more"))
+
+    def went_away(self, last: int, code: int, text: str) -> None:
+        self.is_draining = True
+        waiting, self._waiting = self._waiting, deque()
+        not_begun = [stream for id_, stream in self.streams.items() if id_ > last]
+        for stream in not_begun:
+            self._forget(stream)
+            stream.lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+        for call, _ in waiting:
+            call.lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+        self.drain()
+
+
+_Attempt = asyncio.Task[_ClientConnection | MagnetarError]
 
 
 class GrpcChannel:
@@ -42,136 +338,226 @@ class GrpcChannel:
         self._endpoint = endpoint
         self._access = access
         self._tls = ChannelTls(access.tls) if access.tls is not None else None
-        self._channel: grpc.aio.Channel | None = None
-        self._methods: dict[str, Any] = {}
-        self._streams: dict[_ClientStream, Any] = {}  # each with its connection, which ends with the last of them
+        self._connection: _ClientConnection | None = None
+        self._connecting: _Attempt | None = None
+        self._old: list[_ClientConnection] = []  # with older credentials; each ends with its last call
+        self._unopened: set[_ClientStream] = set()
+        self._calls: set[_UnaryCall] = set()
+        self._heads: dict[tuple[str, bytes], bytes] = {}
         self._closed = False
 
     @property
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    def _opened(self) -> Any:
+    # ------------------------------------------------------------------ the connection
+    def _check(self) -> None:
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
         if self._tls is not None and self._tls.changed():
-            self._channel = None  # the next one brings the new certificate; streams keep the one they have
-            self._methods.clear()
-        if self._channel is None:
-            drop_late_events(asyncio.get_running_loop())
-            make, target = grpc_module().aio, str(self._endpoint)
-            if self._tls is not None:
-                self._channel = make.secure_channel(target, self._tls.credentials, options=CHANNEL_OPTIONS)
-            else:
-                self._channel = make.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return self._channel
+            self._connecting = None
+            if self._connection is not None:
+                old, self._connection = self._connection, None
+                self._old = [each for each in self._old if not each.is_lost] + [old]
+                old.drain()
 
-    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
-        channel = self._opened()
-        method = self._methods.get(rpc.path)
-        if method is None:
-            serialize, parse = rpc.request.SerializeToString, rpc.reply.FromString
-            method = self._methods[rpc.path] = channel.unary_unary(rpc.path, serialize, parse)
+    def _opened(self) -> _ClientConnection | None:
+        """The connection, if it is there and takes calls."""
+        connection = self._connection
+        return connection if connection is not None and connection.is_open else None
+
+    def _attempt(self) -> _Attempt:
+        """The attempt to connect that is under way, or a new one."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        return self._connecting
+
+    async def _connect(self) -> _ClientConnection | MagnetarError:
+        connection = _ClientConnection()
+        found = await self._reach(connection)
+        if isinstance(found, _ClientConnection):
+            if self._closed:
+                found.close(ConnectionLost("the channel is closed"))
+                return ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
+            if self._connecting is asyncio.current_task():  # with the newest credentials
+                self._connection = found
+        return found
+
+    async def _reach(self, connection: _ClientConnection) -> _ClientConnection | MagnetarError:
+        """Connects, shakes hands and waits for the settings of the server."""
+        host, port = self._endpoint
+        tls = self._tls.context if self._tls is not None else None
+        has_connected = False
         try:
-            reply: Rep = await method(request, timeout=timeout_s, metadata=metadata_of(self._access))
-        except grpc_module().aio.AioRpcError as error:
-            raise from_grpc(error, self._endpoint) from error
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint) from None
-        return reply
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=tls, server_hostname=host if tls is not None else None
+                )
+                has_connected = True
+                await connection.ready
+        except TimeoutError as error:
+            connection.abort_now()
+            return self._unreached(error, has_connected=has_connected)
+        except (OSError, ValueError) as error:  # ValueError: a host name that is none
+            return self._unreached(error, has_connected=False)
+        except BaseException:
+            connection.abort_now()
+            raise
+        if connection.is_ready and not connection.is_lost:
+            return connection
+        if connection.came_in_vain:
+            text = f"{self._endpoint} does not speak gRPC: {connection.lost_for}"
+            return WrongProtocol(text, endpoint=self._endpoint)
+        return self._unreached(ConnectionResetError(), has_connected=True)
+
+    def _unreached(self, error: Exception, *, has_connected: bool) -> MagnetarError:
+        """`unreached`: "refused" (the host, or a router, refused at once) or "silent" (no answer in time)."""
+        endpoint = self._endpoint
+        match error:
+            case ssl.SSLCertVerificationError():
+                return UntrustedServer(f"the certificate of {endpoint} {_distrust(error)}", endpoint=endpoint)
+            case ssl.SSLError() if error.reason in _NOT_TLS:
+                text = f"{endpoint} does not speak TLS: its URL begins with magnetar://"
+                return WrongProtocol(text, endpoint=endpoint)
+            case ssl.SSLError():
+                return UntrustedServer(f"no TLS with {endpoint}: {error.reason or error}", endpoint=endpoint)
+            case socket.gaierror() if error.errno == socket.EAI_AGAIN:
+                how, why = "silent", "the name service did not answer"
+            case socket.gaierror() | ValueError():
+                how, why = "refused", "the host name is not known"
+            case ConnectionResetError() | BrokenPipeError() | ConnectionAbortedError():
+                how = "refused"
+                why = "it closed the connection: perhaps it asks for TLS (magnetar+ssl://) or for a certificate"
+            case TimeoutError() if has_connected:
+                how, why = "silent", "it accepts connections and sends nothing"
+            case TimeoutError():
+                how, why = "silent", "no answer to connecting"
+            case OSError() if error.errno in (errno.ETIMEDOUT,):
+                how, why = "silent", "no answer to connecting"
+            case OSError():
+                how, why = "refused", error.strerror or str(error)
+        return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how)
+
+    def _head(self, path: str) -> bytes:
+        """The header block of a call. It is made once for each credential."""
+        credential = authorization_of(self._access)
+        found = self._heads.get((path, credential))
+        if found is None:
+            if len(self._heads) > 64:
+                self._heads.clear()
+            headers = [
+                (b":method", b"POST"), (b":scheme", b"https" if self._tls else b"http"), (b":path", path.encode()),
+                (b":authority", str(self._endpoint).encode()), (b"te", b"trailers"),
+                (b"content-type", b"application/grpc"), (b"user-agent", b"magnetar"),
+            ]  # fmt: skip
+            if credential:
+                headers.append((HEADER, credential))
+            found = self._heads[path, credential] = block(headers)
+        return found
+
+    # ------------------------------------------------------------------ calls
+    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
+        self._check()
+        data = request.SerializeToString()
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise MessageTooLarge(
+                f"a request of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are taken",
+                size=len(data), limit=MESSAGE_BYTES_MAX,
+            )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        connection = self._opened() or await self._connected(timeout_s)
+        call = _UnaryCall(self._endpoint, prefix(len(data)) + data)
+        timer = loop.call_at(end, call.expire)
+        self._calls.add(call)
+        try:
+            connection.start(call, self._head(rpc.path))
+            reply = await call.done
+        finally:
+            timer.cancel()
+            self._calls.discard(call)
+            call.give_up()
+        try:
+            return rpc.reply.FromString(reply)  # type: ignore[arg-type]
+        except DecodeError as error:
+            text = f"{self._endpoint} answered with no {rpc.reply.DESCRIPTOR.full_name}"
+            raise WrongProtocol(text, endpoint=self._endpoint) from error
+
+    async def _connected(self, timeout_s: float) -> _ClientConnection:
+        """Raises what the attempt failed with; Unavailable also when it takes longer: nothing was sent."""
+        attempt = self._attempt()
+        await asyncio.wait((attempt,), timeout=timeout_s)
+        if not attempt.done():
+            raise self._unreached(TimeoutError(), has_connected=False)
+        if attempt.cancelled():
+            raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
+        found = attempt.result()
+        if isinstance(found, MagnetarError):
+            raise copy_of(found)
+        if not found.is_open:
+            raise ConnectionLost(f"{self._endpoint} closed the connection", endpoint=self._endpoint)
+        return found
 
     def stream(self, rpc: Rpc[Any, Any]) -> GrpcStream:
-        channel = self._opened()
-        method = self._methods.get(rpc.path)
-        if method is None:
-            method = self._methods[rpc.path] = channel.stream_stream(rpc.path)
-        call = method(metadata=metadata_of(self._access))
-        stream = _ClientStream(self._endpoint, rpc, call)
-        self._streams[stream] = channel
-        call.add_done_callback(lambda _: self._streams.pop(stream, None))
+        self._check()
+        stream = _ClientStream(self._endpoint, rpc)
+        head = self._head(rpc.path)
+        connection = self._opened()
+        if connection is not None:
+            connection.start(stream, head)
+        else:
+            self._unopened.add(stream)
+            self._attempt().add_done_callback(lambda attempt: self._open(stream, head, attempt))
         return stream
+
+    def _open(self, stream: _ClientStream, head: bytes, attempt: _Attempt) -> None:
+        self._unopened.discard(stream)
+        if stream.is_broken:
+            return
+        found = None if attempt.cancelled() else attempt.result()
+        if isinstance(found, _ClientConnection) and found.is_open:
+            found.start(stream, head)
+        elif isinstance(found, MagnetarError):
+            stream.over(copy_of(found))
+        else:
+            stream.over(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
 
     async def close(self) -> None:
         """Cancels the calls in progress."""
         self._closed = True
-        for stream in list(self._streams):
-            stream.cancel()
-            await stream.release()
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close(0)
+        gone = ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
+        for stream in list(self._unopened):
+            stream.break_off(copy_of(gone))
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
+        for call in list(self._calls):
+            call.fail(copy_of(gone))
+        for connection in [*self._old, self._connection]:
+            if connection is not None:
+                connection.close(gone)
+        self._connection = None
 
 
 def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
     return GrpcChannel(endpoint, access)
 
 
-class _ClientStream(GrpcStream):
-    def __init__(self, endpoint: Endpoint, target: Rpc[Any, Any], call: Any) -> None:
-        super().__init__(
-            target.reply, self._read_call, self._write_call, lambda _: call.cancel(),
-            out_bytes_max=target.request_bytes_max,
-        )  # fmt: skip
-        self._endpoint = endpoint
-        self._call = call
-        self._grpc_aio = grpc_module().aio
+_NOT_TLS = frozenset(
+    ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
+)
+"""OpenSSL's reasons."""
 
-    def break_off(self, error: MagnetarError) -> None:
-        """A call that never connected does not end a write that waits for it, even when cancelled: the writer fails."""
-        super().break_off(error)
-        if self._flusher is not None:
-            self._flusher.cancel()
-
-    async def _read_call(self) -> bytes:
-        try:
-            data = await self._call.read()
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            error: MagnetarError = ConnectionLost(f"{self._endpoint}: the stream was cancelled")
-            self.fail(error)
-            raise error from None
-        except self._grpc_aio.AioRpcError as failure:
-            error = from_grpc(failure, self._endpoint)
-            self.fail(_broken_by(error))
-            raise error from failure
-        if data is self._grpc_aio.EOF:
-            self.fail(ConnectionLost(f"{self._endpoint} ended the stream"))
-            raise EndOfStream
-        return bytes(data)
-
-    async def _write_call(self, data: bytes) -> None:
-        try:
-            await self._call.write(data)
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            raise ConnectionLost(f"{self._endpoint}: the stream was cancelled") from None
-        except self._grpc_aio.AioRpcError as failure:
-            raise _broken_by(from_grpc(failure, self._endpoint)) from failure
-        except (asyncio.InvalidStateError, self._grpc_aio.UsageError, self._grpc_aio.InternalError) as failure:
-            raise ConnectionLost(f"{self._endpoint}: the stream is over") from failure
-
-    async def close(self) -> None:
-        """Half-closes after the queued items and waits for the server's end; a reader may receive the last items."""
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.finish()
-                if self._broken is None:
-                    await self._write(END_OF_ITEMS)
-                    await self._call.done_writing()
-                puller = self._start_pulling()
-                self._changed()  # without a reader it reads on
-                await asyncio.wait((puller,))
-        except (TimeoutError, MagnetarError, asyncio.InvalidStateError) as error:
-            _LOG.debug("the stream to %s did not end in order: %s", self._endpoint, error)
-        finally:
-            self._call.cancel()
-            await self.release()
+_UNTRUSTED = {
+    "has expired": "has expired",
+    "not yet valid": "is not valid yet, or this machine's clock is wrong",
+    "mismatch": "is of another host name",
+}
+"""In OpenSSL's text → what is wrong with the server's certificate. The first that fits."""
 
 
-def _broken_by(error: MagnetarError) -> MagnetarError:
-    """The error for senders when the stream broke with `error`: what they sent may have been done."""
-    return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
+def _distrust(error: ssl.SSLCertVerificationError) -> str:
+    for part, why in _UNTRUSTED.items():
+        if part in error.verify_message:
+            return why
+    return "is not signed by an authority that this client trusts: give its file (--tls-ca)"

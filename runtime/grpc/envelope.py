@@ -14,10 +14,6 @@ from ...proto.errors import MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
 from ..network import REQUEST_BYTES_MAX
 
-END_OF_ITEMS = b""
-"""An envelope without items, sent by a client before its half-close. At a server a half-close looks the same as a
-caller that disconnected (gRPC reports which a moment later); after this envelope it is an end in order."""
-
 ITEMS_AT_ONCE = 2000
 """Parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
 

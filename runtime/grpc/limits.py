@@ -1,8 +1,8 @@
 """Limits of a gRPC listener: what callers can hold of it, and for how long they hold it without moving on.
 
-Connections and handshakes are bounded by gRPC (`server_options`). `OpenStreams` bounds the streams of an address, and
-looks at all of them now and then: nothing is done per message. It counts its looks and not seconds, so that a process
-that was stopped cuts no stream for the time that it did not see.
+Connections are bounded by the listener, and what each of them holds by its windows (runtime/http2/connection.py).
+`OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
+counts its looks and not seconds, so that a process that was stopped cuts no stream for the time that it did not see.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ from pathlib import Path
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import AUTHORIZATION_MAX, Limits, MemoryBudget
+from ..access import Limits, MemoryBudget
 from ..network import network_of
-from .options import SERVER_OPTIONS
 from .stream import CROWDED_BYTES
 
-HANDSHAKE_S = 5
-"""Of TLS and of HTTP/2; gRPC's own is 120."""
 IDLE_S = 120
 """A connection without a call for so long is closed; the caller's next call makes a new one."""
 CALLS_MAX = 1_000
-"""Of one connection at a time; the caller's gRPC queues further ones."""
-PING_STRIKES = 2
-"""Pings that come too early before the connection is closed."""
-UNCOMPRESSED = 1
-"""The set of the one encoding "identity". gRPC would unfold a request before the listener knows who calls."""
+"""Of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are refused."""
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
 TIGHT_LOOKS = 2
@@ -40,20 +33,6 @@ TIGHT_LOOKS = 2
 there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
-
-
-def server_options(limits: Limits) -> list[tuple[str, int]]:
-    return [
-        *SERVER_OPTIONS,
-        ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
-        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
-        ("grpc.max_concurrent_streams", CALLS_MAX),
-        ("grpc.http2.max_ping_strikes", PING_STRIKES),
-        ("grpc.compression_enabled_algorithms_bitset", UNCOMPRESSED),
-        ("grpc.max_metadata_size", 2 * AUTHORIZATION_MAX),
-        ("grpc.absolute_max_metadata_size", 4 * AUTHORIZATION_MAX),
-    ]
 
 
 class Watched(Protocol):

@@ -1,10 +1,11 @@
-"""gRPC's server on grpc.aio: the `serve` of `runtime/network.py`.
+"""gRPC's server on our HTTP/2: the `serve` of `runtime/network.py`. The wire is gRPC's own (doc/PROTOCOL-HTTP2.md).
 
-At a server each call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller disconnects;
-the handler is not cancelled. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary
-call's handler runs to its end, because a change that it has begun must not stay half done: a topic that was being
-unloaded would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still
-arrives.
+    connection ──HEADERS──▶ `_ServerConnection.stream_opened` ──▶ `_UnaryCall` or `_ServerStream` ──▶ a task: handler
+
+Each call has one task. Who calls is asked before anything of the request is read. A handler is not cancelled when its
+caller disconnects. A stream's handler gets ConnectionLost from its stream and ends in its own order. A unary call's
+handler runs to its end, because a change that it has begun must not stay half done: a topic that was being unloaded
+would keep its consumers and send them nothing. An error of a handler ends the call; what was sent before still arrives.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -24,29 +27,38 @@ from ...proto.errors import (
     ConnectionLost,
     MagnetarError,
     MessageTooLarge,
+    Unauthenticated,
     WrongProtocol,
 )
-from ..access import Caller, CallerMemory, ListenerAccess, MemoryBudget
+from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
+from ..http2 import frames
+from ..http2.connection import FRAME_BYTES_MAX, HEADER_BYTES_MAX, LOOK_S, Http2Connection, Http2Stream
+from ..http2.frames import Code, Setting
+from ..http2.headers import Header, HeaderDecoder, block
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
-from .access import caller_of, peer_of, server_credentials
+from ..tcp.tls import HANDSHAKE_S, SHUTDOWN_S
+from .access import HEADER, server_context
 from .callers import Callers
-from .envelope import END_OF_ITEMS, copied_tags
-from .errors import abort, grpc_module, is_cancelled
-from .limits import OpenStreams, server_options
+from .envelope import copied_tags
+from .errors import Status, status_trailers, trailers_of
+from .limits import CALLS_MAX, IDLE_S, OpenStreams
+from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
-if TYPE_CHECKING:
-    import grpc.aio
-
 HANDLERS_TIMEOUT_S = 1.0
-"""How long a server that closes lets stream handlers end by themselves after their callers were disconnected."""
+"""How long a server that closes lets handlers end by themselves after their callers were disconnected."""
 
-FOREIGN_END_S = 0.1
-"""How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to report that the caller disconnected."""
+BACKLOG = 1024
+_IDLE_LOOKS = int(IDLE_S / LOOK_S)
 
-CUT_S = 1.0
-"""For a write in progress when this side cuts the call: one to a caller that does not read is never sent."""
+_ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+_ANSWER_BLOCK = block(_ANSWER)
+_OK_BLOCK = block(status_trailers(Status.OK))
+_NOT_HTTP2 = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+    b"This port speaks gRPC, which is HTTP/2. The HTTP port of a broker is 8080.\n"
+)
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -54,10 +66,10 @@ _LOG = logging.getLogger("magnetar.rpc")
 class GrpcServing:
     """A listening gRPC server."""
 
-    def __init__(self, server: grpc.aio.Server, endpoint: Endpoint, handlers: dict[asyncio.Task[Any], None]) -> None:
+    def __init__(self, listener: _Listener, server: asyncio.Server, endpoint: Endpoint) -> None:
+        self._listener = listener
         self._server = server
         self._endpoint = endpoint
-        self._handlers = handlers
         self._closed = False
 
     @property
@@ -69,13 +81,18 @@ class GrpcServing:
         if self._closed:
             return
         self._closed = True
-        await self._server.stop(grace_s)
-        handlers = list(self._handlers)
+        self._server.close()
+        handlers = self._listener.handlers
+        self._listener.accept_no_more()
+        if grace_s and handlers:
+            await asyncio.wait(list(handlers), timeout=grace_s)
+        self._listener.cut_all()
         if handlers:
-            await asyncio.wait(handlers, timeout=HANDLERS_TIMEOUT_S)
-            for handler in handlers:
+            left = list(handlers)
+            await asyncio.wait(left, timeout=HANDLERS_TIMEOUT_S)
+            for handler in left:
                 handler.cancel()
-            await asyncio.wait(handlers)
+            await asyncio.wait(left)
 
 
 async def serve(
@@ -83,252 +100,458 @@ async def serve(
 ) -> GrpcServing:
     """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken, InvalidConfiguration for TLS files
     that cannot be used."""
-    handlers: dict[asyncio.Task[Any], None] = {}
-    credentials = server_credentials(access.tls) if access.tls is not None else None
-    server = grpc_module().aio.server(options=server_options(access.limits))
-    asking = _Asking(access, clock)
-    for name, handler in services:
-        server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers, asking),))
+    listener = _Listener(services, access, clock)
+    tls = server_context(access.tls) if access.tls is not None else None
     try:
-        if credentials is not None:
-            port = server.add_secure_port(str(endpoint), credentials)
-        else:
-            port = server.add_insecure_port(str(endpoint))
-    except RuntimeError as error:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _ServerConnection(listener), endpoint.host, endpoint.port, ssl=tls, backlog=BACKLOG,
+            ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+            ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None,
+        )  # fmt: skip
+    except OSError as error:
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
-    await server.start()
-    return GrpcServing(server, Endpoint(endpoint.host, port), handlers)
+    return GrpcServing(listener, server, Endpoint(endpoint.host, server.sockets[0].getsockname()[1]))
 
 
-class _Asking:
-    """Asks who calls, before a handler starts and before anything of a request is read."""
+# ---------------------------------------------------------------------------------- a request's head
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a header block says of a call."""
 
-    def __init__(self, access: ListenerAccess, clock: Clock) -> None:
+    path: str
+    authorization: tuple[str, ...]
+    is_post: bool
+    is_grpc: bool
+    encoding: str
+
+
+def _head_of(headers: list[Header]) -> _Head:
+    authorization: list[str] = []
+    found = {b":path": b"", b":method": b"", b"content-type": b"", b"grpc-encoding": b"identity"}
+    for name, value in headers:
+        if name in found:
+            found[name] = value
+        elif name == HEADER:
+            authorization.append(value.decode("latin-1"))
+    return _Head(
+        found[b":path"].decode("latin-1"), tuple(authorization), found[b":method"] == b"POST",
+        found[b"content-type"].startswith(b"application/grpc"), found[b"grpc-encoding"].decode("latin-1"),
+    )  # fmt: skip
+
+
+def _authorization(head: _Head) -> str:
+    """Unauthenticated: the header is too long, or is there twice."""
+    if len(head.authorization) > 1:
+        raise Unauthenticated(f"the call has {len(head.authorization)} headers `authorization`; send one")
+    value = head.authorization[0] if head.authorization else ""
+    if len(value) > AUTHORIZATION_MAX:
+        raise Unauthenticated(f"the header `authorization` is too long: {len(value)} characters of {AUTHORIZATION_MAX}")
+    return value
+
+
+# ---------------------------------------------------------------------------------- the listener
+class _Method:
+    """One rpc that is served."""
+
+    __slots__ = ("copied", "function", "target")
+
+    def __init__(self, target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]]) -> None:
+        self.target, self.function = target, function
+        self.copied = (
+            copied_tags(target.request)
+            if target.streaming and "/magnetar.wire.Metadata/" not in target.path
+            else None
+        )  # fmt: skip
+
+
+class _Listener:
+    """What all connections of a server share: its methods, its limits, and the handlers that run."""
+
+    def __init__(self, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock) -> None:
+        self.access = access
+        self.methods = {each.target.path: each for name, handler in services for each in _methods(name, handler)}
+        self.handlers: dict[asyncio.Task[None], None] = {}
+        self.connections: dict[_ServerConnection, None] = {}
         self.callers = Callers(access.guard, clock)
-        self._limit = access.limits.authentications
-        self._under_way = 0
-        self._request_s = access.limits.first_frame_s
         self.memory = access.memory
         self.streams = OpenStreams(access.limits, access.memory.answers)
+        self.closed = False
+        self._under_way = 0
 
-    async def who(self, context: Any, path: str) -> CallContext:
-        """Raises what the guard raises; BackPressure: too many callers are asked who they are."""
+    def spawn(self, coroutine: Any, connection: _ServerConnection) -> None:
+        """Runs a call's handler. Its errors are the call's; what is raised here is a fault of this module."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.handlers[task] = None
+        connection.calls += 1
+        task.add_done_callback(lambda task: self._done(task, connection))
+
+    def _done(self, task: asyncio.Task[None], connection: _ServerConnection) -> None:
+        self.handlers.pop(task, None)
+        connection.calls -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call failed", exc_info=error)
+
+    async def who(self, connection: _ServerConnection, head: _Head) -> CallContext:
+        """Asks who calls. Raises what the guard raises; BackPressure: too many callers are asked who they are."""
         if not self.callers.asks:
-            return CallContext(peer_of(context))
-        if self._under_way >= self._limit:
-            raise BackPressure(f"{self._limit} callers are being authenticated: try again")
+            return CallContext(connection.peer)
+        limit = self.access.limits.authentications
+        if self._under_way >= limit:
+            raise BackPressure(f"{limit} callers are being authenticated: try again")
         try:
-            caller = caller_of(context)
+            caller = connection.caller(_authorization(head))
         except MagnetarError as refusal:
-            self.callers.refused(Caller(peer_of(context)), path, refusal)
+            self.callers.refused(Caller(connection.peer), head.path, refusal)
             raise
         self._under_way += 1
         try:
-            return CallContext(caller.peer, await self.callers.admitted(caller, path))
+            return CallContext(caller.peer, await self.callers.admitted(caller, head.path))
         finally:
             self._under_way -= 1
 
-    async def request(self, context: Any) -> bytes:
-        """Of a unary call whose caller is known. ConnectionLost: it did not come, or not in time."""
-        aio = grpc_module().aio
-        try:
-            async with asyncio.timeout(self._request_s):
-                await self.memory.requests.room()
-                data = await context.read()
-        except TimeoutError:
-            raise ConnectionLost(f"the request did not come within {self._request_s:g} s") from None
-        except (aio.UsageError, aio.InternalError) as error:
-            raise ConnectionLost("the caller is gone") from error
-        if data is aio.EOF:
-            raise ConnectionLost("the call ended before its request")
-        return bytes(data)
+    def accept_no_more(self) -> None:
+        self.closed = True
+        for connection in list(self.connections):
+            connection.go_away()
+
+    def cut_all(self) -> None:
+        for connection in list(self.connections):
+            connection.close(ConnectionLost("the server is closing"))
 
 
-def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None], asking: _Asking) -> Any:
-    """gRPC's handler of all methods that `handler` has; the others are UNIMPLEMENTED."""
-    grpc = grpc_module()
-    service = wire.DESCRIPTOR.services_by_name[name]
-    methods = {}
-    for method in service.methods:
-        target = rpc(name, method.name)
-        function = getattr(handler, _snake(method.name), None)
-        if function is None:
-            continue
-        if target.streaming:
-            methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers, asking))
-        else:
-            run = _unary(target, function, handlers, asking)
-            methods[method.name] = grpc.stream_unary_rpc_method_handler(run, None, target.reply.SerializeToString)
-    return grpc.method_handlers_generic_handler(service.full_name, methods)
+def _methods(name: str, handler: object) -> list[_Method]:
+    """Of a service, those that `handler` has; the others are UNIMPLEMENTED."""
+    methods = []
+    for each in wire.DESCRIPTOR.services_by_name[name].methods:
+        function = getattr(handler, _snake(each.name), None)
+        if function is not None:
+            methods.append(_Method(rpc(name, each.name), function))
+    return methods
 
 
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
-def _parse(target: Rpc[Any, Any], data: bytes) -> Any:
-    if len(data) > (limit := target.request_bytes_max):
-        raise MessageTooLarge(f"a request of {len(data)} bytes; at most {limit} are taken", size=len(data), limit=limit)
-    try:
-        return target.request.FromString(data)
-    except DecodeError as error:
-        raise WrongProtocol(f"the request is no {target.request.DESCRIPTOR.full_name}: {error}") from error
+class _ServerConnection(Http2Connection[_Head]):
+    """A caller's connection."""
+
+    def __init__(self, listener: _Listener) -> None:
+        super().__init__(HeaderDecoder(_head_of, HEADER_BYTES_MAX), b"", {
+            Setting.MAX_CONCURRENT_STREAMS: CALLS_MAX,
+            Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
+        })  # fmt: skip
+        self._listener = listener
+        self._last = 0
+        self._greeting = b""
+        self._is_greeted = False
+        self._idle_since = 0
+        self._certificate: bytes | None = None
+        self.calls = 0  # their handlers run
+        self.is_draining = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        listener = self._listener
+        if listener.closed or len(listener.connections) >= listener.access.limits.connections:
+            self.is_lost = True
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        listener.connections[self] = None
+        super().connection_made(transport)
+
+    def was_lost(self, error: MagnetarError) -> None:
+        self._listener.connections.pop(self, None)
+
+    def preface(self, view: memoryview) -> memoryview:
+        if self._is_greeted:
+            return view
+        size = min(len(frames.PREFACE) - len(self._greeting), len(view))
+        self._greeting += view[:size]
+        if not frames.PREFACE.startswith(self._greeting):
+            if self._greeting[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI"):
+                self.write(_NOT_HTTP2)
+            self.close(ConnectionLost(f"{self.peer} does not speak HTTP/2"))
+            return view[:0]
+        self._is_greeted = len(self._greeting) == len(frames.PREFACE)
+        return view[size:]
+
+    def is_idle(self, id_: int) -> bool:
+        return id_ % 2 == 0 or id_ > self._last
+
+    def looked(self, looks: int) -> None:
+        if self.streams or self.calls:
+            self._idle_since = looks
+        elif looks - self._idle_since >= _IDLE_LOOKS:
+            self.go_away()
+            self.close(ConnectionLost(f"{self.peer} made no call for {IDLE_S} s"))
+
+    def go_away(self) -> None:
+        """Takes no more calls; those that are open go on."""
+        if not self.is_draining:
+            self.is_draining = True
+            self.write(frames.goaway(self._last, Code.NO_ERROR))
+
+    def caller(self, authorization: str) -> Caller:
+        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        if found is not None and self._certificate is None:
+            certificate = found.getpeercert(binary_form=True)
+            self._certificate = ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else b""
+        return Caller(self.peer, authorization, self._certificate or b"", found is not None)
+
+    def stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
+        if id_ % 2 == 0:
+            raise frames.BrokenRules(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
+        if self.is_draining:
+            return
+        self._last = id_
+        if max(self.calls, len(self.streams)) >= CALLS_MAX:
+            self.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
+            return
+        refusal = self._refusal(head)
+        if refusal is not None:
+            self.open(stream := Http2Stream(), id_)
+            stream.in_ended = ended
+            self.send_headers(stream, block(refusal), ends=True)
+            if not ended:
+                self.reset(stream, Code.NO_ERROR)
+            return
+        method = self._listener.methods[head.path]
+        kind = _ServerStream if method.target.streaming else _UnaryCall
+        call = kind(self._listener, method, head)
+        self.open(call, id_)
+        call.in_ended = ended
+        call.begin(self)
+
+    def _refusal(self, head: _Head) -> list[Header] | None:
+        if not head.is_post:
+            return [(b":status", b"405")]
+        if not head.is_grpc:
+            return [(b":status", b"415")]
+        if head.path not in self._listener.methods:
+            return [*_ANSWER, *status_trailers(Status.UNIMPLEMENTED, f"no method {head.path} is served here")]
+        if head.encoding != "identity":
+            text = f"requests compressed with {head.encoding} are not taken"
+            return [*_ANSWER, *status_trailers(Status.UNIMPLEMENTED, text), (b"grpc-accept-encoding", b"identity")]
+        return None
 
 
-def _unary(
-    target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]],
-    handlers: dict[asyncio.Task[Any], None], asking: _Asking,
-) -> Callable[[Any, Any], Awaitable[Any]]:  # fmt: skip
-    async def run(request: bytes, context: CallContext) -> Any:
-        return await function(_parse(target, request), context)
+def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
+    """Ends a call with an error. `begun`: the answer's head has left."""
+    trailers, connection = trailers_of(error), stream.connection
+    if connection is None or stream.out_ended:
+        return
+    connection.send_headers(stream, block(trailers if begun else [*_ANSWER, *trailers]), ends=True)
+    if stream.connection is not None:
+        connection.reset(stream, Code.NO_ERROR)
 
-    async def handle(_: Any, context: Any) -> Any:
-        """For gRPC a stream of requests: it reads nothing of the one before it is asked for."""
+
+# ---------------------------------------------------------------------------------- unary
+class _UnaryCall(MessageStream):
+    """A unary call: it waits for its request, and its handler runs."""
+
+    __slots__ = ("_changed", "_head", "_listener", "_method", "_refused", "_request")
+
+    def __init__(self, listener: _Listener, method: _Method, head: _Head) -> None:
+        super().__init__(method.target.request_bytes_max)
+        self._listener = listener
+        self._method = method
+        self._head = head
+        self._request: list[bytes | bytearray] = []
+        self._refused: MagnetarError | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    def begin(self, connection: _ServerConnection) -> None:
+        self._listener.spawn(self._run(connection), connection)
+
+    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+        self.read(cost)
+        self._request.append(data)
+        if len(self._request) > 1:
+            self._stop(WrongProtocol("a unary call has one request"))
+
+    def message_refused(self, size: int) -> None:
+        limit = self.in_bytes_max
+        self._stop(
+            MessageTooLarge(f"a request of {size} bytes; at most {limit} are taken", size=size, limit=limit)
+            if size >= 0
+            else WrongProtocol("the request is compressed, and no compression was agreed on")
+        )
+
+    def _stop(self, error: MagnetarError) -> None:
+        self._refused = self._refused or error
+        self._wake()
+
+    def input_ended(self) -> None:
+        self._wake()
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def _run(self, connection: _ServerConnection) -> None:
+        listener, requests = self._listener, self._listener.memory.requests
+        size = 0
         try:
-            who = await asking.who(context, target.path)
-            request = await asking.request(context)
-        except Exception as refusal:
-            return await abort(context, refusal)
-        handler = asyncio.get_running_loop().create_task(run(request, who))
-        handlers[handler], size = None, len(request)
-        asking.memory.requests.held += size
-        handler.add_done_callback(lambda task: _handled(handlers, task, asking.memory.requests, size))
-        try:
-            await asyncio.wait((handler,))
-        except asyncio.CancelledError:  # no answer to a caller that disconnected; others get one
-            handler.add_done_callback(_log_fault)
+            who = await listener.who(connection, self._head)
+            if requests.held > requests.limit:
+                await requests.room()
+            request = self._request[0] if self.in_ended and self._request else await self._whole(connection)
+            size = len(request)
+            requests.held += size
+            message = self._parse(request)
+            if self._refused is not None:
+                raise self._refused
+            if self.connection is None:
+                return  # the caller gave up before anything began
+            reply = await self._method.function(message, who)
+        except asyncio.CancelledError:
+            _refuse(self, ConnectionLost("the server gave the call up"), begun=False)
             raise
-        if handler.cancelled():
-            return await abort(context, ConnectionLost("the server gave the call up"))
-        error = handler.exception()
-        return handler.result() if error is None else await abort(context, error)
+        except Exception as error:
+            _refuse(self, error, begun=False)
+        else:
+            self._answer(reply.SerializeToString())
+        finally:
+            requests.held -= size
 
-    return handle
+    async def _whole(self, connection: _ServerConnection) -> bytes | bytearray:
+        """The request. ConnectionLost: it did not come, or not in time."""
+        if self.connection is not None:
+            connection.open_window(self)
+        limit_s = self._listener.access.limits.first_frame_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self.in_ended and self._refused is None and self.connection is not None:
+                    self._changed = asyncio.get_running_loop().create_future()
+                    await self._changed
+        except TimeoutError:
+            raise ConnectionLost(f"the request did not come within {limit_s:g} s") from None
+        if self._refused is not None:
+            raise self._refused
+        if self.connection is None:
+            raise ConnectionLost("the caller is gone")
+        if not self._request or self.is_torn:
+            raise ConnectionLost("the call ended before its request")
+        return self._request[0]
+
+    def _parse(self, data: bytes | bytearray) -> Any:
+        target = self._method.target
+        try:
+            return target.request.FromString(data)
+        except DecodeError as error:
+            raise WrongProtocol(f"the request is no {target.request.DESCRIPTOR.full_name}: {error}") from error
+
+    # ------------------------------------------------------------------ the answer
+    def _answer(self, data: bytes) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        message = prefix(len(data)) + data
+        if connection.fits(self, len(message)):
+            connection.send_headers(self, _ANSWER_BLOCK, ends=False, data=message)
+            connection.send_headers(self, _OK_BLOCK, ends=True)
+        else:
+            connection.send_headers(self, _ANSWER_BLOCK, ends=False)
+            self._place = memoryview(message)  # its own place is free: the request is whole
+            self.writable()
+
+    def writable(self) -> None:
+        connection = self.connection
+        if connection is not None:
+            self._place = self._place[connection.send_data(self, self._place) :]
+            if not self._place:
+                connection.send_headers(self, _OK_BLOCK, ends=True)
 
 
-def _streaming(
-    target: Rpc[Any, Any],
-    function: Callable[[GrpcStream, CallContext], Awaitable[None]],
-    handlers: dict[asyncio.Task[Any], None],
-    asking: _Asking,
-) -> Callable[[Any, Any], Awaitable[None]]:
-    async def run(stream: GrpcStream, context: CallContext) -> None:
-        await function(stream, context)
+# ---------------------------------------------------------------------------------- streams
+class _ServerStream(GrpcStream):
+    """A stream at the server: it begins with its handler, and ends with it, or with `cut`."""
 
-    async def handle(_: Any, context: Any) -> None:
+    def __init__(self, listener: _Listener, method: _Method, head: _Head) -> None:
+        target = method.target
+        super().__init__(
+            target.request, in_bytes_max=target.request_bytes_max, copied=method.copied, memory=listener.memory
+        )
+        self._listener = listener
+        self._method = method
+        self._head = head
+        self._has_answered = False
+        self._ending = False
+        self._trailers: list[Header] | None = None  # None: of a call that went well
+
+    def begin(self, connection: _ServerConnection) -> None:
+        self._listener.spawn(self._run(connection), connection)
+
+    async def _run(self, connection: _ServerConnection) -> None:
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(asking.streams.place(peer_of(context)))
-                who = await asking.who(context, target.path)
+                held.enter_context(self._listener.streams.place(connection.peer))
+                who = await self._listener.who(connection, self._head)
             except Exception as refusal:
-                await abort(context, refusal)
+                self.fail(ConnectionLost("the stream is refused"))
+                _refuse(self, refusal, begun=False)
                 return
-            stream = _ServerStream(target, context, asking.memory)
-            held.enter_context(asking.callers.holding(who.principal, stream.break_off))
-            await converse(stream, context, who)
-
-    async def converse(stream: _ServerStream, context: Any, who: CallContext) -> None:
-        asking.streams.add(stream, who.peer)
-        handler = asyncio.get_running_loop().create_task(run(stream, who))
-        handlers[handler] = None
-        handler.add_done_callback(lambda task: _ended(handlers, task))
-        try:
-            await asyncio.wait((handler, stream.cut), return_when=asyncio.FIRST_COMPLETED)
-            error = stream.cut.result() if stream.cut.done() else _error_of(handler)
-            await (stream.written(CUT_S) if stream.cut.done() else stream.finish())
-            if error is not None and (stream.cut.done() or not stream.is_broken):
-                await abort(context, error)
-        except asyncio.CancelledError:
-            stream.fail(ConnectionLost("the caller is gone"))
-            raise
-        finally:
-            asking.streams.remove(stream)
-            if handler.done():
-                await stream.release()
-            else:
-                handler.add_done_callback(lambda _: stream.release_soon())
-
-    return handle
-
-
-def _error_of(handler: asyncio.Task[None]) -> BaseException | None:
-    if handler.cancelled():
-        return ConnectionLost("the server gave the stream up")
-    error = handler.exception()
-    return None if isinstance(error, EndOfStream) else error
-
-
-def _handled(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[Any], memory: MemoryBudget, size: int) -> None:
-    handlers.pop(task, None)
-    memory.held -= size
-
-
-def _ended(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[None]) -> None:
-    handlers.pop(task, None)
-    _log_fault(task)
-
-
-def _log_fault(task: asyncio.Task[Any]) -> None:
-    """Logs an error; a handler may end with ConnectionLost or EndOfStream, which it need not catch."""
-    if task.cancelled():
-        return
-    error = task.exception()
-    if error is not None and not isinstance(error, MagnetarError | EndOfStream):
-        _LOG.error("a handler failed", exc_info=error)
-
-
-class _ServerStream(GrpcStream):
-    """`cut` is done when this side ends the call before its handler does, with the error for the caller."""
-
-    def __init__(self, target: Rpc[Any, Any], context: Any, memory: CallerMemory) -> None:
-        super().__init__(
-            target.request, self._read_context, self._write_context, self._cut_off,
-            in_bytes_max=target.request_bytes_max,
-            copied=None if "/magnetar.wire.Metadata/" in target.path else copied_tags(target.request),
-            memory=memory,
-        )  # fmt: skip
-        self._context = context
-        self._grpc_aio = grpc_module().aio
-        self._ended = False
-        self.has_read = False
-        self.cut: asyncio.Future[MagnetarError] = self._loop.create_future()
-
-    def _cut_off(self, error: MagnetarError) -> None:
-        if not self.cut.done():
-            self.cut.set_result(error)
-
-    async def _read_context(self) -> bytes:
-        try:
-            data = await self._context.read()
-            if data == END_OF_ITEMS:
-                self._ended = True
-                data = await self._context.read()
-        except asyncio.CancelledError:
-            if is_cancelled():
+            if self.connection is None:
+                return  # the caller gave up
+            held.enter_context(self._listener.callers.holding(who.principal, self.break_off))
+            connection.open_window(self)
+            self._listener.streams.add(self, who.peer)
+            try:
+                self._end_with(await self._outcome(who))
+                await self.finish()
+            except asyncio.CancelledError:
+                self._end_with(ConnectionLost("the server gave the stream up"))
                 raise
-            raise self._gone() from None
-        except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
-            raise self._gone() from error
-        self.has_read = True
-        if data is not self._grpc_aio.EOF:
-            return bytes(data)
-        if not self._ended and self._broken is None:
-            await self._change(FOREIGN_END_S)
-        if self._broken is not None:
-            raise self._gone()
-        raise EndOfStream
+            finally:
+                self._listener.streams.remove(self)
+                self._forget_received()
 
-    async def _write_context(self, data: bytes) -> None:
+    async def _outcome(self, who: CallContext) -> Exception | None:
+        """Of the handler; None: the call went well."""
         try:
-            await self._context.write(data)
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            raise ConnectionLost("the caller is gone") from None
-        except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
-            raise ConnectionLost("the caller is gone") from error
+            await self._method.function(self, who)
+        except EndOfStream:
+            return None
+        except Exception as error:
+            return error
+        return None
 
-    def _gone(self) -> MagnetarError:
-        self.fail(ConnectionLost("the caller is gone"))
-        assert self._broken is not None
-        return self._broken
+    def _end_with(self, error: Exception | None) -> None:
+        """Ends the call, after what is queued has left."""
+        if self.is_broken:
+            if error is not None and not isinstance(error, MagnetarError):
+                _LOG.error("a handler failed", exc_info=error)
+            return
+        self._trailers = trailers_of(error) if error is not None else None
+        self._ending = self._closing = True
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._has_answered and self.connection is not None:
+            self._has_answered = True
+            self.connection.send_headers(self, _ANSWER_BLOCK, ends=False)
+        super()._flush()
+
+    def drained_out(self) -> None:
+        connection = self.connection
+        if self._ending and connection is not None and not self.out_ended:
+            connection.send_headers(self, _OK_BLOCK if self._trailers is None else block(self._trailers), ends=True)
+            if self.connection is not None:
+                connection.reset(self, Code.NO_ERROR)
+            self.fail(ConnectionLost("the stream is over"))
+
+    def cut(self, error: MagnetarError) -> None:
+        _refuse(self, error, begun=self._has_answered)
+
+    def input_ended(self) -> None:
+        torn = self.is_torn
+        self.end(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        gone = ConnectionLost("the caller is gone")
+        self.fail(gone)
+        self.end(gone)

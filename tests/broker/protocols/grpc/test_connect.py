@@ -343,14 +343,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     (consumer,) = topic.subscriptions["a"].consumers.values()
     handler: Any = consumer.outlet._port  # type: ignore[attr-defined]
     stream = handler._connection._stream
-    honest = stream._write
-
-    async def stuck(data: bytes) -> None:
-        await gate.wait()
-        await honest(data)
-
-    gate = asyncio.Event()
-    stream._write = stuck
+    stream.connection.pause_writing()  # as a transport that is full
     for number in range(200):
         raw.publish(1, number, bytes(1000))
     async with asyncio.timeout(10):
@@ -358,7 +351,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
             await asyncio.sleep(0.01)
     assert 10_000 < handler.queued_bytes < 10_000 + PUMP_ENTRIES_MAX * 1200
     assert len(topic.producers) == 1
-    gate.set()
+    stream.connection.resume_writing()
     assert len(await raw.deliveries(2, 200)) == 200
     assert [(await raw.kind(1, "receipt")).index for _ in range(200)] == list(range(200))
 

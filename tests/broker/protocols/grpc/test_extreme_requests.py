@@ -23,10 +23,9 @@ from google.protobuf.message import Message
 from pyroaring import BitMap
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError
+from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError, from_wire
 from magnetar.proto.names import LATEST
 from magnetar.proto.varint import varint
-from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.network import Endpoint, rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
 from tests.support.steps import Steps
@@ -238,10 +237,9 @@ class Bench:
 
 def typed(error: Any, *known: Any) -> Exception:
     """The MagnetarError that the server meant; else what gRPC made of it."""
-    trailers = known[2] if known else error.trailing_metadata()
-    if any(key == "magnetar-error-bin" for key, _ in trailers or ()):
-        told = error if not known else grpc.aio.AioRpcError(known[0], None, known[2], known[1])
-        return from_grpc(told, Endpoint("broker", 1))
+    for key, value in (known[2] if known else error.trailing_metadata()) or ():
+        if key == "magnetar-error-bin":
+            return from_wire(wire.Error.FromString(value))
     code, details = known[:2] if known else (error.code(), error.details())
     if (code, details) == (grpc.StatusCode.INTERNAL, "Internal error from Core"):
         return ConnectionLost(details)  # the caller's own gRPC: the end met the caller's first operations

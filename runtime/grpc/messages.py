@@ -1,0 +1,114 @@
+"""gRPC's messages on a stream of HTTP/2: a byte that is 0 (not compressed), four of the length, and the message.
+
+A message that has come whole is handed on. Of a longer one the place is made when its length is known, and the
+connection reads into it. A message is as long as its receiver takes, or it is refused by its length.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ..http2.connection import DIRECT_BYTES, STREAM_WINDOW, Http2Stream
+
+PREFIX = struct.Struct("!BI")
+PREFIX_BYTES = 5
+
+LONG_BYTES = STREAM_WINDOW // 2
+"""A longer message would fill a stream's window: it is credited as it comes, while none waits to be read."""
+
+
+def prefix(size: int) -> bytes:
+    return PREFIX.pack(0, size)
+
+
+class MessageStream(Http2Stream):
+    """`in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that is refused."""
+
+    __slots__ = ("_cost", "_filled", "_has_waiting", "_message", "_place", "_prefix", "in_bytes_max")
+
+    def __init__(self, in_bytes_max: int) -> None:
+        super().__init__()
+        self.in_bytes_max = in_bytes_max
+        self._prefix = b""  # torn
+        self._message: bytearray | None = None
+        self._place = memoryview(b"")
+        self._filled = 0
+        self._cost = 0  # bytes of the window that the message took so far
+        self._has_waiting = False  # a message came and is not read
+
+    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+        """`cost`: what the service says when it has `read` it."""
+        raise NotImplementedError
+
+    def message_refused(self, size: int) -> None:
+        """It has `size` bytes, which are too many; or it is compressed (-1)."""
+        raise NotImplementedError
+
+    @property
+    def is_torn(self) -> bool:
+        """A message has begun and is not whole."""
+        return self._message is not None or bool(self._prefix)
+
+    def data_came(self, data: memoryview) -> None:
+        offset, end = 0, len(data)
+        while offset < end and self.connection is not None:
+            if self._message is not None:
+                part = min(len(self._message) - self._filled, end - offset)
+                self._place[self._filled : self._filled + part] = data[offset : offset + part]
+                offset += part
+                self._filled_by(part)
+                continue
+            if self._prefix or end - offset < PREFIX_BYTES:
+                part = min(PREFIX_BYTES - len(self._prefix), end - offset)
+                self._prefix += data[offset : offset + part]
+                offset += part
+                if len(self._prefix) < PREFIX_BYTES:
+                    return
+                compressed, size = PREFIX.unpack(self._prefix)
+                self._prefix = b""
+            else:
+                compressed, size = PREFIX.unpack_from(data, offset)
+                offset += PREFIX_BYTES
+            if compressed or size > self.in_bytes_max:
+                self.message_refused(-1 if compressed else size)
+                return
+            if end - offset >= size:
+                self._has_waiting = True
+                self.message_came(bytes(data[offset : offset + size]), size + PREFIX_BYTES)
+                offset += size
+            else:
+                self._message, self._filled, self._cost = bytearray(size), 0, PREFIX_BYTES
+                self._place = memoryview(self._message)
+
+    def direct_room(self) -> memoryview | None:
+        if self._message is None or len(self._message) - self._filled < DIRECT_BYTES:
+            return None
+        return self._place[self._filled :]
+
+    def direct_came(self, size: int) -> None:
+        self._filled_by(size)
+
+    def _filled_by(self, size: int) -> None:
+        message = self._message
+        assert message is not None
+        self._filled += size
+        self._cost += size
+        self._credit_long()
+        if self._filled == len(message):
+            self._message, self._place, self._has_waiting = None, memoryview(b""), True
+            self.message_came(message, self._cost)
+
+    def read(self, cost: int) -> None:
+        """The service has read all messages that came, of this `cost`."""
+        self._has_waiting = False
+        if self.connection is not None:
+            self.connection.consumed(self, cost)
+            self._credit_long()
+
+    def _credit_long(self) -> None:
+        message, connection = self._message, self.connection
+        if message is None or len(message) <= LONG_BYTES or self._has_waiting or connection is None:
+            return
+        if self._window == STREAM_WINDOW:
+            connection.consumed(self, self._cost)
+            self._cost = 0

@@ -1,0 +1,679 @@
+"""One connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
+
+Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Http2Stream`), whose service is gRPC
+(`runtime/grpc/`). No task and no queue is here: what comes is handed on in the step that read it, and what leaves is
+given to the transport in the step that wrote it.
+
+**In.** All connections of a thread read into one buffer (`READ_BYTES`); only a torn frame is kept. The rest of a long
+message is read straight into the place that its stream names (`direct_room`).
+**Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
+gets `writable`.
+**Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`open_window`): so a
+stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
+**Liveness.** One timer looks every LOOK_S. It counts looks and not seconds, so a process that was stopped blames nobody
+for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
+
+What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
+Guarding tests: tests/runtime/http2/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import threading
+from typing import Any, Generic, TypeVar, cast
+
+from ...proto.errors import ConnectionLost, MagnetarError
+from . import frames
+from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting
+from .headers import HeaderDecoder
+
+READ_BYTES = 256 << 10
+DIRECT_BYTES = 64 << 10
+"""A message that lacks so many bytes is read straight into its place."""
+FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
+"""Of DATA that this end takes: an envelope. It holds up the other streams of its connection for half a millisecond."""
+CONTROL_BYTES_MAX = 16 << 10
+"""Of a frame of another kind than DATA."""
+STREAM_WINDOW = 2 << 20
+"""Of a stream that is read: two full envelopes, one that is processed and one that comes."""
+CONNECTION_WINDOW = 16 << 20
+"""Of a server's connection with a stream that is read. A client takes all that its server sends (each stream has its
+own window), so that a stream that is not read holds up no other."""
+HEADER_BYTES_MAX = 32 << 10
+"""Of a header block's bytes, and of its decoded headers."""
+CONTINUATIONS_MAX = 16
+UNSENT_CONTROL_BYTES_MAX = 1 << 20
+"""Answers to pings and settings that the other end does not read; above it, it is cut."""
+WRITE_BUFFER_BYTES = 1 << 20
+"""What a transport keeps before the streams wait."""
+JOINED_BYTES = 16 << 10
+"""A shorter payload is copied behind its header, which costs less than a second write."""
+
+LOOK_S = 2.5
+HANDSHAKE_LOOKS = 2
+SILENT_LOOKS = 4
+DEAD_LOOKS = 6
+
+_LOG = logging.getLogger("magnetar.rpc")
+
+T = TypeVar("T")
+
+
+class _Buffers(threading.local):
+    """What the connections of one thread read into."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_BYTES))
+
+
+_BUFFERS = _Buffers()
+
+
+class Http2Stream:
+    """One stream of a connection, with what its service overrides. All methods are called by the connection."""
+
+    __slots__ = ("_owed", "_window", "connection", "id", "in_ended", "out_ended", "receive_left", "send_left", "unread")
+
+    def __init__(self) -> None:
+        self.connection: Http2Connection[Any] | None = None  # None: not opened yet, or over
+        self.id = 0
+        self.send_left = 0  # window of the other end
+        self.receive_left = self._window = frames.WINDOW_DEFAULT  # of this one
+        self._owed = 0  # read, and not credited yet
+        self.unread = 0  # came, and not read by the service
+        self.in_ended = self.out_ended = False
+
+    def headers_came(self, head: Any, ended: bool) -> None:
+        """Of a stream that is there: an answer's head or its trailers."""
+
+    def data_came(self, data: memoryview) -> None:
+        """`data` is valid during the call only. What is read later is `consumed` later."""
+
+    def direct_room(self) -> memoryview | None:
+        """Where the next bytes of the message go; None: it is short."""
+        return None
+
+    def direct_came(self, size: int) -> None:
+        """So many bytes are where `direct_room` said."""
+
+    def input_ended(self) -> None:
+        """The other end sends no more."""
+
+    def writable(self) -> None:
+        """There may be room for `send_data`."""
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        """The stream is over: reset by the other end with `code`, or its connection is lost."""
+
+
+class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
+    """`T`: what the service makes of a header block."""
+
+    def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
+        """`first`: what is sent before the settings (a client's preface)."""
+        self._loop = asyncio.get_running_loop()
+        self._decoder = decoder
+        self._first = first + frames.settings(settings)
+        self._transport: asyncio.Transport
+        self.peer = "?"
+        self.streams: dict[int, Http2Stream] = {}
+        self.is_lost = False
+        self.is_ready = False  # the other end's settings are here
+        self.lost_for: MagnetarError | None = None
+        # out
+        self._send_left = frames.WINDOW_DEFAULT
+        self._peer_window = frames.WINDOW_DEFAULT
+        self._peer_frame = frames.FRAME_DEFAULT
+        self.peer_streams = frames.STREAM_MASK
+        self._paused = False
+        self._blocked: dict[Http2Stream, None] = {}
+        # in
+        self._view = _BUFFERS.view
+        self._partial = bytearray()  # of a frame that is not DATA, or of a header
+        self._frame_end = 0  # of the frame in `_partial`
+        self._data_left = 0  # of the DATA frame that is being read
+        self._data_ends = False
+        self._data_stream: Http2Stream | None = None
+        self._direct = False
+        self._window = self._receive_left = frames.WINDOW_DEFAULT
+        self._owed = 0
+        self._continued: tuple[int, int, bytearray] | None = None
+        self._continuations = 0
+        # liveness
+        self._heard = False
+        self._silent = 0
+        self._looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ for the ends
+    def preface(self, view: memoryview) -> memoryview:
+        """Of a server: takes the client's preface from the first bytes."""
+        return view
+
+    def stream_opened(self, id_: int, head: T, ended: bool) -> None:
+        """The other end opens a stream."""
+        raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
+
+    def is_idle(self, id_: int) -> bool:
+        """Whether no end has opened it so far."""
+        raise NotImplementedError
+
+    def settings_came(self) -> None: ...
+    def went_away(self, last: int, code: int, text: str) -> None: ...
+    def looked(self, looks: int) -> None: ...
+    def was_lost(self, error: MagnetarError) -> None: ...
+    def stream_forgotten(self) -> None: ...
+
+    credits_at_once = False
+    """Whether the connection's window is credited for what came, not for what was read."""
+    stream_window = frames.WINDOW_DEFAULT
+    """Of each stream, before `open_window`."""
+
+    # ------------------------------------------------------------------ asyncio's protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self._transport.write(self._first)
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
+            room = stream.direct_room()
+            if room is not None:
+                self._direct = True
+                return room[: self._data_left]
+        self._direct = False
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        try:
+            if self._direct:
+                self._direct = False
+                stream = self._data_stream
+                assert stream is not None
+                self._data_left -= nbytes
+                stream.unread += nbytes
+                if self.credits_at_once:
+                    self._credit(nbytes)
+                stream.direct_came(nbytes)
+                if not self._data_left:
+                    self._data_ended()
+            elif not self.is_lost:
+                self._take(self._view[:nbytes])
+        except BrokenRules as error:
+            self.break_off(error.code, str(error))
+        except Exception:
+            _LOG.exception("a connection of %s failed", self.peer)
+            self.break_off(Code.INTERNAL_ERROR, "internal error")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._unblock()
+
+    # ------------------------------------------------------------------ in
+    def _take(self, view: memoryview) -> None:
+        view = self.preface(view)
+        offset, end = 0, len(view)
+        unpack = frames.HEADER.unpack_from
+        while offset < end and not self.is_lost:
+            if self._data_left:
+                size = min(self._data_left, end - offset)
+                self._take_data(view[offset : offset + size], size)
+                offset += size
+                continue
+            if self._partial:
+                offset = self._take_part(view, offset)
+                continue
+            if end - offset < frames.HEADER_BYTES:
+                self._partial += view[offset:]
+                return
+            high, low, kind, flags, id_ = unpack(view, offset)
+            length = high << 8 | low
+            if kind == DATA and not flags & PADDED:
+                offset += frames.HEADER_BYTES
+                self._data_begins(length, flags, id_ & frames.STREAM_MASK)
+                continue
+            self._check_length(kind, length)
+            after = offset + frames.HEADER_BYTES + length
+            if after > end:
+                self._frame_end = frames.HEADER_BYTES + length
+                self._partial += view[offset:]
+                return
+            self._take_frame(kind, flags, id_ & frames.STREAM_MASK, bytes(view[offset + frames.HEADER_BYTES : after]))
+            offset = after
+
+    def _take_part(self, view: memoryview, offset: int) -> int:
+        """More of a torn frame; returns the end of what it took."""
+        partial = self._partial
+        want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
+        part = view[offset : offset + want - len(partial)]
+        partial += part
+        offset += len(part)
+        if len(partial) < want:
+            return offset
+        high, low, kind, flags, id_ = frames.HEADER.unpack_from(partial)
+        length, id_ = high << 8 | low, id_ & frames.STREAM_MASK
+        if kind == DATA and not flags & PADDED:
+            partial.clear()
+            self._data_begins(length, flags, id_)
+            return offset
+        self._check_length(kind, length)
+        self._frame_end = frames.HEADER_BYTES + length
+        if len(partial) == self._frame_end:
+            payload = bytes(partial[frames.HEADER_BYTES :])
+            partial.clear()
+            self._take_frame(kind, flags, id_, payload)
+        return offset
+
+    def _check_length(self, kind: int, length: int) -> None:
+        limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
+        if length > limit:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}")
+
+    def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
+        if self._continued is not None:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA within a header block")
+        if not self.is_ready:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
+        if length > FRAME_BYTES_MAX:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
+        if length > self._receive_left:
+            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+        self._receive_left -= length
+        stream = self.streams.get(id_)
+        if stream is None:
+            if not id_ or self.is_idle(id_):
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+        elif stream.in_ended:
+            self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
+            stream = None
+        elif length > stream.receive_left:
+            self.reset(stream, Code.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window"))
+            stream = None
+        else:
+            stream.receive_left -= length
+        self._data_stream, self._data_left = stream, length - padding
+        self._data_ends = bool(flags & frames.END_STREAM)
+        if padding:
+            self._credit(padding)
+            if stream is not None:
+                stream._owed += padding
+        if not self._data_left:
+            self._data_ended()
+
+    def _take_data(self, data: memoryview, size: int) -> None:
+        self._data_left -= size
+        stream = self._data_stream
+        if stream is None or stream.connection is None:
+            self._credit(size)
+        else:
+            stream.unread += size
+            if self.credits_at_once:
+                self._credit(size)
+            stream.data_came(data)
+        if not self._data_left:
+            self._data_ended()
+
+    def _data_ended(self) -> None:
+        stream, self._data_stream = self._data_stream, None
+        if self._data_ends and stream is not None and stream.connection is not None:
+            self._input_ended(stream)
+
+    def _input_ended(self, stream: Http2Stream) -> None:
+        stream.in_ended = True
+        if stream.out_ended:
+            self._forget(stream)
+        stream.input_ended()
+
+    def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
+        if self._continued is not None and kind != CONTINUATION:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "another frame within a header block")
+        if not self.is_ready and kind != frames.SETTINGS:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        match kind:
+            case frames.HEADERS:
+                self._take_headers(flags, id_, payload)
+            case frames.DATA:  # padded
+                data, padding = _unpadded(flags, payload)
+                self._data_begins(len(payload), flags, id_, padding)
+                if data:
+                    self._take_data(memoryview(data), len(data))
+            case frames.WINDOW_UPDATE:
+                self._take_window(id_, payload)
+            case frames.PING:
+                self._take_ping(flags, id_, payload)
+            case frames.SETTINGS:
+                self._take_settings(flags, id_, payload)
+            case frames.RST_STREAM:
+                self._take_reset(id_, payload)
+            case frames.GOAWAY:
+                if id_ or len(payload) < 8:
+                    raise BrokenRules(Code.PROTOCOL_ERROR, "a GOAWAY that is none")
+                last, code = struct.unpack_from("!II", payload)
+                self.went_away(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
+            case frames.CONTINUATION:
+                self._take_continuation(flags, id_, payload)
+            case frames.PRIORITY:
+                if not id_ or len(payload) != 5:
+                    raise BrokenRules(Code.FRAME_SIZE_ERROR, "a PRIORITY that is none")
+            case frames.PUSH_PROMISE:
+                raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which nobody may send here")
+            case _:
+                pass  # a later kind (§5.5)
+
+    def _take_headers(self, flags: int, id_: int, payload: bytes) -> None:
+        if not id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
+        block, _ = _unpadded(flags, payload)
+        if flags & frames.HAS_PRIORITY:
+            if len(block) < 5:
+                raise BrokenRules(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
+            block = block[5:]
+        if flags & frames.END_HEADERS:
+            self._header_block(flags, id_, block)
+        else:
+            self._continued, self._continuations = (id_, flags, bytearray(block)), 0
+
+    def _take_continuation(self, flags: int, id_: int, payload: bytes) -> None:
+        if self._continued is None or self._continued[0] != id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+        _, first, block = self._continued
+        self._continuations += 1
+        if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
+        block += payload
+        if flags & frames.END_HEADERS:
+            self._continued = None
+            self._header_block(first, id_, bytes(block))
+
+    def _header_block(self, flags: int, id_: int, block: bytes) -> None:
+        head = self._decoder.decode(block)  # also when nobody wants it: the decoder has state
+        ended = bool(flags & frames.END_STREAM)
+        stream = self.streams.get(id_)
+        if stream is not None:
+            if stream.in_ended:
+                self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
+                return
+            stream.headers_came(head, ended)
+            if ended and stream.connection is not None:
+                self._input_ended(stream)
+        elif self.is_idle(id_):
+            self.stream_opened(id_, head, ended)
+
+    def _take_window(self, id_: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
+        size = int.from_bytes(payload, "big") & frames.STREAM_MASK
+        if not id_:
+            self._send_left += size
+            if not size or self._send_left > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum, or an update by nothing")
+            self._unblock()
+            return
+        stream = self.streams.get(id_)
+        if stream is None:
+            if self.is_idle(id_):
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open")
+            return
+        stream.send_left += size
+        if not size or stream.send_left > frames.WINDOW_MAX:
+            code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+            self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
+        elif stream in self._blocked and not self._paused and self._send_left > 0:
+            del self._blocked[stream]
+            stream.writable()
+
+    def _take_ping(self, flags: int, id_: int, payload: bytes) -> None:
+        if id_ or len(payload) != 8:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, "a PING that is none")
+        if not flags & frames.ACK:
+            self._answer(frames.ping(payload, frames.ACK))
+
+    def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
+        if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, "SETTINGS that are none")
+        if flags & frames.ACK:
+            if not self.is_ready:
+                raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
+            return
+        for key, value in struct.iter_unpack("!HI", payload):
+            self._set(key, value)
+        self._answer(frames.SETTINGS_ACK)
+        if not self.is_ready:
+            self.is_ready = True
+            self.settings_came()
+        self._unblock()
+
+    def _set(self, key: int, value: int) -> None:
+        if key == Setting.INITIAL_WINDOW_SIZE:
+            if value > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
+            change, self._peer_window = value - self._peer_window, value
+            for stream in list(self.streams.values()):
+                stream.send_left += change
+                if stream.send_left > frames.WINDOW_MAX:
+                    raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+        elif key == Setting.MAX_FRAME_SIZE:
+            if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
+            self._peer_frame = value
+        elif key == Setting.MAX_CONCURRENT_STREAMS:
+            self.peer_streams = value
+        elif key == Setting.ENABLE_PUSH and value > 1:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
+
+    def _take_reset(self, id_: int, payload: bytes) -> None:
+        if not id_ or len(payload) != 4:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, "an RST_STREAM that is none")
+        stream = self.streams.get(id_)
+        if stream is not None:
+            code = int.from_bytes(payload, "big")
+            self._forget(stream)
+            stream.lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
+        elif self.is_idle(id_):
+            raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+
+    # ------------------------------------------------------------------ windows
+    def open_window(self, stream: Http2Stream) -> None:
+        """The service reads this stream: it and the connection get their whole windows."""
+        if stream._window < STREAM_WINDOW:
+            more, stream._window = STREAM_WINDOW - stream._window, STREAM_WINDOW
+            stream.receive_left += more
+            if not stream.in_ended:
+                self.write(frames.window_update(stream.id, more))
+        self.open_whole_window()
+
+    def open_whole_window(self) -> None:
+        if self._window < CONNECTION_WINDOW:
+            more, self._window = CONNECTION_WINDOW - self._window, CONNECTION_WINDOW
+            self._receive_left += more
+            self.write(frames.window_update(0, more))
+
+    def consumed(self, stream: Http2Stream, size: int) -> None:
+        """The service has read so many bytes of the stream."""
+        stream.unread -= size
+        if not self.credits_at_once:
+            self._credit(size)
+        stream._owed += size
+        if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
+            self.write(frames.window_update(stream.id, stream._owed))
+            stream.receive_left += stream._owed
+            stream._owed = 0
+
+    def _credit(self, size: int) -> None:
+        self._owed += size
+        if self._owed * 4 >= self._window and not self.is_lost:
+            self.write(frames.window_update(0, self._owed))
+            self._receive_left += self._owed
+            self._owed = 0
+
+    def _unblock(self) -> None:
+        if self._blocked and not self._paused and self._send_left > 0:
+            blocked, self._blocked = self._blocked, {}
+            for stream in blocked:
+                if stream.connection is not None:
+                    stream.writable()
+
+    # ------------------------------------------------------------------ out
+    def write(self, data: bytes) -> None:
+        if not self.is_lost:
+            self._transport.write(data)
+
+    def _answer(self, data: bytes) -> None:
+        """To a frame that asks for it. A peer that asks and does not read is cut."""
+        if self._transport.get_write_buffer_size() > WRITE_BUFFER_BYTES + UNSENT_CONTROL_BYTES_MAX:
+            self._transport.abort()
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, "it does not read the answers to what it asks")
+        self.write(data)
+
+    def open(self, stream: Http2Stream, id_: int) -> None:
+        stream.connection, stream.id = self, id_
+        stream._window = stream.receive_left = self.stream_window
+        stream.send_left = self._peer_window
+        self.streams[id_] = stream
+
+    def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
+        """`data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self._peer_frame)
+        if data:
+            stream.send_left -= len(data)
+            self._send_left -= len(data)
+            flags = frames.END_STREAM if ends else 0
+            framed += frames.header(len(data), DATA, flags, stream.id) + data
+        self.write(framed)
+        if ends:
+            self._output_ended(stream)
+
+    def fits(self, stream: Http2Stream, size: int) -> bool:
+        """Whether DATA of so many bytes may leave now, as one frame."""
+        return size <= min(stream.send_left, self._send_left, self._peer_frame) and not self._paused
+
+    def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
+        """Sends as much of it as there is room for, and returns how much; a stream with a rest gets `writable`. The end
+        goes with the last byte. `data` must not change afterwards."""
+        size, sent, id_ = len(data), 0, stream.id
+        while not self._paused and not self.is_lost:
+            part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
+            if part <= 0 and (size - sent or not ends):
+                break
+            stream.send_left -= part
+            self._send_left -= part
+            last = ends and sent + part == size
+            head = frames.header(part, DATA, frames.END_STREAM if last else 0, id_)
+            if part <= JOINED_BYTES:
+                self._transport.write(head + data[sent : sent + part])
+            else:
+                self._transport.write(head)
+                self._transport.write(data[sent : sent + part])
+            sent += part
+            if sent == size:
+                if last:
+                    self._output_ended(stream)
+                return sent
+        self._blocked[stream] = None
+        return sent
+
+    def _output_ended(self, stream: Http2Stream) -> None:
+        stream.out_ended = True
+        if stream.in_ended:
+            self._forget(stream)
+
+    def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
+        """Ends the stream at once. With `error` it is `lost` for that."""
+        if stream.connection is None:
+            return
+        self.write(frames.rst_stream(stream.id, code))
+        self._forget(stream)
+        if error is not None:
+            stream.lost(error, None)
+
+    def _forget(self, stream: Http2Stream) -> None:
+        stream.connection = None
+        self.streams.pop(stream.id, None)
+        self._blocked.pop(stream, None)
+        if not self.credits_at_once:
+            self._credit(stream.unread)
+        stream.unread = 0
+        self.stream_forgotten()
+
+    # ------------------------------------------------------------------ the end
+    def break_off(self, code: Code, text: str) -> None:
+        """Ends the connection for what the other end did."""
+        if self.is_lost:
+            return
+        _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
+        self.write(frames.goaway(max(self.streams, default=0), code, text))
+        self._end(ConnectionLost(f"{self.peer}: {text}"))
+        self._transport.close()
+
+    def close(self, error: MagnetarError) -> None:
+        """Ends the connection in order: what was written leaves."""
+        if not self.is_lost:
+            self._end(error)
+            self._transport.close()
+
+    def abort_now(self) -> None:
+        """Of an attempt to connect that is given up: there may be no transport yet."""
+        if hasattr(self, "_transport"):
+            self.abort(ConnectionLost("the attempt to connect was given up"))
+
+    def abort(self, error: MagnetarError) -> None:
+        if not self.is_lost:
+            self._end(error)
+            self._transport.abort()
+
+    def _end(self, error: MagnetarError) -> None:
+        if self.is_lost:
+            return
+        self.is_lost, self.lost_for = True, error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._blocked.clear()
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            stream.connection = None
+            stream.lost(error, None)
+        self.was_lost(error)
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._looks += 1
+        self._silent = 0 if self._heard else self._silent + 1
+        self._heard = False
+        if not self.is_ready and self._looks >= HANDSHAKE_LOOKS:
+            self.abort(ConnectionLost(f"{self.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
+        elif self._silent == SILENT_LOOKS:
+            self.write(frames.ping(b"magnetar"))
+        elif self._silent >= DEAD_LOOKS:
+            self.abort(ConnectionLost(f"{self.peer} answers no ping"))
+        else:
+            self.looked(self._looks)
+
+
+_OF_HEADERS = (frames.HEADERS, CONTINUATION)
+
+
+def _unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
+    """The payload without its padding, and how many bytes that had with its length."""
+    if not flags & PADDED:
+        return payload, 0
+    if not payload or payload[0] >= len(payload):
+        raise BrokenRules(Code.PROTOCOL_ERROR, "more padding than payload")
+    padding = payload[0]
+    return payload[1 : len(payload) - padding], padding + 1

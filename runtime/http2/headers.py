@@ -1,0 +1,85 @@
+"""Header blocks of HTTP/2 (HPACK, RFC 7541).
+
+What leaves has no state: each header is a literal that is not indexed, so the block of a call is made once and sent as
+it is for each call. What comes is decoded by the library `hpack`. A block that has no state either, as those of this
+module, is decoded once for a connection: the same bytes mean the same again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import hpack
+
+from .frames import BrokenRules, Code
+
+Header = tuple[bytes, bytes]
+T = TypeVar("T")
+
+KNOWN_BLOCKS = 32
+KNOWN_BYTES = 4096
+"""What a connection remembers at most: so many blocks of so many bytes."""
+
+logging.getLogger("hpack").setLevel(logging.CRITICAL)
+"""The library logs each header, with credentials, for its own developers."""
+
+_STATUS_200 = b"\x88"  # the static table's entry
+
+
+def block(headers: Iterable[Header]) -> bytes:
+    return b"".join(_literal(name, value) for name, value in headers)
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    if (name, value) == (b":status", b"200"):
+        return _STATUS_200
+    return b"\0" + _string(name) + _string(value)
+
+
+def _string(data: bytes) -> bytes:
+    """Without Huffman's code; the length is an integer with a prefix of 7 bits (§5.1)."""
+    size = len(data)
+    if size < 127:
+        return bytes((size,)) + data
+    size, digits = size - 127, bytearray(b"\x7f")
+    while size > 127:
+        digits.append(0x80 | size & 0x7F)
+        size >>= 7
+    digits.append(size)
+    return bytes(digits) + data
+
+
+class HeaderDecoder(Generic[T]):
+    """Of one connection. `parse` makes of the headers what the service wants to know of them."""
+
+    def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
+        self._parse = parse
+        self._list_bytes_max = list_bytes_max
+        self._decoder: hpack.Decoder | None = None
+        self._known: dict[bytes, T] = {}
+
+    def decode(self, data: bytes) -> T:
+        """BrokenRules: it is no header block, or its headers are longer than `list_bytes_max`."""
+        found = self._known.get(data)
+        if found is not None:
+            return found
+        decoder = self._decoder
+        if decoder is None:
+            decoder = self._decoder = hpack.Decoder(max_header_list_size=self._list_bytes_max)
+        try:
+            headers = decoder.decode(data, raw=True)
+        except hpack.OversizedHeaderListError as error:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes") from error
+        except (hpack.HPACKError, IndexError, ValueError) as error:
+            raise BrokenRules(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {error}") from error
+        parsed = self._parse([(bytes(each[0]), bytes(each[1])) for each in headers])
+        has_state = decoder.header_table.dynamic_entries or (data and data[0] & 0xE0 == 0x20)
+        if not has_state and len(data) <= KNOWN_BYTES:
+            if len(self._known) >= KNOWN_BLOCKS:
+                self._known.clear()
+            self._known[data] = parsed
+        return parsed
+
+
