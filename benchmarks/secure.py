@@ -242,7 +242,7 @@ def secure_startup(options: Options) -> Run:
 def _import_ms() -> float:
     code = (
         "import time; import magnetar.cli.run.servers, magnetar.broker.server, magnetar.bookie.server\n"
-        "from magnetar.runtime.grpc.errors import grpc_module; grpc_module(); begin = time.perf_counter()\n"
+        "begin = time.perf_counter()\n"
         "import magnetar.security.authenticator; print((time.perf_counter() - begin) * 1000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")

@@ -1,6 +1,6 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
-Three transports, each real (runtime/grpc/client.py and server.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
+Three transports, each real (runtime/grpc/client.py and server.py on our HTTP/2, runtime/peer/client.py on ZeroMQ,
 runtime/tcp/streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
@@ -10,7 +10,7 @@ in snake case: unary `async def lookup(self, request, context) -> reply`, stream
 runs to its end, a streaming one gets the error from its stream.
 *Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; a
 flusher sends all queued items (up to about 1 MiB) as one gRPC message, and never waits for more. `receive` returns all
-items that have arrived. So the 100 µs that a gRPC message costs a side are paid per turn of the loop, not per entry.
+items that have arrived. So what a gRPC message costs a side is paid per turn of the loop, not per entry.
 
 **Peers.** A request has a short `head` (struct-packed, the service's own format) and payload `frames` that are not
 copied; so has the answer. Requests are pipelined and matched by id. All requests of one turn of the event loop are one

@@ -160,7 +160,7 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def give_up(self) -> None:
-        """Nobody waits any more; or the answer was there before the whole request had left."""
+        """No caller waits any more; or the answer was there before the whole request had left."""
         self.done.cancel()
         if self.connection is not None:
             self.connection.reset(self, Code.CANCEL)
@@ -464,13 +464,11 @@ class GrpcChannel:
                 f"a request of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are taken",
                 size=len(data), limit=MESSAGE_BYTES_MAX,
             )  # fmt: skip
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
-        connection = self._opened() or await self._connected(timeout_s)
         call = _UnaryCall(self._endpoint, prefix(len(data)) + data)
-        timer = loop.call_at(end, call.expire)
+        timer = asyncio.get_running_loop().call_later(timeout_s, call.expire)
         self._calls.add(call)
         try:
+            connection = self._opened() or await self._connected(call)
             connection.start(call, self._head(rpc.path))
             reply = await call.done
         finally:
@@ -483,10 +481,12 @@ class GrpcChannel:
             text = f"{self._endpoint} answered with no {rpc.reply.DESCRIPTOR.full_name}"
             raise WrongProtocol(text, endpoint=self._endpoint) from error
 
-    async def _connected(self, timeout_s: float) -> _ClientConnection:
-        """Raises what the attempt failed with; Unavailable also when it takes longer: nothing was sent."""
+    async def _connected(self, call: _UnaryCall) -> _ClientConnection:
+        """Raises what the attempt failed with; Unavailable also when the call's time is over: nothing was sent."""
         attempt = self._attempt()
-        await asyncio.wait((attempt,), timeout=timeout_s)
+        await asyncio.wait((attempt, call.done), return_when=asyncio.FIRST_COMPLETED)
+        if self._closed:
+            raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint)
         if not attempt.done():
             raise self._unreached(TimeoutError(), has_connected=False)
         if attempt.cancelled():

@@ -33,7 +33,7 @@ def copied_tags(envelope: type[Any]) -> frozenset[int]:
     return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
 
 
-def field_of(data: bytes, offset: int) -> tuple[int, int]:
+def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
     """Begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond `data`
     where the field is torn."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
@@ -45,7 +45,7 @@ def field_of(data: bytes, offset: int) -> tuple[int, int]:
     return offset, offset + size
 
 
-def _after_number(data: bytes, begin: int, end: int) -> int:
+def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
     """The end of the field that begins there, if it is a number; else its beginning."""
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
         begin += 1
@@ -55,7 +55,7 @@ def _after_number(data: bytes, begin: int, end: int) -> int:
     return begin
 
 
-def item_at(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
+def item_at(data: bytes | bytearray, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
     """The end of the item that begins there, and how many of its bytes protobuf parses: none of an item that is one
     field of `copied`, with or without a number (its id) before it; no more than PARSED_AT_ONCE of another one.
 
@@ -80,7 +80,7 @@ _HEADS = struct.Struct("6B")
 """An item that is one field, and that field, where both lengths have two bytes: an entry of 128 B to 16 KiB."""
 
 
-def are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool:
+def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
     """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to parse."""
     heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
     items = parsed = 0

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import struct
 
-from ..http2.connection import DIRECT_BYTES, STREAM_WINDOW, Http2Stream
+from ..http2.connection import DIRECT_BYTES, Http2Stream
 
 PREFIX = struct.Struct("!BI")
 PREFIX_BYTES = 5
-
-LONG_BYTES = STREAM_WINDOW // 2
-"""A longer message would fill a stream's window: it is credited as it comes, while none waits to be read."""
 
 
 def prefix(size: int) -> bytes:
@@ -106,9 +103,10 @@ class MessageStream(Http2Stream):
             self._credit_long()
 
     def _credit_long(self) -> None:
+        """A message that would fill half of the window is credited as it comes, while none waits to be read."""
         message, connection = self._message, self.connection
-        if message is None or len(message) <= LONG_BYTES or self._has_waiting or connection is None:
+        if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return
-        if self._window == STREAM_WINDOW:
+        if connection is not None:
             connection.consumed(self, self._cost)
             self._cost = 0

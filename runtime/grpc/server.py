@@ -302,9 +302,9 @@ class _ServerConnection(Http2Connection[_Head]):
     def stream_opened(self, id_: int, head: _Head, ended: bool) -> None:
         if id_ % 2 == 0:
             raise frames.BrokenRules(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
-        if self.is_draining:
-            return
         self._last = id_
+        if self.is_draining:
+            return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
             self.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
             return

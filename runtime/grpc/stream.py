@@ -172,7 +172,7 @@ class GrpcStream(MessageStream):
             self._came.append(data)
             self._came_bytes += len(data)
         self._came_cost += cost
-        if not self._came or (self._closing and not self._reading):  # nobody reads any more: the end has to come
+        if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()
         if self._waiting:
             self._changed()

@@ -10,7 +10,7 @@ message is read straight into the place that its stream names (`direct_room`).
 gets `writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`open_window`): so a
 stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
-**Liveness.** One timer looks every LOOK_S. It counts looks and not seconds, so a process that was stopped blames nobody
+**Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
 
 What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
@@ -50,7 +50,7 @@ UNSENT_CONTROL_BYTES_MAX = 1 << 20
 WRITE_BUFFER_BYTES = 1 << 20
 """What a transport keeps before the streams wait."""
 JOINED_BYTES = 16 << 10
-"""A shorter payload is copied behind its header, which costs less than a second write."""
+"""A shorter payload is copied after its header, which costs less than a second write."""
 
 LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2
@@ -75,7 +75,10 @@ _BUFFERS = _Buffers()
 class Http2Stream:
     """One stream of a connection, with what its service overrides. All methods are called by the connection."""
 
-    __slots__ = ("_owed", "_window", "connection", "id", "in_ended", "out_ended", "receive_left", "send_left", "unread")
+    __slots__ = (
+        "_owed", "_window", "connection", "id", "in_ended", "is_read", "out_ended", "receive_left", "send_left",
+        "unread",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.connection: Http2Connection[Any] | None = None  # None: not opened yet, or over
@@ -84,6 +87,7 @@ class Http2Stream:
         self.receive_left = self._window = frames.WINDOW_DEFAULT  # of this one
         self._owed = 0  # read, and not credited yet
         self.unread = 0  # came, and not read by the service
+        self.is_read = False  # its service reads it; before that it gets no more than its first window
         self.in_ended = self.out_ended = False
 
     def headers_came(self, head: Any, ended: bool) -> None:
@@ -373,9 +377,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if not id_ or len(payload) != 5:
                     raise BrokenRules(Code.FRAME_SIZE_ERROR, "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
-                raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which nobody may send here")
+                raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
-                pass  # a later kind (§5.5)
+                pass  # a later kind (RFC 9113, 5.5)
 
     def _take_headers(self, flags: int, id_: int, payload: bytes) -> None:
         if not id_:
@@ -403,7 +407,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._header_block(first, id_, bytes(block))
 
     def _header_block(self, flags: int, id_: int, block: bytes) -> None:
-        head = self._decoder.decode(block)  # also when nobody wants it: the decoder has state
+        head = self._decoder.decode(block)  # also when no stream wants it: the decoder has state
         ended = bool(flags & frames.END_STREAM)
         stream = self.streams.get(id_)
         if stream is not None:
@@ -492,6 +496,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     # ------------------------------------------------------------------ windows
     def open_window(self, stream: Http2Stream) -> None:
         """The service reads this stream: it and the connection get their whole windows."""
+        stream.is_read = True
         if stream._window < STREAM_WINDOW:
             more, stream._window = STREAM_WINDOW - stream._window, STREAM_WINDOW
             stream.receive_left += more
@@ -545,6 +550,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def open(self, stream: Http2Stream, id_: int) -> None:
         stream.connection, stream.id = self, id_
         stream._window = stream.receive_left = self.stream_window
+        stream.is_read = self.credits_at_once
         stream.send_left = self._peer_window
         self.streams[id_] = stream
 

@@ -1,4 +1,4 @@
-"""The frames of HTTP/2 by their bytes (RFC 9113 §4 and §6): what this side sends, and the numbers of both sides.
+"""The frames of HTTP/2 by their bytes (RFC 9113, 4 and 6): what this side sends, and the numbers of both sides.
 
 A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. What comes is
 taken apart by `runtime/http2/connection.py`; here is what leaves.
@@ -23,7 +23,7 @@ PADDED = 0x8
 HAS_PRIORITY = 0x20
 
 WINDOW_DEFAULT = 65_535
-"""Of a connection and of each stream, before the first frame says otherwise (§6.9.2)."""
+"""Of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
 WINDOW_MAX = (1 << 31) - 1
 FRAME_DEFAULT = 16_384
 FRAME_MAX = (1 << 24) - 1
@@ -39,7 +39,7 @@ class Setting(IntEnum):
 
 
 class Code(IntEnum):
-    """Why a stream or a connection ends (§7)."""
+    """Why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1

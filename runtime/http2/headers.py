@@ -39,7 +39,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _string(data: bytes) -> bytes:
-    """Without Huffman's code; the length is an integer with a prefix of 7 bits (§5.1)."""
+    """Without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     size = len(data)
     if size < 127:
         return bytes((size,)) + data

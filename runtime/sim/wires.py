@@ -31,7 +31,7 @@ from .loop import VirtualLoop
 from .trace import Trace
 
 DIAL_TIMEOUT_S = 20.0
-"""A connection attempt into a partition ends after this (gRPC's own bound)."""
+"""A connection attempt into a partition ends after this (as runtime/grpc/client.py)."""
 
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")

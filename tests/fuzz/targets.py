@@ -44,7 +44,7 @@ from magnetar.security.jwks import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
 from magnetar.spark_connector.offsets import from_json
-from tests.fuzz import pulsar_targets
+from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
     MagnetarError, Damaged, cursor.DamagedState, compacted.DamagedCompaction, dedup.DamagedSnapshot
@@ -343,6 +343,8 @@ TARGETS: dict[str, Target] = {
     "entry-log": Target(_records, _log),
     "index": Target(_groups, _group),
     "journal": Target(_blocks, _block),
+    "http2-requests": Target(http2_targets.requests, http2_targets.run_requests),
+    "http2-answers": Target(http2_targets.answers, http2_targets.run_answers),
     "pulsar-frames": Target(pulsar_targets.frames, pulsar_targets.run_frames),
     "schemas": Target(pulsar_targets.schemas, pulsar_targets.run_schemas),
     "avro-payload": Target(pulsar_targets.payloads, pulsar_targets.run_payload),
