@@ -36,7 +36,7 @@ BENCHMARKS = {
     "ledger": Benchmark("storage.bookies", "entries/s", "one ledger on --bookies bookies, through the client library"),
     "store-add": Benchmark("storage.adds", "entries/s", "entries of --size bytes into a bookie process over a socket"),
     "store-latency": Benchmark("storage.adds", "ratio", "p99 of adds at half load: checkpoints, compaction, or not"),
-    "cost": Benchmark("cost", "us", "the account of a message: CPU of the server a message of 1 KiB; six loads in `detail`"),
+    "cost": Benchmark("cost", "us", "CPU of the server a message of 1 KiB; the account of six loads in `detail`"),
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
     "outbox": Benchmark("outbox", "rows/s", "rows of --size bytes from PostgreSQL into a topic, the relay of a shard"),
     "dedup": Benchmark("dedup", "ratio", "produce with deduplication / without, taking turns in one run"),

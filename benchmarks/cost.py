@@ -10,10 +10,10 @@
 
 CPU is the kernel's run time of each thread in nanoseconds (/proc/PID/task/*/schedstat), context switches are its own
 counts (status); a *hand-over* is a voluntary switch of a thread that is not the event loop's. System calls are counted
-by `perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed, thread names and the functions that cost
-most are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo` is what
-went through the loopback device and `disk` what was given to the disk. Bytes copied inside a process and allocations are
-not counted: no counter of the system has them, and a tracer would change what it counts.
+by `perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed. The names of threads, and the functions that
+cost most, are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo`
+is what went through the loopback device, `disk` what was given to the disk. Bytes copied inside a process, and
+allocations, are not counted: no counter of the system has them, and a tracer would change what it counts.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def cost(options: Options) -> Run:
     run = Run(0.0)
     for kind in LOADS:
         run.detail[kind] = account = _one(kind, options)
-        progress(f"cost: {kind}: server {account['server']['cpu_us']} us a message, client {account['client']['cpu_us']}")
+        progress(f"cost: {kind}: server {account['server']['cpu_us']} us, client {account['client']['cpu_us']} us")
     deliver, receive = (run.detail[kind] for kind in ("deliver", "receive"))
     run.detail["ack"] = {
         name: {"cpu_us": round(deliver[name]["cpu_us"] - receive[name]["cpu_us"], 3)} for name in ("server", "client")
