@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
+
+import msgspec
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
@@ -47,8 +48,7 @@ from .store.store import Store, StoreConfig, StorePorts
 
 _LOG = logging.getLogger("magnetar.bookie")
 
-@dataclass(frozen=True, slots=True)
-class BookieConfig:
+class BookieConfig(msgspec.Struct, frozen=True):
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
@@ -75,8 +75,8 @@ class BookieConfig:
     gc_full_share: float = 0.9  # on a full disk each pass moves what lives in closed logs with a smaller live share
     gc_bytes_per_s: int = 32 << 20  # that compaction reads and writes; the disk is shared with adds
     register_retry_s: float = 1.0  # after a failed registration
-    repair: RepairConfig = field(default_factory=RepairConfig)  # of its part in auto-recovery
-    store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
+    repair: RepairConfig = msgspec.field(default_factory=RepairConfig)  # of its part in auto-recovery
+    store: StoreConfig = msgspec.field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
 
     def __post_init__(self) -> None:
         if not self.data:
