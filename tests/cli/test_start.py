@@ -42,6 +42,7 @@ LATER = {
     "cramjam": "the first payload that is compressed",
     "cryptography": "--security", "jwt": "--security", "bcrypt": "--security",
     "difflib": "a name that is wrong",
+    "encodings.idna": "a name to listen at, which is looked up in threads",
     "email": "HTTP", "http": "HTTP", "starlette": "HTTP", "uvicorn": "HTTP",
     "fastavro": "programs", "kazoo": "--metadata zk://…", "rich": "commands",
     "google.protobuf.descriptor_pb2": "the first Protobuf schema",
