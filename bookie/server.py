@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
+
+import msgspec
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly
+from ..runtime.access import Principal
 from ..runtime.monitoring.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken
 from ..runtime.world import World
-from .admin.repair_verbs import RepairVerbs
-from .admin.verbs import BookieAdmin
 from .format.framing import Damaged
 from .maintenance.entry_repairer import EntryRepairer
 from .maintenance.garbage import Collector, GracePeriod
@@ -45,10 +46,13 @@ from .store.disk import NoSpace
 from .store.journal.segments import JournalPosition
 from .store.store import Store, StoreConfig, StorePorts
 
+if TYPE_CHECKING:
+    from .admin.verbs import BookieAdmin
+
 _LOG = logging.getLogger("magnetar.bookie")
 
-@dataclass(frozen=True, slots=True)
-class BookieConfig:
+
+class BookieConfig(msgspec.Struct, frozen=True):
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
@@ -75,8 +79,8 @@ class BookieConfig:
     gc_full_share: float = 0.9  # on a full disk each pass moves what lives in closed logs with a smaller live share
     gc_bytes_per_s: int = 32 << 20  # that compaction reads and writes; the disk is shared with adds
     register_retry_s: float = 1.0  # after a failed registration
-    repair: RepairConfig = field(default_factory=RepairConfig)  # of its part in auto-recovery
-    store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
+    repair: RepairConfig = msgspec.field(default_factory=RepairConfig)  # of its part in auto-recovery
+    store: StoreConfig = msgspec.field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -120,7 +124,7 @@ class Bookie:
         self._scrubber: Scrubber
         self._reports: Reports
         self._repair: RepairKeeper
-        self._admin: BookieAdmin
+        self._admin: BookieAdmin | None = None  # made by the first operator that asks
 
     @classmethod
     async def start(
@@ -212,14 +216,24 @@ class Bookie:
         self._repair = RepairKeeper(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )
-        self._admin = BookieAdmin(self, lambda: self._registration.metadata, self._world.clock)
-        self._admin.add(RepairVerbs(lambda: self._registration.metadata, self._world.clock).table)
         self._service = BookieService(
             self._store, self._world.clock, entry_bytes_max=config.entry_bytes_max,
             held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
-            metadata=lambda: self._registration.metadata, on_admin=self._admin.answer,
+            metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
             slow_down=lambda pressed: self._serving.slow_down(pressed),
         )  # fmt: skip
+
+    async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
+        if self._admin is None:
+            await self._world.workers.load(*(f"{__package__}.admin.{name}" for name in ("verbs", "repair_verbs")))
+            from .admin.repair_verbs import RepairVerbs
+            from .admin.verbs import BookieAdmin
+
+            if self._admin is None:
+                metadata, clock = lambda: self._registration.metadata, self._world.clock
+                self._admin = BookieAdmin(self, metadata, clock)
+                self._admin.add(RepairVerbs(metadata, clock).table)
+        return await self._admin.answer(request, sender, local)
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoSpace):
@@ -243,7 +257,8 @@ class Bookie:
         if hasattr(self, "_serving"):
             await self._serving.close()
         await self._service.close()
-        await self._admin.close()
+        if self._admin is not None:
+            await self._admin.close()
         await self._scrubber.close()
         await self._schedule.close()
         await self._memory.close()

@@ -26,10 +26,9 @@ from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .common.config import BrokerConfig
 from .node.topic_manager import TopicManager
-from .protocols.grpc.admin import AdminService
+from .protocols.grpc import later
 from .protocols.grpc.broker import BrokerService
 from .protocols.grpc.checked import Checked
-from .protocols.grpc.transactions import TransactionService
 from .protocols.pulsar.listeners import advertised_urls
 from .protocols.pulsar.protocol import PulsarProtocol
 from .protocols.rest.protocol import RestProtocol
@@ -55,8 +54,8 @@ class Broker:
         self._services = {
             name: Checked(name, service, self.owned.access)
             for name, service in (
-                ("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned)),
-                ("Transactions", TransactionService(self.owned)),
+                ("Broker", BrokerService(self.owned)), ("Admin", later.admin(self.owned)),
+                ("Transactions", later.transactions(self.owned)),
             )
         }  # fmt: skip
         self.rest = RestProtocol(self.owned, self._services)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ..proto.errors import InvalidConfiguration
 from .core.striping import Striping
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerConfig:
+class LedgerConfig(msgspec.Struct, frozen=True):
     """Settings of one `LedgerClient`. Raises InvalidConfiguration for values that cannot work together."""
     # ---- behaviour
     ensemble_size: int = 3  # bookies over which a ledger is striped, unless `create` gives another

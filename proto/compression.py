@@ -11,9 +11,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 from mmap import mmap
-
-import cramjam
+from typing import NamedTuple
 
 from .errors import CorruptEntry
 
@@ -40,23 +40,35 @@ def _unzip_into(payload: bytes, output: bytearray | mmap) -> int:
     return len(found)
 
 
-_COMPRESS: dict[int, Callable[[bytes], object]] = {
-    Compression.LZ4: lambda payload: cramjam.lz4.compress_block(payload, store_size=False),
-    Compression.ZLIB: lambda payload: cramjam.zlib.compress(payload, 6),
-    Compression.ZSTD: lambda payload: cramjam.zstd.compress(payload, 3),
-    Compression.SNAPPY: cramjam.snappy.compress_raw,
-}
-_DECOMPRESS_INTO: dict[int, Callable[[bytes, bytearray | mmap], int]] = {
-    Compression.LZ4: cramjam.lz4.decompress_block_into,
-    Compression.ZLIB: _unzip_into,
-    Compression.ZSTD: cramjam.zstd.decompress_into,
-    Compression.SNAPPY: cramjam.snappy.decompress_raw_into,
-}
+class _Codecs(NamedTuple):
+    compress: dict[int, Callable[[bytes], object]]
+    decompress_into: dict[int, Callable[[bytes, bytearray | mmap], int]]
+
+
+@cache
+def _codecs() -> _Codecs:
+    """The library is loaded by the first payload that is compressed: it takes 2 MB, and most processes need none."""
+    import cramjam
+
+    return _Codecs(
+        {
+            Compression.LZ4: lambda payload: cramjam.lz4.compress_block(payload, store_size=False),
+            Compression.ZLIB: lambda payload: cramjam.zlib.compress(payload, 6),
+            Compression.ZSTD: lambda payload: cramjam.zstd.compress(payload, 3),
+            Compression.SNAPPY: cramjam.snappy.compress_raw,
+        },
+        {
+            Compression.LZ4: cramjam.lz4.decompress_block_into,
+            Compression.ZLIB: _unzip_into,
+            Compression.ZSTD: cramjam.zstd.decompress_into,
+            Compression.SNAPPY: cramjam.snappy.decompress_raw_into,
+        },
+    )
 
 
 def compress(kind: int, payload: bytes) -> bytes:
     """An empty payload stays empty only under NONE; `decompress` reverses every codec."""
-    return payload if kind == Compression.NONE else bytes(_COMPRESS[kind](payload))  # type: ignore[call-overload]
+    return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
 def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
@@ -87,14 +99,14 @@ def decompress_mapped(kind: int, payload: bytes, declared: int) -> mmap:
 def _check(kind: int, declared: int, limit: int) -> None:
     if not 0 <= declared <= limit:
         raise CorruptEntry(f"an entry declares {declared} uncompressed bytes; the limit is {limit}", size=declared)
-    if kind not in _DECOMPRESS_INTO:
+    if kind not in _codecs().decompress_into:
         raise CorruptEntry(f"unknown compression {kind}")
 
 
 def _into(kind: int, payload: bytes, output: bytearray | mmap) -> None:
     declared = len(output)
     try:
-        size = _DECOMPRESS_INTO[kind](payload, output)
+        size = _codecs().decompress_into[kind](payload, output)
     except Exception as error:  # cramjam raises its own errors and, on a short buffer, OSError and others
         raise CorruptEntry(f"{Compression(kind).name} payload does not unfold to {declared} bytes: {error}") from error
     if size != declared:

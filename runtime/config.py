@@ -1,4 +1,4 @@
-"""Configuration: one frozen dataclass per process, filled from four sources; a later source overrides an earlier one.
+"""Configuration: one frozen struct per process, filled from four sources; a later source overrides an earlier one.
 
     defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>_<NAME> in the environment  ←  keyword overrides
 
@@ -15,23 +15,24 @@ TOML.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import inspect
-import io
 import os
-import textwrap
-import tokenize
-import tomllib
+import sys
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from ..proto.errors import InvalidConfiguration
 from .network import Endpoint
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+REQUIRED = object()
+"""The default of a setting that has none."""
 
 SECTIONS = ("bookie", "broker")
 """Sections of a file; each process reads its own."""
@@ -55,7 +56,7 @@ def load(
     overrides: Mapping[str, object] | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> Config:
-    """The configuration `kind` (a frozen dataclass) of `section`. An override of None is ignored. `defaults`: instead
+    """The configuration `kind` (a frozen struct) of `section`. An override of None is ignored. `defaults`: instead
     of its own."""
     values: dict[str, object] = dict(defaults or {})
     if file is not None:
@@ -77,22 +78,35 @@ def load(
 
 
 def settings(kind: type) -> list[Setting]:
-    """All settings of a configuration dataclass, in the order of the source."""
+    """All settings of a configuration, in the order of the source."""
     docs = _comments(kind)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    rows = []
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
-            default = repr(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            default = repr(field.default_factory())
-        else:
-            default = "required"
-        rows.append(Setting(field.name, _type_text(hints[field.name]), default, docs.get(field.name, "")))
-    return rows
+    return [
+        Setting(
+            name, _type_text(_type_of(kind, name)), "required" if default is REQUIRED else repr(default),
+            docs.get(name, ""),
+        )
+        for name, default in defaults_of(kind).items()
+    ]  # fmt: skip
+
+
+def defaults_of(kind: type) -> dict[str, object]:
+    """name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a dataclass."""
+    if issubclass(kind, msgspec.Struct):
+        fields: Sequence[Any] = msgspec.structs.fields(kind)
+    else:
+        assert dataclasses.is_dataclass(kind), f"{kind.__name__} is no configuration"
+        fields = dataclasses.fields(kind)
+    missing = (msgspec.NODEFAULT, dataclasses.MISSING)
+    found: dict[str, object] = {}
+    for field in fields:
+        made = REQUIRED if field.default_factory in missing else field.default_factory()
+        found[field.name] = made if field.default in missing else field.default
+    return found
 
 
 def _from_file(file: str, section: str) -> Mapping[str, object]:
+    import tomllib
+
     try:
         with open(file, "rb") as stream:
             content = tomllib.load(stream)
@@ -113,10 +127,9 @@ def _from_file(file: str, section: str) -> Mapping[str, object]:
     return found
 
 
-def _take(kind: type, values: dict[str, object], source: str, given: Mapping[str, object]) -> None:
+def _take(kind: type[msgspec.Struct], values: dict[str, object], source: str, given: Mapping[str, object]) -> None:
     """Converts and adds the settings of one source."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = kind.__struct_fields__
     for name, value in given.items():
         if name not in names:
             raise InvalidConfiguration(
@@ -125,12 +138,17 @@ def _take(kind: type, values: dict[str, object], source: str, given: Mapping[str
                 source=source,
                 allowed=", ".join(names),
             )
-        values[name] = _convert(name, value, hints[name], source)
+        values[name] = _convert(name, value, _type_of(kind, name), source)
+
+
+def _type_of(kind: type, name: str) -> Any:
+    """Of one setting: to evaluate the annotations of all of them takes milliseconds."""
+    owner = next(each for each in kind.__mro__ if name in inspect.get_annotations(each))
+    alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
+    return typing.get_type_hints(alone, vars(sys.modules[owner.__module__]), include_extras=True)[name]
 
 
 def _convert(name: str, value: object, kind: Any, source: str) -> object:
-    import msgspec
-
     if isinstance(value, str) and _is_tuple(kind):
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
@@ -176,13 +194,20 @@ def _bounds_text(meta: Any) -> str:
 
 
 def _suggest(name: str, names: typing.Sequence[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, names, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _comments(kind: type) -> dict[str, str]:
     """name → the comment on the field's line, or the string literal below the field; inherited ones too."""
-    inherited = [_comments(base) for base in kind.__bases__ if dataclasses.is_dataclass(base)]
+    import ast
+    import io
+    import textwrap
+    import tokenize
+
+    inherited = [_comments(base) for base in kind.__bases__ if base not in (msgspec.Struct, object)]
     source = textwrap.dedent(inspect.getsource(kind))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}

@@ -15,9 +15,10 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
+
+import msgspec
 
 from .clock import Clock
 
@@ -37,8 +38,7 @@ class PartState(enum.Enum):
     FAILED = "failed to stop"
 
 
-@dataclass(slots=True)
-class PartStatistics:
+class PartStatistics(msgspec.Struct):
     """A part: its state, and the seconds that its start and its stop took."""
 
     name: str
@@ -47,8 +47,7 @@ class PartStatistics:
     stop_s: float
 
 
-@dataclass(slots=True)
-class _Started:
+class _Started(msgspec.Struct):
     statistics: PartStatistics
     stop: Callable[[], Awaitable[object]]
     timeout_s: float

@@ -167,7 +167,10 @@ of processor time from the start of `magnetar standalone` to its first line."""
 
 
 def settle() -> None:
-    """After start-up: the objects of now stay alive, and the collector skips them from here on."""
-    gc.collect()
+    """After start-up: the objects of now stay alive, and the collector skips them from here on.
+
+    It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and to find them held
+    the loop for 20 ms, in which the first clients connect.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -86,5 +87,20 @@ class SystemWorker:
 class SystemWorkers:
     """The `runtime.workers.Workers` of the system."""
 
+    def __init__(self) -> None:
+        self._loaded: set[str] = set()  # of `sys.modules`, without those that another thread still imports
+
     def start(self, name: str) -> SystemWorker:
         return SystemWorker(name)
+
+    async def load(self, *modules: str) -> None:
+        missing = [each for each in modules if each not in self._loaded]
+        if not missing:
+            return
+        worker = self.start("load")
+        try:
+            for each in missing:
+                await worker.run(import_module, each)
+                self._loaded.add(each)
+        finally:
+            await worker.close()

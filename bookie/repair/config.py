@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ...proto.errors import InvalidConfiguration
 
 
-@dataclass(frozen=True, slots=True)
-class RepairConfig:
+class RepairConfig(msgspec.Struct, frozen=True):
     # ---- behaviour
     enabled: bool = True  # takes part: as auditor when elected, and as worker
     lost_bookie_grace_s: float = 30.0  # not registered for longer: lost; shorter copies ledgers for every restart

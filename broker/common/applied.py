@@ -14,10 +14,11 @@ subscription keeps its messages (`unsubscribed_minutes`: in Pulsar they go with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ...proto.policies import InactiveMode, Policies, QuotaPolicy, TypeTitle
 from ...proto.schema import Compatibility
@@ -28,8 +29,7 @@ Limit = Annotated[int, Meta(ge=0)]
 Unlimited = Annotated[int, Meta(ge=-1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
     unsubscribed_minutes: Unlimited = 10_080  # a topic without durable subscriptions keeps messages so long; costs disk
@@ -76,7 +76,7 @@ class Applied:
     schema_validation_enforced: bool = False  # a producer without a schema is refused where the topic has one
 
 
-NAMES = tuple(field.name for field in fields(Applied))
+NAMES = Applied.__struct_fields__
 assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited from a setting of the broker"
 
 

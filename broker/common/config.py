@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -29,8 +28,7 @@ RESULT_RETENTION_S_MIN = 60.0
 """Twice what an operation of a client takes with all its attempts, by default: a repeated commit gets its answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerConfig(Applied):
+class BrokerConfig(Applied, frozen=True):
     """With the policies that namespaces and topics inherit (core/applied.py)."""
 
     # ---- behaviour

@@ -12,6 +12,7 @@ Guards: tests/client/transactions/test_halves.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...proto.entry import client_part, parse_header
 from ...proto.entry_pb2 import MessageMetadata
@@ -20,8 +21,10 @@ from ...proto.names import TopicName
 from ...proto.transactions import TxnId
 from ...runtime.clock import Clock
 from ...runtime.tasks import together
-from ..transaction.core.records import HalfMessage, Participant
 from .internal_producer import InternalProducer
+
+if TYPE_CHECKING:
+    from ..transaction.core.records import HalfMessage, Participant
 
 
 class HalfPublisher:
@@ -42,6 +45,8 @@ class HalfPublisher:
         return list(found.values())
 
     async def _publish(self, txn: TxnId, topic: str, entries: Sequence[bytes]) -> Participant:
+        from ..transaction.core.records import Participant  # a coordinator asks, so it is loaded
+
         name, wall_ms = f"half-{txn.most}-{txn.least}", self._clock.wall_ms()
         parts, schemas = [], set[bytes]()
         for number, entry in enumerate(entries):

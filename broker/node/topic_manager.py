@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
 from ...metadata.reconnecting import ReconnectingStore
@@ -52,11 +53,13 @@ from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
-from ..transaction.coordinator import RunningCoordinator
 from ..transaction.coordinators import TransactionCoordinators
 from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
 from .participants import Participants
+
+if TYPE_CHECKING:
+    from ..transaction.coordinator import RunningCoordinator
 
 _LOG = logging.getLogger("magnetar.broker")
 

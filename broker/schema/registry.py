@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,7 +31,9 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.world import World
 from ..common.applied import Applied
-from .core.definition import Definition, refusal, unreadable_by
+
+if TYPE_CHECKING:
+    from .core.definition import Definition
 
 VERSIONS_MAX = 1000
 """Of a topic: their list is one record of the metadata."""
@@ -48,7 +50,7 @@ CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
 T = TypeVar("T")
 _Known = tuple[str, int, bytes]
 """Path, time and hash: a topic that is deleted and made again has other definitions under the same paths."""
-_Rule = Callable[[Compatibility, Definition, Sequence[tuple[int, Definition]]], str | None]
+_Rule = Callable[[Compatibility, "Definition", Sequence[tuple[int, "Definition"]]], str | None]
 _UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
 
 
@@ -131,6 +133,8 @@ class SchemaRegistry:
             )
         elif not any(each.fingerprint == asked.fingerprint for each in live):
             wanted = live if rules.compatibility.transitive else live[-1:]
+            from .core.definition import unreadable_by
+
             known = await self._known(topic, wanted)
             why = await self._compared(known, asked, unreadable_by, rules.compatibility)
             if why is not None:
@@ -264,6 +268,8 @@ class SchemaRegistry:
     async def _refusal(
         self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
     ) -> str | None:
+        from .core.definition import refusal
+
         known = await self._known(topic, live if mode.transitive else live[-1:])
         return await self._compared(known, asked, refusal, mode)
 
@@ -288,12 +294,18 @@ class SchemaRegistry:
     async def _compared(
         self, known: list[SchemaVersion], asked: Definition, rule: _Rule, mode: Compatibility
     ) -> str | None:
+        from .core.definition import Definition
+
         def work() -> str | None:
             return rule(mode, asked, [(each.version, Definition.of(each.info)) for each in known])
 
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
     async def _defined(self, info: SchemaInfo) -> Definition:
+        """The first look at a schema here: it loads the code that reads schemas."""
+        await self._world.workers.load(f"{__package__}.core.definition")
+        from .core.definition import Definition
+
         return await self._run(lambda: Definition.of(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:

@@ -8,9 +8,9 @@
 
 There is a fixed number of coordinators, set by the first transaction of the cluster. A coordinator has its owner as a
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
-(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none. After a crash there
-may be no client that asks: each broker looks for coordinators that have no owner, and loads them, so that what is
-decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
+(`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none, and not their
+code. After a crash there may be no client that asks: each broker looks for coordinators that have no owner, and loads
+them, so that what is decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient
 from ...metadata import paths
@@ -41,11 +42,12 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.transactions import Joined
 from ..log.snapshot_ledger import StateLedgers
-from .coordinator import Publish, RunningCoordinator
-from .core.intents import HalfLimits, Limits
-from .log import CoordinatorLog
 from .peers import Peers
-from .settling import Topics
+
+if TYPE_CHECKING:
+    from .coordinator import Publish, RunningCoordinator
+    from .core.intents import Limits
+    from .settling import Topics
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -64,6 +66,8 @@ def owner_path(number: int) -> str:
 
 
 def limits_of(config: BrokerConfig) -> Limits:
+    from .core.intents import HalfLimits, Limits
+
     return Limits(
         open_max=config.transaction_open_max, open_per_role_max=config.transaction_open_per_role_max,
         timeout_s=config.transaction_timeout_s, timeout_s_max=config.transaction_timeout_s_max,
@@ -162,6 +166,10 @@ class TransactionCoordinators:
         return await self._loading.get(number, lambda: self._load(number))
 
     async def _load(self, number: int) -> RunningCoordinator:
+        await self._world.workers.load(f"{__package__}.coordinator")
+        from .coordinator import RunningCoordinator
+        from .log import CoordinatorLog
+
         config = self._config
         topic = assign_topic(number)
         ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))

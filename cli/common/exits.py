@@ -6,7 +6,6 @@ with `-o json` one JSON object there.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from itertools import pairwise
@@ -198,6 +197,8 @@ def _say(
         told: dict[str, object] = {"error": type(found or error).__name__, "message": text, "exitCode": code}
         if found is not None:
             told |= {"definite": found.definite, "retryable": found.retryable}
+        import json
+
         print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
     elif isinstance(shown, click.UsageError):
         shown.show()

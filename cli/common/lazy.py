@@ -10,7 +10,6 @@ command's own options, so that the later one wins. A command without these optio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -80,6 +79,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, [*self.table, *self.aliases], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
             ctx.fail(f"no command {name!r}{hint}")

@@ -63,7 +63,7 @@ def repair(
     tree = metadata_address(metadata_, security)
 
     async def main(world: World) -> None:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         from ...bookie.repair import RepairKeeper
         from ...bookie.server import BookieConfig

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
 from typing import Literal, TextIO
 
 from ...proto.errors import InvalidConfiguration
@@ -43,6 +42,8 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
 
 def audit_to(path: str) -> None:
     """The audit log goes to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration."""
+    from logging.handlers import WatchedFileHandler
+
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         _audit_to(WatchedFileHandler(path, encoding="utf-8"))

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 from .files import DeadProcess, SimulatedDeath
@@ -115,3 +116,8 @@ class SimWorkers:
         if not self._is_alive():
             raise DeadProcess("workers of a dead process")
         return SimWorker(name, self._rng, self._delays, self._is_alive)
+
+    async def load(self, *modules: str) -> None:
+        """At once: what this process has imported before must not change a trace."""
+        for each in modules:
+            import_module(each)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
@@ -17,6 +19,8 @@ from .tls import HANDSHAKE_S, SHUTDOWN_S, caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
 """Of what came while no reader waited; then the socket is not read until one does."""
+BACKLOG = 100
+"""Connections that wait to be accepted, as asyncio has it."""
 CLOSE_S = 1.0
 """Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
@@ -169,10 +173,12 @@ class TcpServing:
     async def listen(self, endpoint: Endpoint) -> None:
         tls = listener_context(self._access.tls) if self._access.tls is not None else None
         try:
+            named = {"host": endpoint.host, "port": endpoint.port} if _is_name(endpoint.host) else None
+            where: dict[str, Any] = named or {"sock": _bound(endpoint)}
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: TcpStream(self._accept, self._access.guard), endpoint.host, endpoint.port, ssl=tls,
+                lambda: TcpStream(self._accept, self._access.guard), ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
-                ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None,
+                ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None, **where,
             )  # fmt: skip
         except OSError as error:
             raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
@@ -204,6 +210,20 @@ class TcpServing:
         """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""
         self._server.close()
         await self._handlers.close(grace_s)
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _bound(endpoint: Endpoint) -> socket.socket:
+    """To an address: a loop would look it up like a name, for which it starts four threads."""
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
 
 
 async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> TcpServing:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig

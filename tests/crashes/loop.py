@@ -16,6 +16,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
 from magnetar.runtime.network import Network
@@ -170,6 +171,10 @@ class InlineWorkers:
 
     def start(self, name: str) -> InlineWorker:
         return InlineWorker(self._loop)
+
+    async def load(self, *modules: str) -> None:
+        for each in modules:
+            import_module(each)
 
 
 class TinyClock:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from magnetar.bookie.format.mark import decode_mark
 from magnetar.bookie.store import disk as store_disk

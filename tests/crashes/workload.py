@@ -15,8 +15,10 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec.structs import force_setattr, replace
 
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.compaction.plan import CompactionPolicy
@@ -51,7 +53,7 @@ def tiny() -> StoreConfig:
         log_allocate_bytes=4 << 10,
     )
     # Below the least that a configuration may say: a log is full after two flushes. A flush that is larger still fits.
-    object.__setattr__(config, "log_bytes_max", 14 << 10)
+    force_setattr(config, "log_bytes_max", 14 << 10)
     return config
 
 

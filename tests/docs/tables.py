@@ -6,7 +6,6 @@ followed by a symbol becomes that of the module that defines the symbol (tests/d
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 import sys
@@ -27,7 +26,7 @@ from magnetar.client.model.settings import ClientSettings, ConsumerSettings, Pro
 from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.config import settings
+from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from tests.docs import complaints, defects, deletion, extending, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
@@ -55,27 +54,28 @@ class Table(NamedTuple):
 def settings_table(kind: type) -> str:
     """One row per setting, in the order of the source: name with unit, default, meaning and cost."""
     lines = ["| setting | default | what it ends or bounds, and costs |", "|---|---|---|"]
-    for field, setting in zip(dataclasses.fields(kind), settings(kind), strict=True):
-        lines.append(f"| `{setting.name}` | {_default(field)} | {setting.doc.replace('|', chr(92) + '|')} |")
+    for setting, default in zip(settings(kind), defaults_of(kind).values(), strict=True):
+        text = setting.doc.replace("|", chr(92) + "|")
+        lines.append(f"| `{setting.name}` | {_default(setting.name, default)} | {text} |")
     return "\n".join(lines)
 
 
-def _default(field: dataclasses.Field[object]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        made = field.default_factory()
-        return "below" if dataclasses.is_dataclass(made) else "none" if made == {} else f"`{type(made).__name__}`"
-    value = field.default
-    if value is dataclasses.MISSING:
+def _default(name: str, value: object) -> str:
+    if isinstance(value, RepairConfig | StoreConfig):
+        return "below"
+    if value is REQUIRED:
         return "required"
     if isinstance(value, enum.Enum):
         return f"`{value.name}`"
-    if value is None or value == "":
+    if value is None or value in ("", {}):
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and "bytes" in field.name:
+    if isinstance(value, int) and "bytes" in name:
         return _size(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"`{value}`"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"`{value}`" if isinstance(value, str | tuple) else f"`{type(value).__name__}`"
 
 
 def _size(value: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from magnetar.broker.common.applied import NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
-from magnetar.runtime.config import SECTIONS, load, settings
+from magnetar.runtime.config import SECTIONS, defaults_of, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
@@ -48,7 +47,7 @@ def test_every_setting_says_what_it_is_for(name: str) -> None:
 def test_every_setting_is_read_somewhere(name: str) -> None:
     kind = READ[name]
     read = _read_outside(kind.__name__)
-    unread = [field.name for field in dataclasses.fields(kind) if field.name not in read]
+    unread = [name for name in defaults_of(kind) if name not in read]
     refused = {"chunking_enabled"}  # read by its own check, which refuses it
     if kind is BrokerConfig:  # policies are inherited from it all at once, and read from what applies to a topic
         unread = [name for name in unread if name not in set(POLICIES) - _policies_unread()]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerEnd
 from magnetar.ledger import client as client_module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,8 +13,7 @@ from magnetar.runtime.config import Setting, load, settings
 from magnetar.runtime.network import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """A configuration as processes have them."""
 
     flush_bytes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10  # ends a flush; more costs memory
@@ -24,7 +22,7 @@ class Sample:
 
     Over two lines."""
     mode: Literal["fast", "safe"] = "safe"
-    listen: Endpoint = Endpoint("127.0.0.1", 7650)  # noqa: RUF009 (a named tuple does not change)
+    listen: Endpoint = Endpoint("127.0.0.1", 7650)
     directories: tuple[str, ...] = ()
     verbose: bool = False
     limit: int | None = None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,3 +94,37 @@ async def test_a_cancelled_future_does_not_stop_the_others() -> None:
     gate.set()
     assert await second == 2
     await worker.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Modules `waits` and `fails`: until it is set their import does."""
+    event = threading.Event()
+    monkeypatch.setitem(sys.modules, "gate_of_the_test", SimpleNamespace(event=event))  # type: ignore[arg-type]
+    for name, asked in (("waits", "wait(30)"), ("fails", "is_set()")):
+        (tmp_path / f"{name}.py").write_text(f"import gate_of_the_test\nassert gate_of_the_test.event.{asked}\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return event
+
+
+async def test_modules_are_loaded_while_the_loop_goes_on(gate: threading.Event) -> None:
+    workers = SystemWorkers()
+    first, second = [asyncio.create_task(workers.load("waits")) for _ in range(2)]
+    while "waits" not in sys.modules:  # noqa: ASYNC110 - a thread puts it there
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    assert not first.done(), "the module is there and not loaded"
+    assert not second.done()
+    gate.set()
+    await asyncio.gather(first, second)
+    with pytest.raises(StopIteration):
+        workers.load("waits").send(None)  # in the same turn
+
+
+async def test_a_module_that_cannot_be_loaded_is_tried_again(gate: threading.Event) -> None:
+    workers = SystemWorkers()
+    with pytest.raises(AssertionError):
+        await workers.load("fails")
+    gate.set()
+    await workers.load("fails")

@@ -18,6 +18,7 @@ from ....proto.names import NamespaceName, TopicName
 from ....runtime.network import CallContext
 from ...access.authorizer import Authorizer, may_everything
 from ...access.core.table import RULES, On, Permission, Rule
+from .later import attribute_of
 
 Handler = Callable[[Any, CallContext], Awaitable[Message]]
 
@@ -32,7 +33,7 @@ class Checked:
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
         for method in wire.DESCRIPTOR.services_by_name[name].methods:
-            path, attribute = f"{name}.{method.name}", re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+            path, attribute = f"{name}.{method.name}", attribute_of(method.name)
             handler = getattr(service, attribute)
             if method.client_streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest, MagnetarError, to_wire
@@ -15,12 +16,14 @@ from ...common.transactions import Settlement, state_of
 from ...node.topic_manager import TopicManager
 from ...session import statistics
 from ...session.topics import reached_by
-from ...transaction.coordinator import RunningCoordinator
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
 from ...transaction.peers import settlement_to_wire
 from .halves import HalfAdminService, HalfService
 from .stats import fields
+
+if TYPE_CHECKING:
+    from ...transaction.coordinator import RunningCoordinator
 
 ITEMS_MAX = 5_000
 LIST_DEFAULT = 1_000

@@ -4,7 +4,7 @@
 
 A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
 for owners, partitions and topics (lookup.py), also as they change (topic_lists.py). The messages are those of
-proto/pulsar.proto, in the frames of frames.py. Transactions are refused.
+proto/pulsar.proto, in the frames of frames.py. They are loaded by the first connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from ....runtime.grpc.callers import Callers
 from ....runtime.network import ByteStream
 from ....runtime.unbroken import unbroken
 from ...node.topic_manager import TopicManager
-from .connection import Connection
 from .names import ProducerNames
 
 
@@ -27,6 +26,9 @@ class PulsarProtocol:
         """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
+        await self._broker.world.workers.load(f"{__package__}.connection")
+        from .connection import Connection
+
         connection = Connection(self._broker, stream, self._names, self._callers)
         try:
             await connection.serve()

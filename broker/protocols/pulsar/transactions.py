@@ -13,7 +13,7 @@ tests/broker/protocols/pulsar/test_transactions.py, tests/interop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import (
@@ -29,12 +29,14 @@ from ....proto.names import TopicName
 from ....proto.transactions import TxnId, TxnState
 from ...access.core.table import Permission
 from ...common.transactions import state_of
-from ...transaction.coordinator import RunningCoordinator
 from ...transaction.coordinators import ASSIGN_TOPIC
 from ...transaction.core.intents import Verb
 from .errors import number_of
 from .frames import frame
 from .ports import Connection
+
+if TYPE_CHECKING:
+    from ...transaction.coordinator import RunningCoordinator
 
 ADDED_MAX = 1000
 """Topics or subscriptions that one command adds."""

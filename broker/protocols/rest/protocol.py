@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ....runtime.network import ByteStream
@@ -40,7 +39,7 @@ class RestProtocol:
         """One connection, until either side ends it. ConnectionLost: why it ended."""
         async with self._loading:
             if self._connections is None:
-                await asyncio.to_thread(_load)
+                await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")
                 self._connections = self._open(stream)
         if not self._shut_down:
             await self._connections.serve(stream)
@@ -56,9 +55,3 @@ class RestProtocol:
         self._shut_down = True
         if self._connections is not None:
             self._connections.shut_down()
-
-
-def _load() -> None:
-    """In a thread: the imports take longer than the event loop may be held."""
-    for name in ("application", "connection"):
-        import_module(f"{__package__}.{name}")

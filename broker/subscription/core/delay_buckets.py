@@ -17,11 +17,11 @@ tests/broker/subscription/core/test_delays_core.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
 from pyroaring import BitMap
 
 from ....proto.names import Position
@@ -44,8 +44,7 @@ class Load(NamedTuple):
     last: int
 
 
-@dataclass(slots=True, eq=False)
-class Bucket:
+class Bucket(msgspec.Struct, eq=False):
     """A bucket in memory: a row per segment."""
 
     ledger_id: int
@@ -76,17 +75,16 @@ class Bucket:
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
-@dataclass(slots=True)
-class Buckets:
+class Buckets(msgspec.Struct):
     """All buckets of a subscription, and the keys that are loaded."""
 
-    _all: dict[int, Bucket] = field(default_factory=dict)
-    _heads: list[tuple[int, int, Keys, Bucket | None]] = field(default_factory=list)  # a heap by key and order
+    _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    _heads: list[tuple[int, int, Keys, Bucket | None]] = msgspec.field(default_factory=list)  # a heap by key and order
     _order: int = 0
-    _waiting: list[tuple[int, int]] = field(default_factory=list)  # a heap: (first time, ledger), not loaded
-    _merging: dict[int, Bucket] = field(default_factory=dict)
-    _merges: list[Load] = field(default_factory=list)  # of those, not asked for yet
-    _drained: list[int] = field(default_factory=list)
+    _waiting: list[tuple[int, int]] = msgspec.field(default_factory=list)  # a heap: (first time, ledger), not loaded
+    _merging: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    _merges: list[Load] = msgspec.field(default_factory=list)  # of those, not asked for yet
+    _drained: list[int] = msgspec.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._all)

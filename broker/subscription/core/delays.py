@@ -38,9 +38,9 @@ Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/subscription/cor
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+import msgspec
 from pyroaring import BitMap
 
 from ....proto.names import Position
@@ -57,19 +57,18 @@ GROWTH = 128
 """To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
 
 
-@dataclass(slots=True)
-class DelayIndex:
+class DelayIndex(msgspec.Struct):
     shape: LogShape
     cursor: Cursor
     seal_entries: int = 50_000
     memory_bytes_max: int = 16 << 20
     count: int = 0  # entries that are held
-    _held: dict[int, BitMap] = field(default_factory=dict)
-    _fresh: list[int] = field(default_factory=list)  # a heap of keys
+    _held: dict[int, BitMap] = msgspec.field(default_factory=dict)
+    _fresh: list[int] = msgspec.field(default_factory=list)  # a heap of keys
     _seal_at: int = 0  # fresh ones at the next look; 0: by the rule
     _draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
-    _buckets: Buckets = field(default_factory=Buckets)
-    _lost: dict[int, BitMap] = field(default_factory=dict)
+    _buckets: Buckets = msgspec.field(default_factory=Buckets)
+    _lost: dict[int, BitMap] = msgspec.field(default_factory=dict)
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:

@@ -34,8 +34,9 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
+
+import msgspec
 
 from ....proto.errors import (
     BackPressure,
@@ -132,16 +133,14 @@ class Phase(enum.Enum):
 IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
 
 
-@dataclass(slots=True)
-class Lease:
+class Lease(msgspec.Struct):
     """Ids that were given together: those that are not used yet are void after `until`."""
 
     owned: Owned
     until: float
 
 
-@dataclass(slots=True)
-class Live:
+class Live(msgspec.Struct):
     """A transaction without an outcome."""
 
     txn: int
@@ -149,13 +148,12 @@ class Live:
     began: float
     deadline: float
     phase: Phase = Phase.OPEN
-    participants: dict[str, Participant] = field(default_factory=dict)
+    participants: dict[str, Participant] = msgspec.field(default_factory=dict)
     reason: Reason = Reason.CLIENT
-    later: list[Intent] = field(default_factory=list)  # asked while it is in doubt
+    later: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
 
 
-@dataclass(slots=True)
-class Ending:
+class Ending(msgspec.Struct):
     """A transaction with an outcome that some participants have not stored."""
 
     committed: bool
@@ -163,7 +161,7 @@ class Ending:
     owned: Owned | None
     began: float  # of one of an earlier epoch: the start of this one
     is_durable: bool
-    visible: list[object] = field(default_factory=list)  # requests that wait for the last of them
+    visible: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
 
 
 class _Decision(NamedTuple):

@@ -35,9 +35,9 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+import msgspec
 from pyroaring import BitMap64
 
 from ....proto.errors import (
@@ -146,14 +146,13 @@ class Desk(Protocol):
     def text_of(self, half: int) -> str: ...
 
 
-@dataclass(slots=True)
-class Half:
+class Half(msgspec.Struct):
     """One that has no outcome."""
 
     record: HalfStored
     born: float  # its age is counted from here
     phase: Phase
-    later: list[Intent] = field(default_factory=list)
+    later: list[Intent] = msgspec.field(default_factory=list)
     due: float = 0.0  # when it is looked at again
     asks: int = 0  # since it was stored, loaded or revived
     lost: int = 0  # members that left while they were asked
@@ -169,18 +168,16 @@ class Half:
         return self.record.owner, self.record.group
 
 
-@dataclass(slots=True)
-class Member:
-    asked: set[int] = field(default_factory=set)
+class Member(msgspec.Struct):
+    asked: set[int] = msgspec.field(default_factory=set)
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct):
     """Of a role and a name; there while it has halves or members."""
 
     halves: int = 0
-    members: OrderedDict[object, Member] = field(default_factory=OrderedDict)  # the next one to ask comes first
-    ready: dict[int, None] = field(default_factory=dict)  # halves that wait for a member with room
+    members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
+    ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
 
 
 class Halves:

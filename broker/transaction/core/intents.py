@@ -8,8 +8,9 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from ....proto.errors import MagnetarError
 from ....proto.transactions import TxnState
@@ -38,8 +39,7 @@ class Reason(enum.Enum):
 
 
 # ---------------------------------------------------------------------------------- intents
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     request: object
     owner: str
     count: int = 1
@@ -51,15 +51,13 @@ class Begin:
     address: str = ""  # of the client
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     request: object
     txn: int
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     request: object
     txn: int
     verb: Verb
@@ -69,8 +67,7 @@ class End:
     visible: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommitBatch:
+class CommitBatch(msgspec.Struct, frozen=True):
     """`sink_id` empty: of no sink."""
 
     request: object
@@ -82,20 +79,17 @@ class CommitBatch:
     adopt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     request: object
     txn: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortByAdmin:
+class AbortByAdmin(msgspec.Struct, frozen=True):
     request: object
     txn: int
 
 
-@dataclass(frozen=True, slots=True)
-class Detach:
+class Detach(msgspec.Struct, frozen=True):
     request: object
     txn: int
     topic: str
@@ -119,8 +113,7 @@ class HalfChange(enum.IntEnum):
     REVIVE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareHalf:
+class PrepareHalf(msgspec.Struct, frozen=True):
     request: object
     half: int
     owner: str
@@ -130,8 +123,7 @@ class PrepareHalf:
     check_after_s: float = 0.0  # 0: the default
 
 
-@dataclass(frozen=True, slots=True)
-class EndHalf:
+class EndHalf(msgspec.Struct, frozen=True):
     request: object
     half: int
     verb: HalfVerb
@@ -140,8 +132,7 @@ class EndHalf:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeHalf:
+class ChangeHalf(msgspec.Struct, frozen=True):
     """By an operator."""
 
     request: object
@@ -149,8 +140,7 @@ class ChangeHalf:
     verb: HalfChange
 
 
-@dataclass(frozen=True, slots=True)
-class WatchHalves:
+class WatchHalves(msgspec.Struct, frozen=True):
     """A process of the group can be asked from now on, until `Halves.left`."""
 
     request: object
@@ -235,8 +225,7 @@ class Append(NamedTuple):
     records: list[AnyRecord]
 
 
-@dataclass(frozen=True, slots=True)
-class HalfLimits:
+class HalfLimits(msgspec.Struct, frozen=True):
     """Of half messages (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
@@ -250,8 +239,7 @@ class HalfLimits:
     retention_s: float = 3_600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
     participants_max: int = 10_000
@@ -270,16 +258,15 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 """Bounds of how long transactions were open: Pulsar's."""
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """Since the owner's take-over. `lasted`: from the first use of an id to its outcome, by LASTED_S, and above."""
 
     begun: int = 0
     committed: int = 0
-    aborted: dict[Reason, int] = field(default_factory=dict)
+    aborted: dict[Reason, int] = msgspec.field(default_factory=dict)
     settled: int = 0
     records: int = 0  # durable ones
-    lasted: list[int] = field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
+    lasted: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
     lasted_s: float = 0.0  # of all together
 
     def ended(self, lasted_s: float) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.maintenance.garbage import Collected, GarbageProgress, GarbageRefusal
 from magnetar.bookie.node.disk_monitor import DiskState

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import boot

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.format.framing import ForeignFile
 from magnetar.bookie.store.compaction.plan import CompactionPolicy

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.node.disk_monitor import DiskLimits, DiskState, Usage, judge
 from magnetar.bookie.server import Bookie

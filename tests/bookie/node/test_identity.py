@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import errno
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.format import cookie as cookie_format
 from magnetar.bookie.format.cookie import Cookie

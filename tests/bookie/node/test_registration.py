@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import Status

@@ -7,11 +7,11 @@ test sees the defect: M20 (copies without RECOVERY), M21 (the last fragment of a
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.repair import copier, marks, worker
 from magnetar.bookie.repair.core import copies

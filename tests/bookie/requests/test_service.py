@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import Flags, Op, Status

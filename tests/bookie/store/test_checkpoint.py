@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES

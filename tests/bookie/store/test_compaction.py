@@ -6,10 +6,10 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from pyroaring import BitMap64
 
 from magnetar.bookie.format.ledger_index import Quarantined

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.core.log_shape import LogShape

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core import delay_buckets, delay_keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -52,3 +53,17 @@ def test_a_dead_process_has_no_workers() -> None:
 
     simulation.run(main())
     assert ran == []
+
+
+def test_what_is_loaded_changes_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the process that simulates has imported a module before must not."""
+    simulation = Simulation(1)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+
+    async def main() -> None:
+        loading = simulation.world("a").workers.load("colorsys")
+        with pytest.raises(StopIteration):
+            loading.send(None)  # type: ignore[attr-defined]
+        assert "colorsys" in sys.modules
+
+    simulation.run(main())

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.config import LedgerConfig

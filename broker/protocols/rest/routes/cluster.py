@@ -7,7 +7,6 @@ and neither says more than that. `/metrics` has the names of topics, so it needs
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -108,7 +107,7 @@ async def version(call: Call) -> Response:
 @route("GET", BROKERS + "/configuration", "The names of the settings.", answer="[name]")
 async def configuration(call: Call) -> object:
     await call.authorize("Admin.ListBrokers", wire.Empty())
-    return [field.name for field in dataclasses.fields(call.broker.config)]
+    return list(call.broker.config.__struct_fields__)
 
 
 @route("GET", BROKERS + "/configuration/values", "None can be changed while it runs.", answer="{}")
@@ -121,7 +120,7 @@ async def changed_configuration(call: Call) -> object:
 async def runtime_configuration(call: Call) -> object:
     await call.authorize("Admin.ListBrokers", wire.Empty())
     config = call.broker.config
-    return {field.name: str(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {name: str(getattr(config, name)) for name in config.__struct_fields__}
 
 
 @route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",

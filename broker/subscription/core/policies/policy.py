@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -100,8 +99,7 @@ class Unshown(NamedTuple):
 NONE_UNSHOWN = Unshown(0, 0)
 
 
-@dataclass(slots=True, eq=False)
-class Member:
+class Member(msgspec.Struct, eq=False):
     """A consumer of the subscription, as the dispatcher sees it."""
 
     id: int
@@ -113,9 +111,9 @@ class Member:
     granted: int = 0
     paused: bool = False  # its connection does not take more at the moment
     blocked: bool = False  # it holds as many messages as it may
-    outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
+    outstanding: dict[Position, int] = msgspec.field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
-    unshown: dict[Position, Unshown] = field(default_factory=dict)  # of batches of which some were pending at delivery
+    unshown: dict[Position, Unshown] = msgspec.field(default_factory=dict)  # batches that were pending in part
     reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0

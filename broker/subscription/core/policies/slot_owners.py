@@ -13,8 +13,9 @@ Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from .....proto.errors import InvalidRequest
 from .....proto.routing import STICKY_SLOTS, sticky_slot
@@ -26,8 +27,7 @@ RANGES_MAX = 1000
 """Ranges of a sticky consumer: each is compared with those of the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeySharedOptions(PolicyOptions):
+class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
     """What a consumer of a Key_Shared subscription asks for. All of them ask for the same, but for the ranges."""
 
     sticky: bool = False  # the consumers request their ranges

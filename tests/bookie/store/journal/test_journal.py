@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import errno
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.bookie.format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC
 from magnetar.bookie.store.store import Store

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from magnetar.bookie.format.framing import ForeignFile, crc32c
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, JournalRecord, RecordType

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.broker.protocols.pulsar.frames import Frames, frame, parse

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import pytest
+from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig

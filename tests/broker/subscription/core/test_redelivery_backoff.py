@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core.cursor_state import Count

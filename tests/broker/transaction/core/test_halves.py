@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.transaction.core.halves import TRIES_S
 from magnetar.broker.transaction.core.intents import ChangeHalf, HalfChange, HalfPhase, HalfVerb, PrepareHalf, Status

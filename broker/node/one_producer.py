@@ -1,0 +1,100 @@
+"""One producer of a broker, on a stream of its own: it opens, publishes, and ends with its receipts.
+
+    places = await send(world, channel, opening, client_parts)
+
+The driver of a `ProducerCore`, as the SDK has one; the caller is broker/node/internal_producer.py.
+Guarding tests: tests/broker/subscription/test_dead_letters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from ...client.core.backoff import Backoff
+from ...client.core.effects import (
+    Connect,
+    Finished,
+    Leave,
+    ProducerEffect,
+    ProducerOptions,
+    Publish,
+    Settle,
+)
+from ...client.core.producer import ProducerCore
+from ...proto import wire_pb2 as wire
+from ...proto.entry import parse_header
+from ...proto.errors import ConnectionLost, from_wire
+from ...proto.names import Position
+from ...runtime.clock import Clock
+from ...runtime.network import Channel, EndOfStream, Stream, rpc
+from ...runtime.world import World
+
+_ID = 1
+"""Of the only producer on its stream."""
+
+
+async def send(
+    world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
+) -> list[Position | None]:
+    """Where each is stored. One attempt: an error that may pass is the caller's to retry. No connection is opened."""
+    outcomes: list[Position | None] = []
+    topic, name = opening.topic, opening.producer_name
+    core = ProducerCore(
+        name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
+        backoff=Backoff(world.rng),
+    )  # fmt: skip
+    for part in client_parts:
+        core.add_entry(part, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
+    stream = channel.stream(rpc("Broker", "Connect"))
+    try:
+        stream.send_nowait(wire.ClientFrame(id=_ID, open_producer=opening))
+        while len(outcomes) < len(client_parts):
+            try:
+                frames = await stream.receive()
+            except EndOfStream as error:
+                raise ConnectionLost(f"{topic}: the broker ended the stream") from error
+            for frame in frames:
+                for effect in _facts(core, frame, world.clock):
+                    _do(effect, stream)
+    finally:
+        stream.cancel()
+    return outcomes
+
+
+def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[ProducerEffect]:
+    now, wall_ms = clock.monotonic(), clock.wall_ms()
+    match frame.WhichOneof("kind"):
+        case "producer_opened":
+            opened = frame.producer_opened
+            return core.opened(
+                opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
+                opened.topic_epoch, now, wall_ms,
+            )  # fmt: skip
+        case "receipt":
+            return core.receipt(
+                frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now
+            )
+        case "credit":
+            return core.credit(frame.credit)
+        case "failed":
+            raise from_wire(frame.failed.error)
+        case "closed":
+            raise from_wire(frame.closed)
+        case kind:
+            raise ConnectionLost(f"a producer received {kind}")
+
+
+def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
+    match effect:
+        case Publish(entry):
+            stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))
+        case Settle(batch, None, ledger_id, entry_id):
+            for callback in batch.callbacks:
+                if callback is not None:
+                    callback(None, Position(ledger_id, entry_id))
+        case Settle(_, error) | Finished(error) if error is not None:
+            raise error
+        case Leave() | Connect():
+            raise ConnectionLost("the producer lost its connection")

@@ -1,0 +1,31 @@
+"""Where a listener of bytes listens: an address, which is not looked up, or a name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.proto.errors import Busy
+from magnetar.runtime.network import ByteStream, Endpoint
+from magnetar.runtime.tcp import streams
+
+
+async def _greet(stream: ByteStream) -> None:
+    stream.write_nowait(b"hello")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_it_listens_at_an_address_and_at_a_name(host: str) -> None:
+    serving = await streams.serve(Endpoint(host, 0), _greet)
+    try:
+        assert serving.endpoint.host == host
+        reader, writer = await asyncio.open_connection(host, serving.endpoint.port)
+        assert await reader.read() == b"hello"
+        writer.close()
+        with pytest.raises(Busy):
+            await streams.serve(serving.endpoint, _greet)
+    finally:
+        await serving.close()
+    again = await streams.serve(serving.endpoint, _greet)  # while connections of before are in TIME_WAIT
+    await again.close()
