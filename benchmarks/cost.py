@@ -9,8 +9,8 @@
     ack         the same stretch, what the acknowledgements alone add: `deliver` less a reader of the same backlog
 
 CPU is the kernel's run time of each thread in nanoseconds (/proc/PID/task/*/schedstat), context switches are its own
-counts (status); a *hand-over* is a voluntary switch of a thread that is not the event loop. System calls are counted
-by `perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed. The names of threads, and the functions that
+counts (status); a *hand-over* is a voluntary switch of a thread that is not the loop's. System calls are counted by
+`perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed. The names of threads, and the functions that
 cost most, are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo`
 is what went through the loopback device, `disk` what was given to the disk. Bytes copied inside a process, and
 allocations, are not counted: no counter of the system has them, and a tracer would change what it counts.
