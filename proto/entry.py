@@ -33,9 +33,9 @@ from struct import Struct
 from struct import error as _U32_ERROR
 from typing import NamedTuple
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 
+from .checksum import crc32c
 from .compression import UNCOMPRESSED_BYTES_MAX, compress, decompress
 from .entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry
@@ -141,7 +141,7 @@ def encode_batch(
         return encode_entry(metadata, b"".join(items), encrypt)
     encoded = metadata.SerializeToString()
     body = b"".join((_U32.pack(len(encoded)), encoded, *items))
-    return b"".join((MAGIC_CLIENT, _U32.pack(google_crc32c.value(body)), body))
+    return b"".join((MAGIC_CLIENT, _U32.pack(crc32c(body)), body))
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
@@ -164,7 +164,7 @@ def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
     """As `client_part`, of metadata that is encoded already."""
     size = _U32.pack(len(metadata))
-    checksum = google_crc32c.extend(google_crc32c.value(size + metadata), payload)
+    checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
@@ -258,7 +258,7 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
     payload_offset = body + size
     if payload_offset > len(entry):
         raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - body}")
-    if verify and google_crc32c.value(bytes(entry[start + 6 :])) != checksum:
+    if verify and crc32c(memoryview(entry)[start + 6 :]) != checksum:
         raise CorruptEntry("the checksum of the entry does not match its bytes")
     try:
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))

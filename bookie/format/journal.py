@@ -41,9 +41,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import google_crc32c
-
-from ...proto import versions
+from ...proto import checksum, versions
 from .framing import Buffer, crc32c
 
 MAGIC = versions.JOURNAL.magic
@@ -113,8 +111,7 @@ class BlockHeader(NamedTuple):
 
 _TYPES = {int(kind): kind for kind in RecordType}
 _ADD = int(RecordType.ADD)
-_value = google_crc32c.value
-_extend = google_crc32c.extend
+_sum = checksum.crc32c
 
 
 def padded(size: int) -> int:
@@ -145,9 +142,9 @@ def encode_adds(
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
         body = _BODY.pack(_ADD, ledger, entry, size) + stored[0]
-        crc = _value(body)
+        crc = _sum(body, 0)
         for part in stored[1:]:
-            crc = _extend(crc, part if type(part) is bytes else bytes(part))
+            crc = _sum(part, crc)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)
@@ -160,7 +157,7 @@ def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
     """The header of a block at `offset`, of the records with these headers, `length` bytes together."""
-    records_crc = google_crc32c.value(b"".join([header[:4] for header in record_headers]))
+    records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
 
@@ -209,8 +206,8 @@ def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records
     if offset != limit:
         return None
     crcs = b"".join([head[:4] for head in heads])
-    found = map(_extend, map(_value, [head[4:] for head in heads]), payloads)
-    if _value(crcs) != header.records_crc or struct.pack(f">{len(heads)}I", *found) != crcs:
+    found = map(_sum, payloads, map(crc32c, [head[4:] for head in heads]))
+    if crc32c(crcs) != header.records_crc or struct.pack(f">{len(heads)}I", *found) != crcs:
         return None
     _, types, ledgers, entries, _ = zip(*_RECORD.iter_unpack(b"".join(heads)), strict=True) if heads else [()] * 5
     return Records(types, ledgers, entries, payloads) if _TYPES.keys() >= set(types) else None

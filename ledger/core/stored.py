@@ -14,15 +14,12 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import google_crc32c
-
+from ...proto.checksum import crc32c
 from ...runtime.files import Buffer
 from ..format.peer import ENTRY_HEADER
 
 _FACTS = struct.Struct(">qqqq")
 _CRC = struct.Struct(">I")
-_value = google_crc32c.value
-_extend = google_crc32c.extend
 
 
 class StoredCopy(NamedTuple):
@@ -35,11 +32,11 @@ class StoredCopy(NamedTuple):
 
 
 def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer]) -> bytes:
-    """The 36-byte header of the payload `frames`, which are not copied if they are `bytes`."""
+    """The 36-byte header of the payload `frames`, which are not copied."""
     facts = _FACTS.pack(ledger, entry, lac, length)
-    crc = _value(facts)
+    crc = crc32c(facts)
     for frame in frames:
-        crc = _extend(crc, frame if type(frame) is bytes else bytes(frame))
+        crc = crc32c(frame, crc)
     return facts + _CRC.pack(crc)
 
 
@@ -51,6 +48,6 @@ def unseal(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
     if found_ledger != ledger or found_entry != entry:
         return None
     payload = bytes(stored[ENTRY_HEADER.size :])
-    if _extend(_value(_FACTS.pack(ledger, entry, lac, length)), payload) != crc:
+    if crc32c(payload, crc32c(_FACTS.pack(ledger, entry, lac, length))) != crc:
         return None
     return StoredCopy(entry, lac, length, payload)

@@ -14,10 +14,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import google_crc32c
 from google.protobuf.message import DecodeError, Message
 
 from ....proto import pulsar_pb2 as pulsar
+from ....proto.checksum import crc32c
 from ....proto.errors import CorruptEntry, InvalidRequest
 from ....proto.varint import varint
 
@@ -134,7 +134,7 @@ def entry_of(rest: memoryview) -> bytes:
     if rest[:2] == _CHECKSUM:
         return bytes(rest)
     body = bytes(rest)
-    return b"".join((_CHECKSUM, _U32.pack(google_crc32c.value(body)), body))
+    return b"".join((_CHECKSUM, _U32.pack(crc32c(body)), body))
 
 
 def frame(**commands: object) -> bytes:
