@@ -181,6 +181,12 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
+def client_part_of(entry: Buffer) -> memoryview:
+    """Of an entry that a broker stored, with its part or without one; nothing is checked or parsed."""
+    start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
+    return memoryview(entry)[start:]
+
+
 def _broker_part_of(entry: Buffer) -> tuple[int, int, int]:
     """(index of the last message, broker timestamp, where the client-part begins)."""
     if entry[:2] != MAGIC_BROKER:

@@ -14,6 +14,7 @@ from ....runtime.network import ByteStream
 from ....runtime.unbroken import unbroken
 from ...node.topic_manager import TopicManager
 from .connection import Connection
+from .frames import Spare
 from .names import ProducerNames
 
 
@@ -21,13 +22,14 @@ class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = ProducerNames()
+        self._spare = Spare()
         self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
         """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
-        connection = Connection(self._broker, stream, self._names, self._callers)
+        connection = Connection(self._broker, stream, self._names, self._callers, self._spare)
         try:
             await connection.serve()
         finally:
