@@ -57,6 +57,8 @@ MAGIC_BROKER = b"\x0e\x02"
 _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
+CHECKED_FROM = 6
+"""Of a client-part: magic and checksum come before."""
 ENTRY_HEAD_BYTES = _HEAD.size
 """Before the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
@@ -64,11 +66,13 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 
 class EntryHeader:
-    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry."""
+    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
+    `checksum` is the one in the entry, of all from CHECKED_FROM on."""
 
-    __slots__ = ("batched", "metadata", "num_messages", "payload_offset")
+    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset")
 
-    def __init__(self, metadata: MessageMetadata, payload_offset: int) -> None:
+    def __init__(self, metadata: MessageMetadata, payload_offset: int, checksum: int = 0) -> None:
+        self.checksum = checksum
         self.metadata = metadata
         self.payload_offset = payload_offset
         self.batched: bool = metadata.HasField("num_messages_in_batch")
@@ -264,14 +268,14 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
     payload_offset = body + size
     if payload_offset > len(entry):
         raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - body}")
-    if verify and crc32c(memoryview(entry)[start + 6 :]) != checksum:
+    if verify and crc32c(memoryview(entry)[start + CHECKED_FROM :]) != checksum:
         raise CorruptEntry("the checksum of the entry does not match its bytes")
     try:
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
     _check_metadata(metadata, len(entry) - payload_offset)
-    return EntryHeader(metadata, payload_offset)
+    return EntryHeader(metadata, payload_offset, checksum)
 
 
 def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:

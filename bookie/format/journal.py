@@ -41,7 +41,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ...ledger.format.peer import ENTRY_HEADER, checksum_after
 from ...proto import checksum, versions
+from ...proto.checksum import JOINED_BYTES_MIN
 from .framing import Buffer, crc32c
 
 MAGIC = versions.JOURNAL.magic
@@ -132,7 +134,7 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 def encode_adds(
     ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]
 ) -> tuple[list[bytes], list[Buffer], int]:
-    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes).
+    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes), all verified.
 
     The first buffer of each entry, its own header, is copied after the record's: half as many buffers to write.
     """
@@ -142,9 +144,12 @@ def encode_adds(
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
         body = _BODY.pack(_ADD, ledger, entry, size) + stored[0]
-        crc = _sum(body, 0)
-        for part in stored[1:]:
-            crc = _sum(part, crc)
+        if size < JOINED_BYTES_MIN or len(stored[0]) != ENTRY_HEADER.size:
+            crc = _sum(body, 0)
+            for part in stored[1:]:
+                crc = _sum(part, crc)
+        else:
+            crc = checksum_after(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)

@@ -69,7 +69,7 @@ class Appender:
             self._wait_room(writer)
         else:
             for queued in self.queue.send(entries_max):
-                future = queued.item.future = writer.append(queued.item.stored)
+                future = queued.item.future = writer.append(queued.item.stored, tail=queued.item.tail)
                 future.add_done_callback(self._wake)
                 if not writer.has_room:
                     self._wait_room(writer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from ...proto.entry import broker_part
+from ...ledger.core.stored import Tail
+from ...proto.entry import CHECKED_FROM, broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.transactions import TxnId
@@ -24,12 +25,12 @@ class Publish:
     """One entry in flight to the log."""
 
     __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "future", "highest_sequence_id", "name",
-                 "numbers", "publisher", "sequence_id", "size", "stored", "timestamp_ms", "txn")  # fmt: skip
+                 "numbers", "publisher", "sequence_id", "size", "stored", "tail", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
         self, publisher: Publisher, client_part: Buffer, *, count: int, sequence_id: int, highest_sequence_id: int,
         numbers: SequenceRange | None = None, deliver_at_ms: int = 0, txn: TxnId | None = None,
-        name: str = "",
+        name: str = "", checksum: int | None = None,
     ) -> None:  # fmt: skip
         self.txn = txn  # that it is in; None: it counts when it is stored
         self.name = name  # of its producer, as the entry says
@@ -40,6 +41,8 @@ class Publish:
         self.highest_sequence_id = highest_sequence_id
         self.numbers = numbers or SequenceRange(sequence_id, highest_sequence_id)
         self.size = len(client_part)
+        # what the checksum of a client-part covers, once it was compared
+        self.tail = None if checksum is None else Tail(checksum, self.size - CHECKED_FROM)
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock

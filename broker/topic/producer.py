@@ -169,6 +169,7 @@ class Producer:
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
             highest_sequence_id=header.highest_sequence_id, numbers=numbers,
             deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
+            checksum=header.checksum,
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...proto.checksum import crc32c
+from ...proto.checksum import JOINED_BYTES_MIN, crc32c, joined
 from ...runtime.files import Buffer
 from ..format.peer import ENTRY_HEADER
 
@@ -31,9 +31,21 @@ class StoredCopy(NamedTuple):
     payload: bytes
 
 
-def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer]) -> bytes:
-    """The 36-byte header of the payload `frames`, which are not copied."""
+class Tail(NamedTuple):
+    """The last `size` bytes of a payload in one piece, whose CRC32C is known: they were verified."""
+
+    checksum: int
+    size: int
+
+
+def seal(
+    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: Tail | None = None
+) -> bytes:
+    """The 36-byte header of the payload `frames`, which are not copied. A long `tail` is not read."""
     facts = _FACTS.pack(ledger, entry, lac, length)
+    if tail is not None and tail.size >= JOINED_BYTES_MIN:
+        [payload] = frames
+        return facts + _CRC.pack(joined(crc32c(facts + payload[: -tail.size]), *tail))
     crc = crc32c(facts)
     for frame in frames:
         crc = crc32c(frame, crc)
