@@ -49,6 +49,7 @@ from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
 from .core.pending import PendingAdd, SendAdd
+from .core.stored import Tail
 from .core.writer import (
     ChangeEnsemble,
     ChangeFact,
@@ -166,8 +167,9 @@ class LedgerWriter:
     def state(self) -> WriterState:
         return self._core.state
 
-    def append(self, *frames: Buffer) -> asyncio.Future[int]:
-        """Sends the frames as one entry; resolves to its id. Errors only through the future (module docstring)."""
+    def append(self, *frames: Buffer, tail: Tail | None = None) -> asyncio.Future[int]:
+        """Sends the frames as one entry; resolves to its id. Errors only through the future (module docstring). `tail`:
+        what is known of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         size = sum(map(len, frames))
         if size > ENTRY_BYTES_MAX:
@@ -181,7 +183,7 @@ class LedgerWriter:
             ))  # fmt: skip
         else:
             self._bytes += size
-            self._sender.push(self._core.append(Append(frames, size, future), size))
+            self._sender.push(self._core.append(Append(frames, size, future, tail), size))
             if self._watchdog is None:
                 self._watch()
         return future

@@ -26,7 +26,7 @@ from ..runtime.network import Reply
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
-from .core.stored import seal
+from .core.stored import Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
 from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many
@@ -38,10 +38,13 @@ REQUEST_BYTES_MAX = 1 << 20
 class Append:
     """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future and its header."""
 
-    __slots__ = ("frames", "future", "header", "size")
+    __slots__ = ("frames", "future", "header", "size", "tail")
 
-    def __init__(self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int]) -> None:
+    def __init__(
+        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: Tail | None = None
+    ) -> None:
         self.frames = frames
+        self.tail = tail
         self.size = size
         self.future = future
         self.header = b""
@@ -79,7 +82,7 @@ class AddSender:
         for add, slot, bookie, lac in sends:
             append = add.payload
             if not append.header:
-                append.header = seal(self._ledger, add.entry, lac, add.length, append.frames)
+                append.header = seal(self._ledger, add.entry, lac, add.length, append.frames, append.tail)
             place = slot, bookie
             if place in waiting:
                 waiting[place].append(add)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import struct
 from typing import ClassVar, TypeVar
 
-import google_crc32c
 import msgspec
 
+from ..proto.checksum import crc32c
 from ..proto.policies import Policies
 from ..proto.versions import METADATA_RECORD, sentence
 
@@ -417,7 +417,7 @@ _KINDS: dict[int, type[Record]] = {
 
 def encode(record: Record) -> bytes:
     body = msgspec.json.encode(record)
-    return _HEAD.pack(MAGIC, VERSION, record.kind, google_crc32c.value(body)) + body
+    return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body)) + body
 
 
 def decode(data: bytes, cls: type[R], where: str = "?") -> R:
@@ -433,7 +433,7 @@ def decode(data: bytes, cls: type[R], where: str = "?") -> R:
     if kind != cls.kind:
         found = _KINDS.get(kind)
         raise DamagedRecord(f"{where}: a {found.__name__ if found else kind}, not a {cls.__name__}")
-    if google_crc32c.value(bytes(body)) != crc:
+    if crc32c(body) != crc:
         raise DamagedRecord(f"{where}: checksum does not match")
     try:
         return msgspec.json.decode(body, type=cls)

@@ -33,9 +33,9 @@ from struct import Struct
 from struct import error as _U32_ERROR
 from typing import NamedTuple
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 
+from .checksum import crc32c
 from .compression import UNCOMPRESSED_BYTES_MAX, compress, decompress
 from .entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
 from .errors import CorruptEntry
@@ -57,6 +57,8 @@ MAGIC_BROKER = b"\x0e\x02"
 _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
+CHECKED_FROM = 6
+"""Of a client-part: magic and checksum come before."""
 ENTRY_HEAD_BYTES = _HEAD.size
 """Before the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
@@ -64,11 +66,13 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 
 class EntryHeader:
-    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry."""
+    """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
+    `checksum` is the one in the entry, of all from CHECKED_FROM on."""
 
-    __slots__ = ("batched", "metadata", "num_messages", "payload_offset")
+    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset")
 
-    def __init__(self, metadata: MessageMetadata, payload_offset: int) -> None:
+    def __init__(self, metadata: MessageMetadata, payload_offset: int, checksum: int = 0) -> None:
+        self.checksum = checksum
         self.metadata = metadata
         self.payload_offset = payload_offset
         self.batched: bool = metadata.HasField("num_messages_in_batch")
@@ -141,7 +145,7 @@ def encode_batch(
         return encode_entry(metadata, b"".join(items), encrypt)
     encoded = metadata.SerializeToString()
     body = b"".join((_U32.pack(len(encoded)), encoded, *items))
-    return b"".join((MAGIC_CLIENT, _U32.pack(google_crc32c.value(body)), body))
+    return b"".join((MAGIC_CLIENT, _U32.pack(crc32c(body)), body))
 
 
 def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | None = None) -> bytes:
@@ -164,7 +168,7 @@ def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
     """As `client_part`, of metadata that is encoded already."""
     size = _U32.pack(len(metadata))
-    checksum = google_crc32c.extend(google_crc32c.value(size + metadata), payload)
+    checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
@@ -179,6 +183,12 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
     index, timestamp_ms, start = _broker_part_of(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
+
+
+def client_part_of(entry: Buffer) -> memoryview:
+    """Of an entry that a broker stored, with its part or without one; nothing is checked or parsed."""
+    start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
+    return memoryview(entry)[start:]
 
 
 def _broker_part_of(entry: Buffer) -> tuple[int, int, int]:
@@ -258,14 +268,14 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
     payload_offset = body + size
     if payload_offset > len(entry):
         raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - body}")
-    if verify and google_crc32c.value(bytes(entry[start + 6 :])) != checksum:
+    if verify and crc32c(memoryview(entry)[start + CHECKED_FROM :]) != checksum:
         raise CorruptEntry("the checksum of the entry does not match its bytes")
     try:
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
     _check_metadata(metadata, len(entry) - payload_offset)
-    return EntryHeader(metadata, payload_offset)
+    return EntryHeader(metadata, payload_offset, checksum)
 
 
 def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:

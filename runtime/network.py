@@ -274,6 +274,11 @@ Room = Callable[[], memoryview]
 """Gives at least one byte of room. It is asked when bytes are here, so that who waits holds no buffer."""
 
 
+Enough = Callable[[int], bool]
+"""Is told of each piece that came, whose bytes are where `room` said. False: the reader need not be woken for it, as
+most of a large frame is of no use to it. It must not raise."""
+
+
 class ByteStream(Protocol):
     """One end of a TCP connection: bytes in order, for a protocol with its own framing."""
 
@@ -292,9 +297,10 @@ class ByteStream(Protocol):
         """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
         ...
 
-    async def read_into(self, room: Room) -> int:
+    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         """How many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One reader
-        at a time; one that is cancelled has lost nothing."""
+        at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader that
+        is cancelled has lost nothing that `enough` was told of, without it nothing."""
         ...
 
     def write_nowait(self, data: bytes) -> None:

@@ -20,10 +20,9 @@ from itertools import pairwise, zip_longest
 from operator import add
 from typing import NamedTuple
 
-import google_crc32c
-
-from ...ledger.format.peer import ENTRY_HEADER
-from ...proto import versions
+from ...ledger.format.peer import ENTRY_HEADER, checksum_after
+from ...proto import checksum, versions
+from ...proto.checksum import JOINED_BYTES_MIN
 from .framing import crc32c
 
 MAGIC = versions.ENTRY_LOG.magic
@@ -46,6 +45,8 @@ class EntryIds(NamedTuple):
 def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iterator[tuple[bytes, ...]]]:
     """The sizes of the records of some stored entries, each in one or more pieces, and what to write for each.
 
+    They were verified when they came. A header is in one piece.
+
     Works column by column: a flush has a million entries, and a call for each costs four times as much. The checksums
     are computed when the iterator is read.
     """
@@ -53,13 +54,24 @@ def encode_records(stored: Sequence[tuple[bytes, ...]]) -> tuple[list[int], Iter
     lengths = list(map(len, columns[0]))
     for column in columns[1:]:
         lengths = list(map(add, lengths, map(len, column)))
-    prefixes = {length: google_crc32c.value(_LENGTH.pack(length)) for length in set(lengths)}
-    crcs: Iterator[int] = map(prefixes.__getitem__, lengths)
-    for column in columns:
-        crcs = map(google_crc32c.extend, crcs, column)
+    crcs: Iterator[int]
+    if max(lengths) < JOINED_BYTES_MIN:
+        prefixes = {length: checksum.crc32c(_LENGTH.pack(length), 0) for length in set(lengths)}
+        crcs = map(prefixes.__getitem__, lengths)
+        for column in columns:
+            crcs = map(checksum.crc32c, column, crcs)
+    else:
+        crcs = map(_record_crc, lengths, stored)
     return [length + RECORD_HEADER_BYTES for length in lengths], zip(
         map(_HEAD.pack, lengths, crcs), *columns, strict=True
     )
+
+
+def _record_crc(length: int, stored: tuple[bytes, ...]) -> int:
+    head = _LENGTH.pack(length)
+    if length < JOINED_BYTES_MIN:
+        return crc32c(head, *stored)
+    return checksum_after(head, stored[0][: ENTRY_HEADER.size], length - ENTRY_HEADER.size)
 
 
 def decode_record(data: bytes, start: int, end: int) -> bytes | None:
@@ -80,7 +92,7 @@ def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int
     small records are sliced faster from `bytes`.
     """
     found: list[bytes] = []
-    extend = google_crc32c.extend
+    extend = checksum.crc32c
     base, size = offsets[0], len(data)
     known_length = length_crc = -1  # entries are often equally long: the checksum of their length is taken once
     for start, end in pairwise(offsets):
@@ -93,7 +105,7 @@ def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int
             stored = bytes(stored)
         if length != known_length:
             known_length, length_crc = length, crc32c(data[start : start + 4])
-        if length != len(stored) or extend(length_crc, stored) != crc or of_entry != entry or of_ledger != ledger:
+        if length != len(stored) or extend(stored, length_crc) != crc or of_entry != entry or of_ledger != ledger:
             break
         found.append(stored)
         entry += 1

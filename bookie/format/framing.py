@@ -18,9 +18,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-import google_crc32c
-
-from ...proto import versions
+from ...proto import checksum, versions
 
 _FORMATS = {form.magic: form for form in versions.BOOKIE_FILES}
 _HEADER = struct.Struct(">8sHH16sQQQ")
@@ -62,13 +60,13 @@ def crc32c(*buffers: Buffer) -> int:
     """CRC32C over the buffers one after the other."""
     crc = 0
     for buffer in buffers:
-        crc = google_crc32c.extend(crc, buffer if type(buffer) is bytes else bytes(buffer))
+        crc = checksum.crc32c(buffer, crc)
     return crc
 
 
 def extend_crc32c(crc: int, data: bytes) -> int:
     """The CRC32C of the bytes that have the CRC32C `crc`, followed by `data`."""
-    return int(google_crc32c.extend(crc, data))
+    return checksum.crc32c(data, crc)
 
 
 def encode_file_header(header: FileHeader) -> bytes:

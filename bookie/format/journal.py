@@ -41,9 +41,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import google_crc32c
-
-from ...proto import versions
+from ...ledger.format.peer import ENTRY_HEADER, checksum_after
+from ...proto import checksum, versions
+from ...proto.checksum import JOINED_BYTES_MIN
 from .framing import Buffer, crc32c
 
 MAGIC = versions.JOURNAL.magic
@@ -113,8 +113,7 @@ class BlockHeader(NamedTuple):
 
 _TYPES = {int(kind): kind for kind in RecordType}
 _ADD = int(RecordType.ADD)
-_value = google_crc32c.value
-_extend = google_crc32c.extend
+_sum = checksum.crc32c
 
 
 def padded(size: int) -> int:
@@ -135,7 +134,7 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 def encode_adds(
     ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]
 ) -> tuple[list[bytes], list[Buffer], int]:
-    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes).
+    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes), all verified.
 
     The first buffer of each entry, its own header, is copied after the record's: half as many buffers to write.
     """
@@ -145,9 +144,12 @@ def encode_adds(
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
         body = _BODY.pack(_ADD, ledger, entry, size) + stored[0]
-        crc = _value(body)
-        for part in stored[1:]:
-            crc = _extend(crc, part if type(part) is bytes else bytes(part))
+        if size < JOINED_BYTES_MIN or len(stored[0]) != ENTRY_HEADER.size:
+            crc = _sum(body, 0)
+            for part in stored[1:]:
+                crc = _sum(part, crc)
+        else:
+            crc = checksum_after(body[: _BODY.size], body[_BODY.size :], size - ENTRY_HEADER.size)
         header = _CRC.pack(crc) + body
         headers.append(header)
         buffers.append(header)
@@ -160,7 +162,7 @@ def encode_block_header(
     salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
     """The header of a block at `offset`, of the records with these headers, `length` bytes together."""
-    records_crc = google_crc32c.value(b"".join([header[:4] for header in record_headers]))
+    records_crc = crc32c(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
     return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
 
@@ -209,8 +211,8 @@ def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> Records
     if offset != limit:
         return None
     crcs = b"".join([head[:4] for head in heads])
-    found = map(_extend, map(_value, [head[4:] for head in heads]), payloads)
-    if _value(crcs) != header.records_crc or struct.pack(f">{len(heads)}I", *found) != crcs:
+    found = map(_sum, payloads, map(crc32c, [head[4:] for head in heads]))
+    if crc32c(crcs) != header.records_crc or struct.pack(f">{len(heads)}I", *found) != crcs:
         return None
     _, types, ledgers, entries, _ = zip(*_RECORD.iter_unpack(b"".join(heads)), strict=True) if heads else [()] * 5
     return Records(types, ledgers, entries, payloads) if _TYPES.keys() >= set(types) else None

@@ -69,7 +69,7 @@ class Appender:
             self._wait_room(writer)
         else:
             for queued in self.queue.send(entries_max):
-                future = queued.item.future = writer.append(*queued.item.frames)
+                future = queued.item.future = writer.append(queued.item.stored, tail=queued.item.tail)
                 future.add_done_callback(self._wake)
                 if not writer.has_room:
                     self._wait_room(writer)
@@ -124,12 +124,12 @@ class Appender:
     def confirm(self, queued: Queued[Publish]) -> None:
         publish, span = queued.item, self._shape.tail
         position = Position(span.ledger_id, queued.entry_id)
-        size = len(publish.frames[0]) + publish.size
+        size = len(publish.stored)
         span.last_entry, span.end_index = queued.entry_id, queued.index + 1
         span.size += size
         self._cache.put(
             StoredEntry(
-                position, publish.frames, count=publish.count, index=queued.index, size=size,
+                position, (publish.stored,), count=publish.count, index=queued.index, size=size,
                 timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
             )
         )  # fmt: skip

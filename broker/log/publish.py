@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from ...ledger.core.stored import Tail
+from ...proto.entry import CHECKED_FROM, broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.transactions import TxnId
+from ...runtime.files import Buffer
 from .core.sequence_range import SequenceRange
 
 
@@ -21,25 +24,34 @@ class Publisher(Protocol):
 class Publish:
     """One entry in flight to the log."""
 
-    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "frames", "future", "highest_sequence_id",
-                 "name", "numbers", "publisher", "sequence_id", "size", "timestamp_ms", "txn")  # fmt: skip
+    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "future", "highest_sequence_id", "name",
+                 "numbers", "publisher", "sequence_id", "size", "stored", "tail", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
-        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
+        self, publisher: Publisher, client_part: Buffer, *, count: int, sequence_id: int, highest_sequence_id: int,
         numbers: SequenceRange | None = None, deliver_at_ms: int = 0, txn: TxnId | None = None,
-        name: str = "",
+        name: str = "", checksum: int | None = None,
     ) -> None:  # fmt: skip
         self.txn = txn  # that it is in; None: it counts when it is stored
         self.name = name  # of its producer, as the entry says
         self.publisher = publisher
-        self.client_part = client_part
+        self.client_part = client_part  # empty once it is `stored`: its buffer may change then
         self.count = count
         self.sequence_id = sequence_id
         self.highest_sequence_id = highest_sequence_id
         self.numbers = numbers or SequenceRange(sequence_id, highest_sequence_id)
         self.size = len(client_part)
+        # what the checksum of a client-part covers, once it was compared
+        self.tail = None if checksum is None else Tail(checksum, self.size - CHECKED_FROM)
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
-        self.frames: tuple[bytes, bytes] = (b"", client_part)
+        self.stored = b""  # the entry in one piece
         self.future: asyncio.Future[int] | None = None
+
+    def stamp(self, index: int, timestamp_ms: int) -> None:
+        """It gets its place: the index of its last message, and the broker's time. This is the only copy of the bytes
+        between the socket and the disk's buffer."""
+        self.timestamp_ms = timestamp_ms
+        self.stored = b"".join((broker_part(index, timestamp_ms), self.client_part))
+        self.client_part = b""

@@ -38,7 +38,6 @@ from collections.abc import Awaitable, Callable
 from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
-from ...proto.entry import broker_part
 from ...proto.errors import (
     DataLost,
     InternalError,
@@ -158,10 +157,9 @@ class TopicLog:
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
         appender = self._appender
-        publish.timestamp_ms = appender.timestamp_ms = self._now_ms()
+        appender.timestamp_ms = self._now_ms()
         publish.arrived_s = self.world.clock.monotonic()
-        queued = appender.queue.add(publish, publish.count)
-        publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
+        publish.stamp(appender.queue.add(publish, publish.count).index, appender.timestamp_ms)
         if state is TopicLogState.SERVING:
             appender.send()
 

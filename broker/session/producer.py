@@ -34,6 +34,7 @@ from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
 from ...proto.schema import SchemaInfo
 from ...runtime.access import MemoryBudget
+from ...runtime.files import Buffer
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
@@ -178,8 +179,8 @@ class ProducerSession:
         return self.producer.epoch
 
     # ------------------------------------------------------------------ publishing
-    def publish(self, entry: bytes) -> None:
-        """One entry's client-part (proto/entry.py)."""
+    def publish(self, entry: Buffer) -> None:
+        """One entry's client-part (proto/entry.py), which is copied before this returns."""
         if self.producer.over is not None:
             return
         if self._freed <= 0:
@@ -197,13 +198,13 @@ class ProducerSession:
                 return
             if self._waiting is None:
                 self._waiting = deque()
-            self._waiting.append(entry)
+            self._waiting.append(bytes(entry))
             if not self._awaiting:
                 self.topic.gate.when_open(self._step)
         else:
             self._publish(entry)
 
-    def _publish(self, entry: bytes) -> None:
+    def _publish(self, entry: Buffer) -> None:
         """Publishes it; or it waits for a transaction, at the front, and later ones after it."""
         topic, producer = self.topic, self.producer
         why, before = topic.life.refusal(), topic.log.queued_index
@@ -212,7 +213,7 @@ class ProducerSession:
             self._awaiting = True
             if self._waiting is None:
                 self._waiting = deque()
-            self._waiting.appendleft(entry)
+            self._waiting.appendleft(bytes(entry))
             topic.transactions.when(published, self._go_on)
             return
         topic.gate.took(topic.log.queued_index - before, len(entry))

@@ -26,7 +26,6 @@ import msgspec
 from msgspec import structs
 
 from ...metadata.records import TopicRecord
-from ...proto.entry import broker_part
 from ...proto.errors import (
     InvalidRequest,
     MagnetarError,
@@ -175,13 +174,13 @@ class NonPersistentLog:
         if self.state is not TopicLogState.SERVING:
             raise self._refused()
         span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
-        publish.timestamp_ms = self._timestamp_ms = now_ms
+        self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
-        publish.frames = (broker_part(index, now_ms), publish.client_part)
+        publish.stamp(index, now_ms)
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
-        position, size = Position(span.ledger_id, span.last_entry), len(publish.frames[0]) + publish.size
+        position, stored = Position(span.ledger_id, span.last_entry), publish.stored
         self.reader.add(
-            StoredEntry(position, publish.frames, count=publish.count, index=index, size=size, timestamp_ms=now_ms)
+            StoredEntry(position, (stored,), count=publish.count, index=index, size=len(stored), timestamp_ms=now_ms)
         )
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._confirm_taken)

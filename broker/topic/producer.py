@@ -20,6 +20,7 @@ from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ...runtime.access import LOCAL, Principal
+from ...runtime.files import Buffer
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.log import Log
@@ -129,9 +130,9 @@ class Producer:
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: bytes) -> bool | Awaited:
+    def publish(self, client_part: Buffer) -> bool | Awaited:
         """Publishes an entry. True: it is passed to the log. False: it is answered, or the producer is closed. Awaited:
-        nothing was done; publish it again when that is there, before any later entry.
+        nothing was done; publish it again when that is there, before any later entry. It keeps no reference to it.
         """
         topic = self._topic
         state = topic.log.state
@@ -168,6 +169,7 @@ class Producer:
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
             highest_sequence_id=header.highest_sequence_id, numbers=numbers,
             deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
+            checksum=header.checksum,
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:
@@ -179,7 +181,7 @@ class Producer:
         self._logged += 1
         return True
 
-    def _judged(self, client_part: bytes, header: EntryHeader, verdict: DedupVerdict) -> bool:
+    def _judged(self, client_part: Buffer, header: EntryHeader, verdict: DedupVerdict) -> bool:
         if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
             return self._answer_in_place(header.sequence_id, None)
@@ -193,13 +195,13 @@ class Producer:
         )  # fmt: skip
         return False
 
-    def _refuse(self, client_part: bytes, why: PublishRefusal, cause: MagnetarError | None = None) -> bool:
+    def _refuse(self, client_part: Buffer, why: PublishRefusal, cause: MagnetarError | None = None) -> bool:
         error = self.over or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
         return self.refuse(client_part, error)
 
-    def refuse(self, client_part: bytes, error: MagnetarError) -> bool:
+    def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
         """Refuses the entry; the answer keeps its place among the others. False."""
         sequence_id = _sequence_of(client_part)
         if sequence_id is None:
@@ -290,7 +292,7 @@ class Producer:
         self._wake()
 
 
-def _sequence_of(client_part: bytes) -> int | None:
+def _sequence_of(client_part: Buffer) -> int | None:
     try:
         return parse_header(client_part, verify=False).sequence_id
     except CorruptEntry:

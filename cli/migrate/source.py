@@ -371,7 +371,7 @@ class PartitionReader:
         match kind:
             case "message":
                 id_ = command.message_id
-                entry = Entry(Position(id_.ledgerId, id_.entryId), entry_of(split_broker_part(rest)[2]))
+                entry = Entry(Position(id_.ledgerId, id_.entryId), bytes(entry_of(split_broker_part(rest)[2])))
                 if self._after is None or entry.position > self._after:
                     return entry
                 self.took(declared_messages(entry.data))  # Magnetar begins with the entry that is named

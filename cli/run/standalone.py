@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,9 +128,11 @@ async def _serve(world: World, given: Given) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.config import load
     from ...runtime.lifecycle import Parts
+    from ...runtime.peer.inside import InsideNetwork
     from ..metrics.samples import Measured, pulsars_names, second_names
 
     folder, config, security = given.folder, given.config, given.security
+    world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = _count(folder, given.bookies)
     copies = min(3, count)
     overrides = {

@@ -14,15 +14,12 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import google_crc32c
-
+from ...proto.checksum import JOINED_BYTES_MIN, crc32c, joined
 from ...runtime.files import Buffer
 from ..format.peer import ENTRY_HEADER
 
 _FACTS = struct.Struct(">qqqq")
 _CRC = struct.Struct(">I")
-_value = google_crc32c.value
-_extend = google_crc32c.extend
 
 
 class StoredCopy(NamedTuple):
@@ -34,12 +31,24 @@ class StoredCopy(NamedTuple):
     payload: bytes
 
 
-def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer]) -> bytes:
-    """The 36-byte header of the payload `frames`, which are not copied if they are `bytes`."""
+class Tail(NamedTuple):
+    """The last `size` bytes of a payload in one piece, whose CRC32C is known: they were verified."""
+
+    checksum: int
+    size: int
+
+
+def seal(
+    ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: Tail | None = None
+) -> bytes:
+    """The 36-byte header of the payload `frames`, which are not copied. A long `tail` is not read."""
     facts = _FACTS.pack(ledger, entry, lac, length)
-    crc = _value(facts)
+    if tail is not None and tail.size >= JOINED_BYTES_MIN:
+        [payload] = frames
+        return facts + _CRC.pack(joined(crc32c(facts + payload[: -tail.size]), *tail))
+    crc = crc32c(facts)
     for frame in frames:
-        crc = _extend(crc, frame if type(frame) is bytes else bytes(frame))
+        crc = crc32c(frame, crc)
     return facts + _CRC.pack(crc)
 
 
@@ -51,6 +60,6 @@ def unseal(stored: Buffer, ledger: int, entry: int) -> StoredCopy | None:
     if found_ledger != ledger or found_entry != entry:
         return None
     payload = bytes(stored[ENTRY_HEADER.size :])
-    if _extend(_value(_FACTS.pack(ledger, entry, lac, length)), payload) != crc:
+    if crc32c(payload, crc32c(_FACTS.pack(ledger, entry, lac, length))) != crc:
         return None
     return StoredCopy(entry, lac, length, payload)

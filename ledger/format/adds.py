@@ -28,10 +28,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import google_crc32c
-
+from ...proto.checksum import crc32c
 from ...runtime.files import Buffer
-from .peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status
+from .peer import CHECKED_BYTES, ENTRY_HEADER, AnswerHead, Op, RequestHead, Status
 
 ADDS_MAX = 4096
 """Entries of one request: a table of 160 KiB."""
@@ -44,11 +43,7 @@ JOINED_BYTES_MAX = 32 << 10
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
-_CHECKED = ENTRY_HEADER.size - 4
 assert _ROW.size == _SIZE.size + ENTRY_HEADER.size
-
-_value = google_crc32c.value
-_extend = google_crc32c.extend
 
 Stored = tuple[bytes, ...]
 """A stored entry as its 36-byte header and the payload in one piece; an empty payload is left out."""
@@ -123,7 +118,7 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
             or not -1 <= lac < entry
             or ledger < 0
             or size + 36 > entry_bytes_max
-            or _extend(_value(header[:_CHECKED]), payload) != crc
+            or crc32c(payload, crc32c(header[:CHECKED_BYTES])) != crc
         ):
             statuses[index] = Status.BAD_REQUEST
             continue
@@ -151,7 +146,7 @@ def open_add(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) 
     ledger, entry, lac, _, crc = ENTRY_HEADER.unpack(header)
     if ledger != head.ledger or entry != head.entry or not -1 <= lac < entry:
         return None
-    if _extend(_value(header[:_CHECKED]), payload) != crc:
+    if crc32c(payload, crc32c(header[:CHECKED_BYTES])) != crc:
         return None
     return Opened(bytearray(1), [(entry, (header, payload) if payload else (header,), size)], size, lac)
 

@@ -23,6 +23,8 @@ All integers are big-endian. The payload of ADD, and of READ answers, travels in
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
 
+A verified entry says the checksum of its payload, so `checksum_after` knows that of any record around it.
+
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
 Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: 20 bytes,
@@ -37,12 +39,15 @@ import enum
 import struct
 from typing import NamedTuple
 
+from ...proto.checksum import crc32c, joined
 from ...proto.versions import PEER, sentence
 
 VERSION = PEER.version
 ENTRY_HEADER = struct.Struct(">qqqqI")
 ENTRY_LAC = struct.Struct(">16xq")
 """The LAC alone, of an entry's header."""
+CHECKED_BYTES = ENTRY_HEADER.size - 4
+"""Of the header, that its checksum covers."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
 KEY_BYTES = 20
@@ -171,3 +176,9 @@ def decode_answer(head: bytes) -> AnswerHead:
         raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
     known = STATUS_OF.get(status)
     return AnswerHead(_OP_OF.get(op) or Op(op), Status(status) if known is None else known, *rest)
+
+
+def checksum_after(before: bytes, header: bytes, payload_bytes: int) -> int:
+    """The CRC32C of `before` and a stored entry with this header, which was verified. Its payload is not read."""
+    known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
+    return joined(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)

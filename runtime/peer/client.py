@@ -7,8 +7,7 @@ sockets as in `runtime/peer/sockets.py`.
 leave as one multipart, closed at COALESCE_BYTES. The server passes all requests that have arrived to the service at
 once, and answers in the same way, per connection. Neither waits for more.
 
-**Deadlines.** One alarm per peer: it rings at the earliest deadline, fails the requests that are due, and is set to the
-earliest deadline that is left. With equal time-outs the table is read once per time-out.
+**Deadlines**: `runtime/peer/in_flight.py`.
 
 **Broken connections.** The socket's monitor reports every disconnect and refused connection. All requests in flight or
 in the queue then fail at once with ConnectionLost; replies that have arrived are delivered first. A socket whose
@@ -43,19 +42,18 @@ from ...proto.errors import (
     BackPressure,
     ConnectionLost,
     MagnetarError,
-    TimedOut,
     Unauthorized,
     WrongIdentity,
     WrongProtocol,
 )
 from ..access import CLEAR, KeyPair, PeerCalling
-from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
 from ..network import Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
 from .greeting import mechanism_of
+from .in_flight import InFlight
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -87,13 +85,10 @@ class ZmqPeer:
         self._dropped = 0
         self._closed = False
         self._asking = Tasks()
-        self._next_id = 1
         self._outbox = Outbox()
         self._flushing = False
-        self._waiting: dict[int, tuple[Future[Reply], float]] = {}
-        self._now = clock.monotonic
-        self._alarm = Alarm(clock, self._expire)
-        self.requests = self.multiparts_sent = self.multiparts_received = self.late_replies = 0
+        self._in_flight = InFlight(clock, endpoint)
+        self.requests = self.multiparts_sent = self.multiparts_received = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -102,11 +97,11 @@ class ZmqPeer:
     def statistics(self) -> dict[str, int]:
         return {
             "requests": self.requests,
-            "in_flight": len(self._waiting),
+            "in_flight": len(self._in_flight),
             "queued_bytes": self._outbox.bytes,
             "multiparts_sent": self.multiparts_sent,
             "multiparts_received": self.multiparts_received,
-            "late_replies": self.late_replies,
+            "late_replies": self._in_flight.late,
             "dropped": self._dropped + (self._link.wire.dropped if self._link else 0),
         }
 
@@ -119,14 +114,8 @@ class ZmqPeer:
         if self._outbox.full(size):
             future.set_exception(BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}"))
             return future
-        id_ = self._next_id
-        self._next_id = id_ + 1
         self.requests += 1
-        deadline = self._now() + timeout_s
-        self._waiting[id_] = (future, deadline)
-        self._outbox.add(size, (id_, head, frames))
-        if deadline < self._alarm.at:
-            self._alarm.set_by(deadline)
+        self._outbox.add(size, (self._in_flight.add(future, timeout_s), head, frames))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_turn)
@@ -138,7 +127,7 @@ class ZmqPeer:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._alarm.cancel()
+        self._in_flight.close()
         await self._asking.close()
 
     # ---------------------------------------------------------------------------------- sending
@@ -173,24 +162,18 @@ class ZmqPeer:
         self.multiparts_received += 1
         match envelope.kind:
             case EnvelopeKind.REPLIES:
-                self._resolve(envelope)
+                answer = self._in_flight.answer
+                for item in envelope.items:
+                    answer(item.id, item.head, item.frames)  # type: ignore[arg-type]
             case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
-                    self._fail(item.id, self._wrong_identity(envelope.identity))
+                    self._in_flight.fail(item.id, self._wrong_identity(envelope.identity))
             case EnvelopeKind.UNAUTHORIZED:
                 for item in envelope.items:
-                    self._fail(item.id, Unauthorized(f"this process is no member any more for {self._endpoint}"))
+                    error = Unauthorized(f"this process is no member any more for {self._endpoint}")
+                    self._in_flight.fail(item.id, error)
             case EnvelopeKind.WRONG_PROTOCOL | EnvelopeKind.REQUESTS:
                 self._fail_all(WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
-
-    def _resolve(self, envelope: Envelope) -> None:
-        waiting = self._waiting
-        for item in envelope.items:
-            entry = waiting.pop(item.id, None)
-            if entry is None:
-                self.late_replies += 1
-            elif not entry[0].done():
-                entry[0].set_result(Reply(item.head, item.frames))  # type: ignore[arg-type]
 
     def _wrong_identity(self, found: bytes) -> WrongIdentity:
         return WrongIdentity(
@@ -248,25 +231,9 @@ class ZmqPeer:
             self._dropped += self._link.wire.dropped
             self._link = None
 
-    def _fail(self, id_: int, error: MagnetarError) -> None:
-        entry = self._waiting.pop(id_, None)
-        if entry is not None and not entry[0].done():
-            entry[0].set_exception(error)
-
     def _fail_all(self, error: MagnetarError) -> None:
-        waiting, self._waiting = self._waiting, {}
         self._outbox.clear()
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(type(error)(error.message, **error.fields))
-
-    def _expire(self) -> None:
-        now = self._now()
-        due = [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]
-        for id_ in due:
-            self._fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
-        if self._waiting:
-            self._alarm.set_by(min(deadline for _, deadline in self._waiting.values()))
+        self._in_flight.fail_all(error)
 
 
 class _Link:

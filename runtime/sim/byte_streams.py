@@ -12,7 +12,7 @@ from typing import Any
 
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..access import Caller, Guard
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Room
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room
 from ..tasks import Tasks
 from .wires import End, Owner, Wires
 
@@ -52,19 +52,21 @@ class SimByteStream:
     def queued_bytes(self) -> int:
         return len(self._out)
 
-    async def read_into(self, room: Room) -> int:
-        while not self._in:
-            if self._lost:
-                return 0
-            if self._closed:
-                raise ConnectionLost(f"{self.peer}: the connection was closed")
-            await self._change()
-        into = room()
-        size = min(len(into), len(self._in))
-        into[:size] = self._in[:size]
-        del self._in[:size]
-        self._end.send(("credit", size), f"credit {size}")
-        return size
+    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
+        while True:
+            while not self._in:
+                if self._lost:
+                    return 0
+                if self._closed:
+                    raise ConnectionLost(f"{self.peer}: the connection was closed")
+                await self._change()
+            into = room()
+            size = min(len(into), len(self._in))
+            into[:size] = self._in[:size]
+            del self._in[:size]
+            self._end.send(("credit", size), f"credit {size}")
+            if enough is None or enough(size):
+                return size
 
     def write_nowait(self, data: bytes) -> None:
         if not (self._closed or self._lost):

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
-from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Room, network_of
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
 from .tls import HANDSHAKE_S, SHUTDOWN_S, caller_context, listener_context
 
@@ -39,6 +39,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self._accepted = accepted
         self._transport: asyncio.Transport
         self._room: Room | None = None  # of the reader that waits …
+        self._enough: Enough | None = None
         self._reader: asyncio.Future[int] | None = None
         self._given = memoryview(b"")  # … and where the bytes of now go
         self._early = memoryview(b"")
@@ -66,6 +67,8 @@ class TcpStream(asyncio.BufferedProtocol):
         early = self._room is None
         if early:
             self._early = given[:nbytes]
+        elif self._enough is not None and not self._enough(nbytes):
+            return
         else:
             self._room = None
             if self._reader is not None and not self._reader.done():
@@ -112,22 +115,23 @@ class TcpStream(asyncio.BufferedProtocol):
         found = tls.getpeercert(binary_form=True)
         return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
-    async def read_into(self, room: Room) -> int:
-        if self._early:
+    async def read_into(self, room: Room, enough: Enough | None = None) -> int:
+        while self._early:
             into = room()
             size = min(len(into), len(self._early))
             into[:size], self._early = self._early[:size], self._early[size:]
-            return size
+            if enough is None or enough(size):
+                return size
         if self._ended:
             return 0
-        self._room, self._reader = room, asyncio.get_running_loop().create_future()
+        self._room, self._enough, self._reader = room, enough, asyncio.get_running_loop().create_future()
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
         try:
             return await self._reader
         finally:
-            self._room = self._reader = None
+            self._room = self._enough = self._reader = None
 
     def write_nowait(self, data: bytes) -> None:
         if not self._transport.is_closing():

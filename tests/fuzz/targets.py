@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import msgspec
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
@@ -68,7 +67,7 @@ def _entries() -> list[bytes]:
 def _entry(data: bytes) -> None:
     start = data.find(entry.MAGIC_CLIENT)
     if start >= 0 and len(data) >= start + 6:
-        checksum = struct.pack(">I", google_crc32c.value(data[start + 6 :]))
+        checksum = struct.pack(">I", crc32c(data[start + 6 :]))
         data = data[: start + 2] + checksum + data[start + 6 :]
     entry.declared_messages(data)
     for parse in (entry.parse_stored, entry.split_broker_part):

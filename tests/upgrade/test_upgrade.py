@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from magnetar.bookie.format import note
@@ -27,6 +26,7 @@ from magnetar.ledger.format import peer
 from magnetar.metadata import records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import versions
+from magnetar.proto.checksum import crc32c
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import Position
 from magnetar.runtime.peer import envelope
@@ -71,7 +71,7 @@ def _with_crc(data: bytes, version_at: int, size: int, crc_at: int, covered: byt
     """The bytes with a version one higher (the last of its bytes is at `version_at`) and the checksum of that."""
     newer = bytearray(data)
     newer[version_at] += 1
-    newer[crc_at : crc_at + 4] = struct.pack(">I", google_crc32c.value(bytes(newer[:size]) + covered))
+    newer[crc_at : crc_at + 4] = struct.pack(">I", crc32c(bytes(newer[:size]) + covered))
     return bytes(newer)
 
 
@@ -110,7 +110,7 @@ def _coordinator() -> object:
 
 def _delays() -> object:
     head = struct.pack(">2sBBII", b"MD", versions.DELAYS.version + 1, delays.DIRECTORY, 0, 0)
-    return delays.decode_directory(head + struct.pack(">I", google_crc32c.value(head)), 0)
+    return delays.decode_directory(head + struct.pack(">I", crc32c(head)), 0)
 
 
 def _compacted() -> object:

@@ -15,13 +15,13 @@ COPIED_APART_BYTES = 4096
 
 
 class Arenas:
-    """`count` of `size` bytes; a block that is longer gets memory of its own."""
+    """`count` of `size` bytes. A longer block makes the one in turn as long, and it stays so: to map memory for each
+    such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries of 1 MiB."""
 
     def __init__(self, files: Files, size: int, count: int) -> None:
         self._files = files
-        self._count = count
         self._size = size
-        self._arenas: list[memoryview] = []
+        self._arenas = [memoryview(b"")] * count
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
@@ -37,10 +37,7 @@ class Arenas:
         return view
 
     def _next(self, size: int) -> memoryview:
-        if size > self._size:
-            return self._files.arena(size)
-        if len(self._arenas) < self._count:
-            self._arenas.append(self._files.arena(self._size))
-            return self._arenas[-1]
-        self._turn = (self._turn + 1) % self._count
+        self._turn = (self._turn + 1) % len(self._arenas)
+        if len(self._arenas[self._turn]) < size:
+            self._arenas[self._turn] = self._files.arena(max(size, self._size))
         return self._arenas[self._turn]

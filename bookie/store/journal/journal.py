@@ -138,7 +138,7 @@ class Journal:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._segment: Segment | None = None
-        self._arenas = Arenas(world.files, padded(block_bytes_max + BLOCK_HEADER_BYTES), DEPTH)
+        self._arenas = Arenas(world.files, 2 * padded(block_bytes_max), DEPTH)  # a last entry may exceed the bound
         self._closing = False
         self.histograms = {
             "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker

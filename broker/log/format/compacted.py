@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import struct
 
-import google_crc32c
 import msgspec
 from pyroaring import BitMap
 
+from ....proto.checksum import crc32c
 from ....proto.entry import Buffer
 from ....proto.names import Position
 from ....proto.versions import COMPACTED, check_format
@@ -58,7 +58,7 @@ class Row(msgspec.Struct):
 
 
 def _record(kind: int, body: bytes) -> bytes:
-    return _HEAD.pack(MAGIC, COMPACTED.version, kind, google_crc32c.value(body)) + body
+    return _HEAD.pack(MAGIC, COMPACTED.version, kind, crc32c(body)) + body
 
 
 def _body(data: Buffer, kind: int) -> bytes:
@@ -68,7 +68,7 @@ def _body(data: Buffer, kind: int) -> bytes:
     if magic != MAGIC or found != kind or version < 1:
         raise DamagedCompaction(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
     body = bytes(data[_HEAD.size :])
-    if google_crc32c.value(body) != crc:
+    if crc32c(body) != crc:
         raise DamagedCompaction("the checksum does not match")
     check_format(COMPACTED, version, "a compacted ledger")
     return body

@@ -38,7 +38,7 @@ from . import lookup, topic_lists
 from .consumer import ConsumerHandler
 from .credentials import caller_of
 from .errors import number_of
-from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, entry_of, frame, parse
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, entry_of, frame, parse
 from .names import ProducerNames
 from .ports import Handler
 from .producer import ProducerHandler, payload_bytes_max
@@ -61,7 +61,9 @@ T = TypeVar("T")
 
 
 class Connection:
-    def __init__(self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers) -> None:
+    def __init__(
+        self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: Spare
+    ) -> None:
         self.broker = broker
         self.names = names
         self.caller = CallContext(stream.peer)
@@ -72,7 +74,7 @@ class Connection:
         self._flags = pulsar.FeatureFlags()
         self._stream = stream
         self._clock = broker.world.clock
-        self._frames = Frames(FIRST_FRAME_BYTES)
+        self._frames = Frames(FIRST_FRAME_BYTES, spare)
         self._producers: dict[int, ProducerHandler] = {}
         self._consumers: dict[int, ConsumerHandler] = {}
         self._lists = topic_lists.TopicLists(self)
@@ -90,7 +92,8 @@ class Connection:
         self._pinged = self._challenged = False
         self._renew_s = RENEW_S  # so long before the credentials expire they are asked for anew
         self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
-        self._wait: asyncio.Timeout | None = None  # … and this wait ends
+        self._waits: asyncio.Task[Any] | None = None  # … and what it waits for ends
+        self._alarm: asyncio.TimerHandle | None = None  # None: the clock has to be looked at
         self._takes: dict[int, Callable[[Command, memoryview], Iterator[None] | None]] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
             Command.PING: self._ping, Command.PONG: lambda command, rest: None,
@@ -107,20 +110,28 @@ class Connection:
     async def serve(self) -> None:
         async with asyncio.timeout(self.broker.config.first_frame_s):
             while self.version == 0:
-                if not (size := await self._read()):
+                if not await self._read():
                     raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
-                await self._take_all(size)
-        while size := await self._in_time(self._read):
-            self._last_heard, self._pinged = self._clock.monotonic(), False
-            await self._take_all(size)
-            await self._in_time(self._has_room)
+                await self._take_all()
+        try:
+            while await self._unless_ended(self._read):
+                await self._take_all()
+                if self._crowded:
+                    await self._unless_ended(self._has_room)
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     def _read(self) -> Awaitable[int]:
-        return self._stream.read_into(self._frames.room)
+        return self._stream.read_into(self._frames.room, self._came)
 
-    async def _take_all(self, size: int) -> None:
+    def _came(self, size: int) -> bool:
+        self._last_heard, self._pinged = self._clock.monotonic(), False
+        return self._frames.came(size)
+
+    async def _take_all(self) -> None:
         turns = Turns(self._clock)
-        for each in self._frames.took(size):
+        for each in self._frames.whole():
             if self._ended is not None:
                 raise self._ended
             command, rest = parse(each)
@@ -144,22 +155,38 @@ class Connection:
         self.start(lookup.answer(self, command))
         return None
 
-    async def _in_time(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """What `wait` gives; meanwhile the clock is looked at. It may be cancelled and called again."""
-        while True:
-            pause_s = self._look_at_the_clock()
-            try:
-                async with asyncio.timeout(pause_s) as self._wait:
-                    return await wait()
-            except TimeoutError:
-                continue
-            finally:
-                self._wait = None
+    async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """What `wait` gives. The end of the connection ends the wait, and is raised."""
+        if self._alarm is None:
+            self._look()
+        if self._ended is not None:
+            raise self._ended
+        self._waits = task = asyncio.current_task()
+        assert task is not None, "a connection is served by a task"
+        try:
+            return await wait()
+        except asyncio.CancelledError:
+            if self._ended is None:
+                raise
+            task.uncancel()
+            raise self._ended from None
+        finally:
+            self._waits = None
+
+    def _look(self) -> None:
+        """Looks at the clock, and again when it has to: one timer, not one for each read."""
+        try:
+            self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._look)
+        except MagnetarError as error:
+            self._end_with(error)
+
+    def _end_with(self, error: MagnetarError) -> None:
+        self._ended = error
+        if self._waits is not None:
+            self._waits.cancel()
 
     def _look_at_the_clock(self) -> float:
         """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
-        if self._ended is not None:
-            raise self._ended
         silent_s = self._clock.monotonic() - self._last_heard
         if silent_s >= 2 * KEEP_ALIVE_S:
             raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
@@ -185,9 +212,15 @@ class Connection:
         elif now - self._left_at > self.broker.config.unread_s:
             raise ConnectionLost(f"{self.caller.peer} took nothing for {now - self._left_at:.0f} s")
 
+    @property
+    def _crowded(self) -> bool:
+        """The connection is not read on before `_has_room`."""
+        self._count()
+        requests = self._memory.requests
+        return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
+
     async def _has_room(self) -> None:
         """Returns when the connection may be read on. ConnectionLost."""
-        self._count()
         while self._held_bytes > HELD_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -240,6 +273,9 @@ class Connection:
         self._admitted.close()
         self._admitted.enter_context(self._callers.holding(principal, self.break_off))
         self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
         handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
         for handler in handlers:
@@ -322,9 +358,7 @@ class Connection:
     def break_off(self, error: MagnetarError) -> None:
         """Ends the connection: nothing is taken from it or delivered to it any more."""
         _LOG.debug("%s: %s", self.caller.peer, error)
-        self._ended = error
-        if self._wait is not None and not self._wait.expired():
-            self._wait.reschedule(0)
+        self._end_with(error)
         self.start(self._stream.close())
 
     def leave_later(self, work: Coroutine[Any, Any, None]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from ....proto import pulsar_pb2 as pulsar
-from ....proto.entry import split_broker_part
+from ....proto.entry import client_part_of
 from ....proto.errors import InvalidRequest, MagnetarError, Unavailable
 from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
@@ -204,8 +204,7 @@ class ConsumerHandler:
         for delivery in deliveries:
             entry = delivery.entry
             assert isinstance(entry, StoredEntry)
-            body = entry.frames if len(entry.frames) == 2 else (split_broker_part(entry.frames[0])[2],)
-            part = body[-1]
+            part = client_part_of(entry.frames[-1])
             head = message_frame(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
 

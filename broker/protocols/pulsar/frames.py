@@ -14,10 +14,11 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import google_crc32c
 from google.protobuf.message import DecodeError, Message
 
 from ....proto import pulsar_pb2 as pulsar
+from ....proto.checksum import crc32c
+from ....proto.entry import Buffer
 from ....proto.errors import CorruptEntry, InvalidRequest
 from ....proto.varint import varint
 
@@ -31,6 +32,8 @@ CHUNK_BYTES = 64 << 10
 """Of one read, but for the rest of a larger frame."""
 SMALL_BYTES = 16 << 10
 """Of the rest of a buffer, that is not worth a read."""
+SPARE_BYTES_MAX = 2 << 20
+_NOTHING = memoryview(b"")
 
 NO_REQUEST = (1 << 64) - 1
 """The request id of what a client did not ask for."""
@@ -46,57 +49,96 @@ FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCo
 """Of a BaseCommand, by its type."""
 
 
+class Spare:
+    """A buffer that all connections use in turn, one at a time: what is read often is then in the processor's cache,
+    and no memory is made and zeroed for it."""
+
+    def __init__(self) -> None:
+        self._buffer = _NOTHING
+
+    def take(self) -> memoryview:
+        """Empty: another connection has it."""
+        buffer, self._buffer = self._buffer, _NOTHING
+        return buffer
+
+    def give(self, buffer: memoryview) -> None:
+        """Nothing in it is read any more."""
+        if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
+            self._buffer = buffer
+
+
 class Frames:
     """Cuts a stream of bytes into frames. Costs linear work, and holds one frame at most, whose size is checked when
     its first four bytes are here.
 
-        size = await stream.read_into(frames.room)
-        for each in frames.took(size): …
+        size = await stream.read_into(frames.room, frames.came)
+        for each in frames.whole(): …
 
-    Small frames come many at a time into a buffer of CHUNK_BYTES; the rest of a larger one straight into its own."""
+    Small frames come many at a time into a buffer of CHUNK_BYTES; a larger one gets a buffer of its size, once one like
+    it came whole. A buffer without a frame goes to `spare`."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, spare: Spare | None = None) -> None:
         self.bytes_max = bytes_max
-        self._buffer = memoryview(b"")
+        self._spare = spare
+        self._buffer = _NOTHING
         self._begin = self._end = 0  # bytes of it that are here and not cut
         self._largest = CHUNK_BYTES  # of the frames that came whole
 
     @property
     def held(self) -> int:
-        """Bytes of memory for the frame that is not complete: at most twice what came of it, or the largest before."""
+        """Bytes of memory for the frame that is not complete: at most twice what came of it, or the largest before; or
+        the spare buffer."""
         return len(self._buffer)
 
     def room(self) -> memoryview:
-        here = self._end - self._begin
-        left = len(self._buffer) - self._end
-        if left == 0 or (left < SMALL_BYTES and here < SMALL_BYTES):
-            self._move(max(CHUNK_BYTES, 2 * here))
+        if not self._buffer and self._spare is not None:
+            self._buffer = self._spare.take()
+        here, left = self._end - self._begin, len(self._buffer) - self._end
+        if here >= 4 and self._begin + (wanted := self._next()) > len(self._buffer) and wanted <= self._largest:
+            self._make_room(wanted)
+        elif left == 0 or (left < SMALL_BYTES and here < SMALL_BYTES):
+            self._make_room(max(CHUNK_BYTES, 2 * here))
         return self._buffer[self._end :]
 
-    def took(self, size: int) -> Iterator[memoryview]:
-        """So many bytes are in the room: the frames that are complete, without their first size. They are valid until
-        the next one is asked for. InvalidRequest: one is too large, or too short."""
+    def came(self, size: int) -> bool:
+        """So many bytes are in the room. Whether `whole` has a frame, or an error."""
         self._end += size
+        here = self._end - self._begin
+        return here >= 4 and (here >= (wanted := self._next()) or not 8 <= wanted <= self.bytes_max + 4)
+
+    def took(self, size: int) -> Iterator[memoryview]:
+        """`came`, then `whole`."""
+        self.came(size)
+        return self.whole()
+
+    def whole(self) -> Iterator[memoryview]:
+        """The frames that are complete, without their first size. Each is valid until the next one is asked for, and
+        the last one until the end. InvalidRequest: one is too large, or too short."""
         while self._end - self._begin >= 4:
-            wanted = 4 + _U32.unpack_from(self._buffer, self._begin)[0]
+            wanted, begin = self._next(), self._begin
             if not 8 <= wanted <= self.bytes_max + 4:
                 raise InvalidRequest(f"a frame of {wanted - 4} bytes; it has 4 to {self.bytes_max}")
-            begin = self._begin
             if self._end - begin < wanted:
-                if begin + wanted > len(self._buffer) and wanted <= self._largest:
-                    self._move(wanted)
                 return
             self._begin += wanted
             self._largest = max(self._largest, wanted)
             yield self._buffer[begin + 4 : begin + wanted]
         if self._end == self._begin:
-            self._buffer, self._begin, self._end = memoryview(b""), 0, 0
+            if self._spare is not None:
+                self._spare.give(self._buffer)
+            self._buffer, self._begin, self._end = _NOTHING, 0, 0
 
-    def _move(self, size: int) -> None:
-        """What is here goes to the front of a new buffer of `size` bytes."""
-        buffer, here = memoryview(bytearray(size)), self._end - self._begin
-        buffer[:here] = self._buffer[self._begin : self._end]
-        self._buffer, self._begin, self._end = buffer, 0, here
+    def _next(self) -> int:
+        """Bytes of the frame that begins here, with its first size."""
+        return 4 + int(_U32.unpack_from(self._buffer, self._begin)[0])
+
+    def _make_room(self, size: int) -> None:
+        """What is here goes to the front of a buffer of at least `size` bytes."""
+        here, kept = self._end - self._begin, self._buffer[self._begin : self._end]
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size))
+        self._buffer[:here] = kept
+        self._begin, self._end = 0, here
 
 
 def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
@@ -127,14 +169,14 @@ def _check_text(message: Message, name: str) -> None:
             raise InvalidRequest(f"the field {field.name} of a command {name} is not UTF-8")
 
 
-def entry_of(rest: memoryview) -> bytes:
-    """The entry that a SEND carries, with a checksum. CorruptEntry: there is none."""
+def entry_of(rest: memoryview) -> Buffer:
+    """The entry that a SEND carries, with a checksum; a view of the frame if it can be. CorruptEntry: there is none."""
     if len(rest) < 6:
         raise CorruptEntry("a publish without an entry")
     if rest[:2] == _CHECKSUM:
-        return bytes(rest)
+        return rest
     body = bytes(rest)
-    return b"".join((_CHECKSUM, _U32.pack(google_crc32c.value(body)), body))
+    return b"".join((_CHECKSUM, _U32.pack(crc32c(body)), body))
 
 
 def frame(**commands: object) -> bytes:
@@ -142,6 +184,20 @@ def frame(**commands: object) -> bytes:
     [name] = commands
     body = pulsar.BaseCommand(type=pulsar.BaseCommand.Type.Value(name.upper()), **commands).SerializeToString()  # type: ignore[arg-type]
     return _U32.pack(len(body) + 4) + _U32.pack(len(body)) + body
+
+
+_RECEIPT = b"\x08\x07\x3a"  # type SEND_RECEIPT; tag of the field `send_receipt` (7)
+
+
+def receipt_frame(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+    """A SEND_RECEIPT; there is one for each entry. `highest` 0: left out."""
+    place = b"".join((b"\x08", varint(ledger_id), b"\x10", varint(entry_id)))
+    parts = [b"\x08", varint(producer_id), b"\x10", varint(sequence_id), b"\x1a", varint(len(place)), place]
+    if highest:
+        parts += (b"\x20", varint(highest))
+    receipt = b"".join(parts)
+    body = b"".join((_RECEIPT, varint(len(receipt)), receipt))
+    return b"".join((_U32.pack(len(body) + 4), _U32.pack(len(body)), body))
 
 
 _MESSAGE = b"\x08\x09\x4a"  # type MESSAGE; tag of the field `message` (9)

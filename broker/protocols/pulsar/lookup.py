@@ -11,10 +11,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import google_crc32c
-
 from ....proto import pulsar_pb2 as pulsar
 from ....proto import subscription_types
+from ....proto.checksum import crc32c
 from ....proto.errors import (
     BackPressure,
     IncompatibleSchema,
@@ -143,7 +142,7 @@ async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNam
 
 def hash_of(names: list[str]) -> str:
     """As Pulsar's clients compute it, of sorted names."""
-    return struct.pack("<I", google_crc32c.value(",".join(names).encode())).hex()
+    return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
 def _failed(request_id: int, error: MagnetarError) -> bytes:

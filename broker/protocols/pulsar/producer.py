@@ -12,7 +12,6 @@ from collections import deque
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry import parse_header
-from ....proto.entry_pb2 import MessageIdData
 from ....proto.errors import (
     CorruptEntry,
     InvalidRequest,
@@ -29,11 +28,12 @@ from ....proto.model import AccessMode
 from ....proto.names import Position
 from ....proto.schema import version_bytes
 from ....runtime.access import Principal
+from ....runtime.files import Buffer
 from ....runtime.network import network_of
 from ...common.config import BrokerConfig
 from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
-from .frames import NO_REQUEST, frame
+from .frames import NO_REQUEST, frame, receipt_frame
 from .ports import Connection
 from .transactions import has_txn
 from .translate import schema_of
@@ -133,7 +133,8 @@ class ProducerHandler:
         self._connection.send(frame(producer_success=answer))
 
     # ------------------------------------------------------------------ publishing
-    def publish(self, sent: pulsar.CommandSend, entry: bytes) -> None:
+    def publish(self, sent: pulsar.CommandSend, entry: Buffer) -> None:
+        """The entry is copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -144,7 +145,7 @@ class ProducerHandler:
         elif has_txn(sent) and not _names_txn(entry):
             why = InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
         elif self._waiting or session.credit <= 0:
-            self._waiting.append(entry)
+            self._waiting.append(bytes(entry))
             self._connection.held(len(entry))
             return
         else:
@@ -162,17 +163,14 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ outcomes
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        self._receipt(MessageIdData(ledgerId=position[0], entryId=position[1]))
+        self._receipt(*position)
 
     def duplicate(self, sequence_id: int) -> None:
-        self._receipt(MessageIdData(ledgerId=UNKNOWN, entryId=UNKNOWN))
+        self._receipt(UNKNOWN, UNKNOWN)
 
-    def _receipt(self, message_id: MessageIdData) -> None:
+    def _receipt(self, ledger_id: int, entry_id: int) -> None:
         first, highest = self._sent.popleft()
-        answer = pulsar.CommandSendReceipt(producer_id=self.id, sequence_id=first, message_id=message_id)
-        if highest:
-            answer.highest_sequence_id = highest
-        self._connection.send(frame(send_receipt=answer))
+        self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -234,7 +232,7 @@ class ProducerHandler:
             await asyncio.wait((opening,))
 
 
-def _names_txn(entry: bytes) -> bool:
+def _names_txn(entry: Buffer) -> bool:
     """Whether the metadata has a transaction. One that does not parse is refused by the session, in its place."""
     try:
         return has_txn(parse_header(entry, verify=False).metadata)

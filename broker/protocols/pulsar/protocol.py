@@ -9,17 +9,23 @@ proto/pulsar.proto, in the frames of frames.py. They are loaded by the first con
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....runtime.grpc.callers import Callers
 from ....runtime.network import ByteStream
 from ....runtime.unbroken import unbroken
 from ...node.topic_manager import TopicManager
 from .names import ProducerNames
 
+if TYPE_CHECKING:
+    from .frames import Spare
+
 
 class PulsarProtocol:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = ProducerNames()
+        self._spare: Spare | None = None
         self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
@@ -28,8 +34,11 @@ class PulsarProtocol:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
         from .connection import Connection
+        from .frames import Spare
 
-        connection = Connection(self._broker, stream, self._names, self._callers)
+        if self._spare is None:
+            self._spare = Spare()
+        connection = Connection(self._broker, stream, self._names, self._callers, self._spare)
         try:
             await connection.serve()
         finally:

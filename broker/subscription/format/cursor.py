@@ -40,9 +40,9 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import google_crc32c
 from pyroaring import BitMap
 
+from ....proto.checksum import crc32c
 from ....proto.names import Position
 from ....proto.transactions import TxnId
 from ....proto.versions import CURSOR, check_format
@@ -120,7 +120,7 @@ def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, 
     entries = []
     for number, piece in enumerate(pieces):
         head = _HEAD.pack(MAGIC, version, kind, sequence, ledger_id, block, number, len(pieces))
-        entries.append(b"".join((head, _CRC.pack(google_crc32c.value(head + piece)), piece)))
+        entries.append(b"".join((head, _CRC.pack(crc32c(head + piece)), piece)))
     return entries
 
 
@@ -183,7 +183,7 @@ def decode_piece(entry: bytes) -> Piece:
     if entry[:2] != MAGIC:
         raise DamagedState("not a cursor entry")
     body = entry[HEAD_BYTES:]
-    if google_crc32c.value(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
+    if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedState("checksum does not match")
     check_format(CURSOR, entry[2], "a cursor ledger")
     _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)

@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import struct
 
-import google_crc32c
-
+from ....proto.checksum import crc32c
 from ....proto.versions import DELAYS, check_format
 from ..core.delay_keys import KEY_BYTES, SEGMENT_ENTRIES, DelaySegment, Draft, unpack_places
 
@@ -46,16 +45,14 @@ class DamagedBucket(ValueError):
 
 def encode(draft: Draft) -> list[bytes]:
     """The entries of the bucket's ledger, in order."""
-    entries = [
-        _entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)
-    ]
+    entries = [_entry(SEGMENT, number, len(body) // KEY_BYTES, body) for number, body in enumerate(draft.bodies)]
     rows = b"".join(_ROW.pack(*each[:3], len(each.places)) + each.places for each in draft.segments)
     return [*entries, _entry(DIRECTORY, len(entries), len(entries), rows)]
 
 
 def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
     head = _HEAD.pack(MAGIC, DELAYS.version, kind, number, count)
-    return b"".join((head, _CRC.pack(google_crc32c.value(head + body)), body))
+    return b"".join((head, _CRC.pack(crc32c(head + body)), body))
 
 
 def decode_segment(entry: bytes, number: int) -> bytes:
@@ -97,7 +94,7 @@ def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
     body = entry[HEAD_BYTES:]
     if magic != MAGIC:
         raise DamagedBucket("not an entry of a bucket")
-    if google_crc32c.value(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
+    if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedBucket("checksum does not match")
     check_format(DELAYS, version, "a ledger of delayed messages")
     if found != kind or place != number:

@@ -19,9 +19,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import google_crc32c
 import msgspec
 
+from ....proto.checksum import crc32c
 from ....proto.names import Position
 from ....proto.versions import DEDUPLICATION, check_format
 from ..core.dedup import SequenceProgress, Snapshot
@@ -66,7 +66,7 @@ def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
 
 def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
     head = _HEAD.pack(MAGIC, DEDUPLICATION.version, 0, sequence, piece, pieces)
-    return head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), body)) + body
+    return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
 def decode_piece(entry: bytes) -> Piece:
@@ -76,9 +76,7 @@ def decode_piece(entry: bytes) -> Piece:
     if magic != MAGIC:
         raise DamagedSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
     body = entry[_HEAD.size + _CRC.size :]
-    if _CRC.unpack_from(entry, _HEAD.size)[0] != google_crc32c.extend(
-        google_crc32c.value(entry[: _HEAD.size]), body
-    ):
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedSnapshot("the checksum does not match")
     check_format(DEDUPLICATION, version, "a snapshot ledger")
     return Piece(sequence, piece, pieces, body)

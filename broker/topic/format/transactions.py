@@ -27,10 +27,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import google_crc32c
 import msgspec
 from pyroaring import BitMap, BitMap64
 
+from ....proto.checksum import crc32c
 from ....proto.names import Position
 from ....proto.transactions import TxnId
 from ....proto.versions import OUTCOMES, check_format
@@ -135,7 +135,7 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
     entries = []
     for number, each in enumerate(bodies):
         head = _HEAD.pack(MAGIC, OUTCOMES.version, kind, sequence, number, len(bodies))
-        entries.append(head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), each)) + each)
+        entries.append(head + _CRC.pack(crc32c(each, crc32c(head))) + each)
     return entries
 
 
@@ -148,7 +148,7 @@ def decode_piece(entry: bytes) -> Piece:
     if magic != MAGIC:
         raise DamagedOutcomes(f"{entry[:2].hex()} does not begin outcomes")
     body = entry[HEAD_BYTES:]
-    if _CRC.unpack_from(entry, _HEAD.size)[0] != google_crc32c.extend(google_crc32c.value(entry[: _HEAD.size]), body):
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedOutcomes("the checksum does not match")
     check_format(OUTCOMES, version, "an outcomes ledger")
     if not piece < pieces or kind > PART:

@@ -25,9 +25,9 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import google_crc32c
 import msgspec
 
+from ....proto.checksum import crc32c
 from ....proto.versions import COORDINATOR, check_format
 from ..core.records import AnyRecord
 
@@ -80,7 +80,7 @@ def _bodies(records: Iterable[AnyRecord]) -> list[bytes]:
 
 def _entry(kind: int, number: int, body: bytes) -> bytes:
     head = _HEAD.pack(MAGIC, COORDINATOR.version, kind, number)
-    return head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), body)) + body
+    return head + _CRC.pack(crc32c(body, crc32c(head))) + body
 
 
 def decode(entry: bytes, number: int, where: str) -> Entry:
@@ -91,7 +91,7 @@ def decode(entry: bytes, number: int, where: str) -> Entry:
     body = entry[HEAD_BYTES:]
     if magic != MAGIC:
         raise DamagedCoordinator(f"{where}: entry {number} is none of a coordinator")
-    if _CRC.unpack_from(entry, _HEAD.size)[0] != google_crc32c.extend(google_crc32c.value(entry[: _HEAD.size]), body):
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != crc32c(body, crc32c(entry[: _HEAD.size])):
         raise DamagedCoordinator(f"{where}: the checksum of entry {number} does not match")
     check_format(COORDINATOR, version, where)
     if found != number or kind not in (SNAPSHOT, SNAPSHOT_END, RECORDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from magnetar.bookie.format.framing import (
 )
 from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
+from magnetar.proto.checksum import JOINED_BYTES_MIN
 from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import log_record, stored_entry
 
@@ -124,6 +126,20 @@ def test_entry_log_record_is_the_documented_one() -> None:
     record = log_record(b"a", b"bc")
     assert record == u32(3) + u32(crc32c(u32(3) + b"abc")) + b"abc"
     assert entry_log.decode_record(b"x" + record, 1, 1 + len(record)) == b"abc"
+
+
+@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES_MIN - 37, JOINED_BYTES_MIN, 200_001])
+def test_records_of_long_entries_have_the_checksums_of_their_bytes_which_are_not_read_for_it(size: int) -> None:
+    whole = stored_entry(3, 4, random.Random(size).randbytes(size))
+    pieces = tuple(piece for piece in (whole[:36], whole[36:]) if piece)
+    for stored in ((whole,), pieces):
+        _, records = entry_log.encode_records([stored, (stored_entry(3, 5, b"short"),)])
+        record = b"".join(next(records))
+        assert entry_log.decode_record(record, 0, len(record)) == whole
+        assert entry_log.decode_record(b"".join(next(records)), 0, 8 + 41) == stored_entry(3, 5, b"short")
+        headers, buffers, length = journal.encode_adds(3, [(4, stored, len(whole))])
+        head = journal.encode_block_header(SALT, 5, 0, 8192, 4096, headers, length)
+        assert read_block(head + b"".join(buffers)) == [journal.JournalRecord(journal.RecordType.ADD, 3, 4, whole)]
 
 
 @pytest.mark.parametrize("change", [cuts, flips])

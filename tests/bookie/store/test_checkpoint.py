@@ -75,6 +75,29 @@ def test_real_syncs_follow_the_order() -> None:
     ]
 
 
+def test_entries_of_a_deleted_ledger_are_written_once_alone_to_the_journal() -> None:
+    written: list[bytes] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind == "pwrite" and operation.path.endswith(".log"):
+            written.append(operation.data)
+
+    async def main(simulation: Simulation) -> None:
+        big = 1 << 20  # no other checkpoint meanwhile
+        config = replace(SMALL, memtable_bytes=big, journal_bytes=big, log_bytes_max=16 * big)
+        store = await open_store(simulation, config)
+        for ledger in (1, 2):
+            await simulation.spawn(NODE, fill(store, ledger, range(30)))
+        assert await simulation.spawn(NODE, store.delete([1]))
+        simulation.node(NODE).disk.record = record
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.node(NODE).disk.record = None
+
+    simulate(main)
+    whole = b"".join(written)
+    assert [payload(ledger, 7, 300) in whole for ledger in (1, 2)] == [False, True]
+
+
 def test_journals_go_only_after_the_mark_is_durable() -> None:
     events: list[str] = []
 

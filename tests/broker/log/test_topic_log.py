@@ -440,8 +440,8 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     assert writer is not None
     append = writer.append
 
-    def unanswered(*frames: bytes) -> asyncio.Future[int]:
-        append(*frames)
+    def unanswered(*frames: bytes, **known: Any) -> asyncio.Future[int]:
+        append(*frames, **known)
         lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         lost.set_exception(OutcomeUnknown("no answer"))
         return lost

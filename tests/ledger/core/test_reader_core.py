@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,9 +22,10 @@ from magnetar.ledger.core.reader import (
     ReadFailure,
     Waited,
 )
-from magnetar.ledger.core.stored import seal, unseal
+from magnetar.ledger.core.stored import Tail, seal, unseal
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, Fragment, LedgerRecord
+from magnetar.proto.checksum import JOINED_BYTES_MIN, crc32c
 
 
 def record(shape: tuple[int, int, int] = (3, 3, 2), **changes: object) -> LedgerRecord:
@@ -198,3 +201,9 @@ def test_any_flipped_bit_of_a_stored_entry_is_seen(frames: list[bytes], data: st
     flipped = bytearray(whole)
     flipped[bit // 8] ^= 1 << bit % 8
     assert unseal(bytes(flipped), 7, 3) is None
+
+
+@pytest.mark.parametrize("size", [5, JOINED_BYTES_MIN, 100_003])
+def test_a_seal_is_the_same_when_the_checksum_of_a_tail_is_known(size: int) -> None:
+    payload = random.Random(size).randbytes(size + 20)
+    assert seal(7, 3, 2, 99, (payload,), Tail(crc32c(payload[20:]), size)) == seal(7, 3, 2, 99, (payload,))

@@ -399,6 +399,21 @@ def test_a_silent_client_is_pinged_and_then_cut_and_one_that_answers_is_not() ->
     simulate(scenario)
 
 
+def test_a_client_that_sends_a_large_frame_slowly_is_not_silent() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer()
+        part = client_part(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), bytes(100_000))
+        send = frame(send=pulsar.CommandSend(producer_id=1, sequence_id=7))
+        data = struct.pack(">I", len(send) - 4 + len(part)) + send[4:] + part
+        for at in range(0, len(data), 10_000):
+            raw.stream.write_nowait(data[at : at + 10_000])
+            await asyncio.sleep(20)
+        assert (await raw.next("send_receipt")).sequence_id == 7
+
+    simulate(scenario)
+
+
 def test_a_connection_without_a_first_command_is_cut() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = Raw(await world.network.connect_bytes(endpoint))

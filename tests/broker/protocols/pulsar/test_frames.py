@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.protocols.pulsar import translate
-from magnetar.broker.protocols.pulsar.frames import CHUNK_BYTES, Frames, entry_of, frame, message_frame, parse
+from magnetar.broker.protocols.pulsar.frames import (
+    CHUNK_BYTES,
+    SPARE_BYTES_MAX,
+    Frames,
+    Spare,
+    entry_of,
+    frame,
+    message_frame,
+    parse,
+    receipt_frame,
+)
 from magnetar.broker.protocols.pulsar.lookup import hash_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, parse_header
@@ -71,6 +81,42 @@ def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(siz
     assert frames.held == 0
 
 
+def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
+    frames, stream = Frames(5 << 20), struct.pack(">II", 200_000, 20) + bytes(199_996)
+    room = frames.room()
+    pieces, at = [], 0
+    while at < len(stream):
+        size = min(len(room), len(stream) - at, 30_000)
+        room[:size] = stream[at : at + size]
+        pieces.append(frames.came(size))
+        at, room = at + size, frames.room()
+    assert pieces == [False] * (len(pieces) - 1) + [True]
+    assert [len(each) for each in frames.whole()] == [200_000]
+    frames.room()[:4] = struct.pack(">I", 3)
+    assert frames.came(4), "too short: an error waits"
+
+
+def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
+    spare, body = Spare(), bytes(range(256)) * 400
+    stream = struct.pack(">II", 4 + len(body), len(body)) + body
+    one, two = Frames(1 << 20, spare), Frames(1 << 20, spare)
+    assert list(fed(one, stream)) == [stream[4:]]
+    assert one.held == 0, "who waits holds no buffer"
+    assert not list(fed(two, stream[:10]))
+    assert two.held >= len(stream), "the buffer of the other one, which is large enough"
+    assert not list(fed(one, stream[:10]))
+    assert one.held <= CHUNK_BYTES, "that one is taken"
+    assert list(fed(two, stream[10:])) == list(fed(one, stream[10:])) == [stream[4:]]
+
+
+def test_a_very_large_buffer_does_not_stay() -> None:
+    spare = Spare()
+    frames, size = Frames(8 << 20, spare), SPARE_BYTES_MAX + 1
+    assert len(list(fed(frames, struct.pack(">II", size, 1) + bytes(size - 4)))) == 1
+    frames.room()
+    assert frames.held <= CHUNK_BYTES
+
+
 def test_a_frame_that_is_only_announced_takes_no_memory() -> None:
     frames = Frames(5 << 20)
     assert not list(fed(frames, struct.pack(">II", 5 << 20, 20)))
@@ -112,6 +158,16 @@ def test_the_head_of_a_message_is_protobufs() -> None:
     command, rest = parse(memoryview(head[4:] + bytes(11)))
     assert (command.message, len(rest)) == (message, 11)
     assert frame(message=message)[8:] == head[8:]
+
+
+@given(*[st.integers(0, (1 << 64) - 1)] * 5)
+def test_a_receipt_is_protobufs(producer: int, first: int, highest: int, ledger: int, entry: int) -> None:
+    receipt = pulsar.CommandSendReceipt(
+        producer_id=producer, sequence_id=first, message_id=MessageIdData(ledgerId=ledger, entryId=entry)
+    )
+    if highest:
+        receipt.highest_sequence_id = highest
+    assert receipt_frame(producer, first, highest, ledger, entry) == frame(send_receipt=receipt)
 
 
 # ------------------------------------------------------------------ numbers

@@ -1,0 +1,107 @@
+"""CRC32C (Castagnoli; RFC 3720 §12.1): the checksum of entries on the wire, in ledgers and in every file.
+
+    crc32c(data)             of any bytes, also of a view of them, which is not copied
+    crc32c(data, crc)        of those that have the checksum `crc`, followed by `data`
+    joined(a, b, size)       the same where `data` has the checksum `b` and so many bytes: they are not read
+
+The bytes of an entry have a checksum by its producer, another one in its ledger, and others in the journal and the
+entry log, each with another head in front. So a large entry is read once at a broker and once at each bookie, to verify
+it, and the other checksums follow by `joined` (JOINED_BYTES_MIN). What is stored then has the checksum of what was
+verified, whatever becomes of the bytes in memory. Microseconds, one core, of 128 KiB in the processor's cache and in
+memory: crc32c 5 and 12 (google-crc32c 25), joined 2. Above 32 KiB crc32c gives the interpreter to other threads.
+
+**joined.** CRCs are polynomials over GF(2), modulo P, whose reflected bits are an integer's. `a` followed by n bytes is
+a·x^(8n), and n is split into two digits to the base 4096 so that few powers are needed: 2 multiplications. A product
+without carries is one of integers whose bits have seven zeros between them: no count of ones reaches the next bit. The
+C module reduces it: the CRC of a message m is m·x^32, hence the x^(-32) in the powers.
+Guards: tests/proto/test_checksum.py.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from typing import Protocol, cast
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Checksum(Protocol):
+    def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
+
+
+def _function() -> Checksum:
+    """Of the C module alone: the package around it reads its own version, which takes 20 ms of each start."""
+    package = importlib.util.find_spec("crc32c")
+    if package is None:
+        raise ImportError("the package crc32c is missing", name="crc32c")
+    found = importlib.machinery.PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
+    if found is None or found.loader is None:
+        raise ImportError("the package crc32c has no C module _crc32c", name="crc32c")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return cast(Checksum, module.crc32c)
+
+
+crc32c = _function()
+
+JOINED_BYTES_MIN = 32 << 10
+"""Bytes below it are read again: that is as fast, and simpler."""
+
+_P, _ONE, _ALL = 0x82F63B78, 1 << 31, (1 << 32) - 1
+_DIGIT = 12
+_BITS = int.from_bytes(b"\1" * 63)
+_TEXT = int.from_bytes(b"0" * 63)
+
+
+def _times(a: int, b: int) -> int:
+    """a·b, bit by bit."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_P if b & 1 else 0)
+    return product
+
+
+def _power(exponent: int) -> int:
+    """x^exponent"""
+    found, square = _ONE, _ONE >> 1
+    while exponent:
+        if exponent & 1:
+            found = _times(found, square)
+        square, exponent = _times(square, square), exponent >> 1
+    return found
+
+
+def _spread(a: int) -> int:
+    """Bit i becomes bit 8·i."""
+    return int.from_bytes(f"{a:032b}".encode()) & _BITS
+
+
+class _Shifts(dict[int, int]):
+    """digit → the factor, spread, that moves a polynomial by so many units of bytes."""
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+
+    def __missing__(self, digit: int) -> int:
+        found = self[digit] = _spread(_times(_power(8 * self._unit * digit), _BACK))
+        return found
+
+
+_BACK = _power((1 << 31) - 1 - 32)
+"""x^(-32): the order of x is 2^31 - 1."""
+_LOW, _HIGH = _Shifts(1), _Shifts(1 << _DIGIT)
+JOINED_BYTES_MAX = 1 << 2 * _DIGIT
+"""The powers of all sizes below it take less than 1 MB."""
+
+
+def joined(first: int, second: int, size: int) -> int:
+    """The checksum of bytes with the checksum `first`, followed by `size` bytes with the checksum `second`."""
+    assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
+    for digit, shifts in ((size & (1 << _DIGIT) - 1, _LOW), (size >> _DIGIT, _HIGH)):
+        if digit:
+            product = int((_spread(first) * shifts[digit] & _BITS | _TEXT).to_bytes(63), 2)
+            first = crc32c((product << 1).to_bytes(8, "little"), _ALL) ^ _ALL
+    return first ^ second

@@ -1,0 +1,70 @@
+"""The requests of one peer that have no answer yet, each with its deadline.
+
+One alarm for all: it rings at the earliest deadline, fails the requests that are due, and is set to the earliest
+deadline that is left. With equal time-outs the table is read once per time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...proto.errors import MagnetarError, TimedOut
+from ..alarm import Alarm
+from ..clock import Clock
+from ..files import Buffer
+from ..network import Endpoint, Reply
+
+
+class InFlight:
+    """Made inside a running loop. `late`: answers to requests that had an outcome."""
+
+    def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
+        self._now = clock.monotonic
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._alarm = Alarm(clock, self._expire)
+        self._last = 0
+        self.late = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, future: asyncio.Future[Reply], timeout_s: float) -> int:
+        """The request's id."""
+        self._last = id_ = self._last + 1
+        deadline = self._now() + timeout_s
+        self._waiting[id_] = (future, deadline)
+        if deadline < self._alarm.at:
+            self._alarm.set_by(deadline)
+        return id_
+
+    def answer(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        entry = self._waiting.pop(id_, None)
+        if entry is None:
+            self.late += 1
+        elif not entry[0].done():
+            entry[0].set_result(Reply(head, frames))
+
+    def fail(self, id_: int, error: MagnetarError) -> None:
+        entry = self._waiting.pop(id_, None)
+        if entry is not None and not entry[0].done():
+            entry[0].set_exception(error)
+
+    def fail_all(self, error: MagnetarError) -> None:
+        """Each with an error of its own: their owners raise them."""
+        waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
+            if not future.done():
+                future.set_exception(type(error)(error.message, **error.fields))
+
+    def close(self) -> None:
+        self._alarm.cancel()
+
+    def _expire(self) -> None:
+        now = self._now()
+        for id_ in [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]:
+            self.fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
+        if self._waiting:
+            self._alarm.set_by(min(deadline for _, deadline in self._waiting.values()))

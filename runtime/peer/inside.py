@@ -1,0 +1,236 @@
+"""Peers within one process: a broker and bookies that share an event loop ask each other without a socket.
+
+    network = InsideNetwork(world.network, world.clock)      `magnetar standalone`
+
+Requests and answers are handed over as they are: nothing is encoded, sent, received or copied. So neither end may ever
+change a buffer that it gave to `request` or `reply`. A server listens as well, for other processes; a request to an
+endpoint that is not of this process, to another identity, or with keys, goes through the socket. The rest of the
+contract (`runtime/network.py`) holds:
+
+| | |
+|---|---|
+| requests of one turn | reach the service together, in the next turn; about TURN_BYTES at once |
+| a server that is slowed down | takes a batch of COALESCE_BYTES from one peer in turn every SLOW_S |
+| a peer's queue | QUEUE_BYTES_MAX; past it BackPressure, definite |
+| deadlines | `runtime/peer/in_flight.py` |
+| a server that closes | requests without an answer: ConnectionLost, unknown |
+
+Measured, against ZeroMQ over loopback: benchmarks/results, `produce` and `pulsar-java-produce`.
+Guards: tests/runtime/peer/test_inside.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Sequence
+
+from ...proto.errors import BackPressure, ConnectionLost
+from ..access import CLEAR, LOCAL, PeerCalling, PeerListening, Principal
+from ..clock import Clock
+from ..files import Buffer
+from ..network import SLOW_S, Endpoint, Network, Peer, PeerService, PeerServing, Reply
+from .in_flight import InFlight
+from .outbox import Outbox, bytes_of
+from .sockets import TURN_BYTES
+
+
+class InsideRequest:
+    """A request at the server (`runtime.network.Request`)."""
+
+    __slots__ = ("_id", "connection", "frames", "head")
+
+    is_local = True
+    principal: Principal | None = LOCAL
+
+    def __init__(self, peer: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        self.connection = peer
+        self._id = id_
+        self.head = head
+        self.frames = frames
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        id_, self._id = self._id, 0
+        assert id_, "a request was answered twice"
+        self.connection.answered(id_, head, frames)
+
+
+class InsideServer:
+    """A server as the peers of its process see it: which of them have requests, in turn."""
+
+    def __init__(self, identity: bytes, service: PeerService) -> None:
+        self.identity = identity
+        self.open = True
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._peers: set[InsidePeer] = set()  # that asked something once
+        self._turns: dict[InsidePeer, None] = {}
+        self._next: asyncio.Handle | None = None
+        self._slow = False
+
+    def has_requests(self, peer: InsidePeer) -> None:
+        """Its queue, which was perhaps empty before."""
+        self._peers.add(peer)
+        self._turns[peer] = None
+        if self._next is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._next = self._loop.call_later(SLOW_S, self._turn) if self._slow else self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._next = None
+        came: list[InsideRequest] = []
+        size = 0
+        while self._turns and size < TURN_BYTES:
+            peer = next(iter(self._turns))
+            del self._turns[peer]
+            size += peer.hand_over(came)
+            if peer.queued:
+                self._turns[peer] = None  # after the others
+            if self._slow:
+                break
+        if self._turns:
+            self._arm()
+        self._service(came)
+
+    def slow_down(self, slow: bool) -> None:
+        self._slow = slow
+        if self._next is not None:
+            self._next.cancel()
+            self._arm()
+
+    def forget(self, peer: InsidePeer) -> None:
+        self._peers.discard(peer)
+        self._turns.pop(peer, None)
+
+    def close(self) -> None:
+        self.open = False
+        if self._next is not None:
+            self._next.cancel()
+        self._turns.clear()
+        peers, self._peers = self._peers, set()
+        for peer in peers:
+            peer.broke()
+
+
+class InsidePeer:
+    """The client end (`runtime.network.Peer`), beside one that goes through a socket."""
+
+    def __init__(
+        self, servers: dict[Endpoint, InsideServer], clock: Clock, endpoint: Endpoint, identity: bytes, outside: Peer
+    ) -> None:
+        self._servers = servers
+        self._endpoint = endpoint
+        self._identity = identity
+        self._outside = outside
+        self._loop = asyncio.get_running_loop()
+        self._queue = Outbox()
+        self._in_flight = InFlight(clock, endpoint)
+        self._server: InsideServer | None = None  # the last one
+        self._closed = False
+        self._requests = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    @property
+    def queued(self) -> bool:
+        return bool(self._queue.items)
+
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+        server = self._servers.get(self._endpoint)
+        if server is None or server.identity != self._identity:
+            return self._outside.request(head, frames, timeout_s=timeout_s)
+        future: Future[Reply] = self._loop.create_future()
+        size = bytes_of(head, frames)
+        if self._closed:
+            future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
+        elif self._queue.full(size):
+            future.set_exception(BackPressure(f"{self._queue.bytes} bytes wait for {self._endpoint}"))
+        else:
+            self._requests += 1
+            self._queue.add(size, (self._in_flight.add(future, timeout_s), head, frames))
+            self._server = server
+            server.has_requests(self)
+        return future
+
+    def hand_over(self, came: list[InsideRequest]) -> int:
+        """Adds the next requests of the queue; their bytes."""
+        size, batch = self._queue.head()
+        self._queue.sent(size, len(batch))
+        came += [InsideRequest(self, *item) for item in batch]
+        return size
+
+    def answered(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        self._in_flight.answer(id_, head, frames)
+
+    def broke(self) -> None:
+        """The server is closed."""
+        self._end(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
+
+    def _end(self, error: ConnectionLost) -> None:
+        self._queue.clear()
+        self._in_flight.fail_all(error)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._server is not None:
+            self._server.forget(self)
+        self._end(ConnectionLost(f"the peer {self._endpoint} was closed"))
+        self._in_flight.close()
+        await self._outside.close()
+
+    def statistics(self) -> dict[str, int]:
+        own = {
+            "requests": self._requests, "in_flight": len(self._in_flight), "queued_bytes": self._queue.bytes,
+            "late_replies": self._in_flight.late,
+        }  # fmt: skip
+        return {name: own.get(name, 0) + value for name, value in self._outside.statistics().items()}
+
+
+class InsideServing:
+    """A `runtime.network.PeerServing`: the socket's, and that for this process."""
+
+    def __init__(self, outside: PeerServing, server: InsideServer, servers: dict[Endpoint, InsideServer]) -> None:
+        self._outside = outside
+        self._server = server
+        self._servers = servers
+        self.endpoint, self.key = outside.endpoint, outside.key
+        servers[self.endpoint] = server
+
+    def slow_down(self, slow: bool) -> None:
+        self._server.slow_down(slow)
+        self._outside.slow_down(slow)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        if self._server.open:
+            del self._servers[self.endpoint]
+            self._server.close()
+        await self._outside.close(grace_s)
+
+
+class InsideNetwork:
+    """A `runtime.network.Network` over another one."""
+
+    def __init__(self, outside: Network, clock: Clock) -> None:
+        self._outside = outside
+        self._clock = clock
+        self._servers: dict[Endpoint, InsideServer] = {}
+        self.serve, self.connect = outside.serve, outside.connect
+        self.serve_bytes, self.connect_bytes, self.new_keys = (
+            outside.serve_bytes, outside.connect_bytes, outside.new_keys,
+        )  # fmt: skip
+
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
+        serving = await self._outside.serve_peers(endpoint, identity, service, access)
+        return InsideServing(serving, InsideServer(identity, service), self._servers) if access is None else serving
+
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+        outside = self._outside.peer(endpoint, identity, access)
+        if access.own is not None:
+            return outside
+        return InsidePeer(self._servers, self._clock, endpoint, identity, outside)

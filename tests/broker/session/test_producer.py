@@ -1,0 +1,98 @@
+"""A producer's session: entries in a buffer that changes after the call, as a connection reads into it again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from magnetar.broker.session.producer import ProducerOptions, ProducerSession
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import Position
+from magnetar.proto.transactions import TxnId
+from magnetar.runtime.network import CallContext
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn
+from tests.support.cluster import Cluster, client_part, cluster, payloads_of
+
+TOPIC = "persistent://public/default/t"
+__all__ = ["coordinator"]
+
+
+class Port:
+    """Counts receipts; anything else ends the test."""
+
+    def __init__(self) -> None:
+        self.receipts = 0
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self.receipts += 1
+
+    def duplicate(self, sequence_id: int) -> None:
+        raise AssertionError(f"{sequence_id} is no duplicate")
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        raise AssertionError(f"{sequence_id}: {error}")
+
+    def closed(self, error: MagnetarError) -> None:
+        raise AssertionError(str(error))
+
+    def credit(self, size: int) -> None: ...
+
+
+class Publishing:
+    """Publishes each entry from one buffer, which it overwrites at once."""
+
+    def __init__(self, session: ProducerSession, port: Port) -> None:
+        self.session, self.port = session, port
+        self._buffer = bytearray(1000)
+
+    @classmethod
+    async def opened(cls, running: Cluster) -> Publishing:
+        port = Port()
+        broker = running.brokers[0].owned
+        return cls(await ProducerSession.open(broker, ProducerOptions(TOPIC, "p"), port, CallContext("test")), port)
+
+    def publish(self, number: int, txn: TxnId | None = None) -> None:
+        payload = b"message %d" % number
+        part = client_part("p", number, payload) if txn is None else in_txn("p", number, txn, payload)
+        view = memoryview(self._buffer)[: len(part)]
+        view[:] = part
+        self.session.publish(view)
+        view[:] = bytes(len(part))
+
+    async def stored(self, count: int) -> list[bytes]:
+        async with asyncio.timeout(10):
+            while self.port.receipts < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        log = self.session.topic.log
+        entries = await log.reader.read(log.shape.at_or_after(log.shape.start), 1 << 20)
+        self.session.leave()
+        return [payload for entry in entries for payload in payloads_of(entry.payload)]
+
+
+async def test_an_entry_may_change_once_publish_has_returned(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        publishing = await Publishing.opened(running)
+        for number in range(5):
+            publishing.publish(number)
+        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+
+
+async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        publishing, held = await Publishing.opened(running), True
+        gate = publishing.session.topic.gate
+        gate._held = lambda: held
+        for number in range(5):
+            publishing.publish(number)
+        held = False
+        gate.look()
+        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+
+
+async def test_so_may_one_that_waits_for_its_transaction(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    async with cluster(tmp_path) as running:
+        publishing, txn = await Publishing.opened(running), coordinator.begin()
+        for number in range(5):
+            publishing.publish(number, txn)
+        assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
+        assert coordinator.joins == [txn]

@@ -1,0 +1,272 @@
+"""Peers of one process: what `runtime/network.py` promises of a Peer, without a socket between them."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauthorized, WrongIdentity
+from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.peer import inside, outbox
+from magnetar.runtime.peer.inside import InsideNetwork
+from magnetar.runtime.peer.sockets import TURN_BYTES
+from magnetar.runtime.process import SystemNetwork
+
+ANY = Endpoint("127.0.0.1", 0)
+IDENTITY = b"bookie-number-01"
+OTHER = b"bookie-number-02"
+SOON_S = 10.0  # a bound for the test, not a time it measures
+
+
+def echo(requests: Sequence[Request]) -> None:
+    for request in requests:
+        request.reply(request.head, request.frames)
+
+
+class Bench:
+    """A network, and all ends made in a test, closed after it."""
+
+    def __init__(self) -> None:
+        self.network = InsideNetwork(SystemNetwork(SystemClock()), SystemClock())
+        self.ends: list[Peer | PeerServing] = []
+
+    async def serve(
+        self, service: PeerService, endpoint: Endpoint = ANY, access: PeerListening | None = None
+    ) -> PeerServing:
+        server = await self.network.serve_peers(endpoint, IDENTITY, service, access)
+        self.ends.append(server)
+        return server
+
+    def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY, access: PeerCalling = CLEAR) -> Peer:
+        peer = self.network.peer(endpoint, identity, access)
+        self.ends.append(peer)
+        return peer
+
+    async def close(self) -> None:
+        for end in self.ends:
+            await end.close()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    await bench.close()
+
+
+async def outcome(future: Future[Reply]) -> Reply | BaseException:
+    async with asyncio.timeout(SOON_S):
+        [result] = await asyncio.gather(future, return_exceptions=True)
+        return result
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_asked_and_answered_is_handed_over_as_it_is(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    frames = (b"", b"abc", bytes(200_000))
+    reply = await bench.peer(server.endpoint).request(b"head", frames, timeout_s=SOON_S)
+    assert reply.head == b"head"
+    assert reply.frames is frames
+
+
+async def test_requests_of_one_turn_reach_the_service_together_and_in_a_later_turn(bench: Bench) -> None:
+    batches: list[list[bytes]] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        batches.append([request.head for request in requests])
+        echo(requests)
+
+    server = await bench.serve(service)
+    one, two = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(50) for peer in (one, two)]
+    assert batches == [], "the service is not called within the request"
+    replies = await asyncio.gather(*futures)
+    assert [reply.head for reply in replies] == [b"%d" % (n // 2) for n in range(100)]
+    assert [sorted(batch) for batch in batches] == [sorted(reply.head for reply in replies)]
+
+
+async def test_requests_may_be_answered_in_any_order_and_once(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    ended: list[int] = []
+    futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(4)]
+    for n, future in enumerate(futures):
+        future.add_done_callback(lambda _, n=n: ended.append(n))
+    await turns()
+    for n in (2, 0, 3, 1):
+        held[n].reply(held[n].head)
+    assert ended == [], "no callback runs within the reply"
+    assert [reply.head for reply in await asyncio.gather(*futures)] == [b"0", b"1", b"2", b"3"]
+    assert ended == [2, 0, 3, 1]
+    with pytest.raises(AssertionError):
+        held[0].reply(b"again")
+
+
+async def test_a_request_is_local_and_says_over_which_connection_it_came(bench: Bench) -> None:
+    came: list[Request] = []
+    server = await bench.serve(came.extend)
+    for peer in (bench.peer(server.endpoint), bench.peer(server.endpoint)):
+        for _ in range(3):
+            peer.request(b"", timeout_s=SOON_S)
+    await turns()
+    assert all(request.is_local and request.principal is not None for request in came)
+    assert [len({request.connection for request in some}) for some in (came[:3], came[3:], came)] == [1, 1, 2]
+
+
+async def test_a_server_with_another_identity_refuses_and_its_service_is_not_called(bench: Bench) -> None:
+    came: list[Request] = []
+    server = await bench.serve(came.extend)
+    assert isinstance(await outcome(bench.peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S)), WrongIdentity)
+    assert came == []
+
+
+async def test_an_endpoint_of_another_process_is_asked_through_a_socket(bench: Bench) -> None:
+    elsewhere = Bench()
+    server = await elsewhere.serve(echo)
+    peer = bench.peer(server.endpoint)
+    assert (await peer.request(b"x", timeout_s=SOON_S)).head == b"x"
+    assert peer.statistics()["multiparts_sent"] == 1
+    await elsewhere.close()
+
+
+async def test_another_process_reaches_the_server_through_its_socket(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    elsewhere = Bench()
+    assert (await elsewhere.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
+    await elsewhere.close()
+
+
+class Gate:
+    """Of a server with keys: takes one key."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    async def admit(self, key: str) -> bool:
+        return key == self.key
+
+    def principal(self, key: str) -> Principal | None:
+        return None
+
+
+async def test_keys_are_proved_through_the_socket(bench: Bench) -> None:
+    own, foreign = bench.network.new_keys(), bench.network.new_keys()
+    server = await bench.serve(echo, access=PeerListening(own, Gate(own.public)))
+    clear = bench.peer(server.endpoint)
+    stranger = bench.peer(server.endpoint, access=PeerCalling(server.key, foreign))
+    for peer in (clear, stranger):
+        assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), Unauthorized)
+
+
+async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    short = peer.request(b"short", timeout_s=0.05)
+    long = peer.request(b"long", timeout_s=SOON_S)
+    assert isinstance(await outcome(short), TimedOut)
+    for request in held:
+        request.reply(request.head)
+    assert (await long).head == b"long"
+    statistics = peer.statistics()
+    assert (statistics["late_replies"], statistics["in_flight"], statistics["requests"]) == (1, 0, 2)
+
+
+async def test_a_server_that_closes_fails_what_has_no_answer_and_its_successor_serves(bench: Bench) -> None:
+    held: list[Request] = []
+    first = await bench.serve(held.extend)
+    peer = bench.peer(first.endpoint)
+    futures = [peer.request(b"", timeout_s=SOON_S * 10) for _ in range(3)]
+    await turns()
+    assert len(held) == 3
+    futures.append(peer.request(b"in the queue", timeout_s=SOON_S * 10))
+    await first.close()
+    assert {type(await outcome(future)) for future in futures} == {ConnectionLost}
+    held[0].reply(b"to nobody")
+    assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), ConnectionLost)
+    await bench.serve(echo, first.endpoint)
+    assert (await peer.request(b"x", timeout_s=SOON_S)).head == b"x"
+    assert len(held) == 3
+
+
+async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    future = peer.request(b"taken", timeout_s=SOON_S)
+    await turns()
+    queued, others = peer.request(b"queued", timeout_s=SOON_S), other.request(b"other", timeout_s=SOON_S)
+    await peer.close()
+    for each in (future, queued, peer.request(b"", timeout_s=SOON_S)):
+        assert isinstance(await outcome(each), ConnectionLost)
+    await turns()
+    assert [request.head for request in held] == [b"taken", b"other"]
+    held[1].reply(b"")
+    await others
+
+
+async def test_what_a_server_has_not_taken_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "QUEUE_BYTES_MAX", 1 << 20)
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    futures = [peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(5)]
+    outcomes = [await outcome(future) for future in futures]
+    assert [isinstance(each, BackPressure) for each in outcomes] == [False, False, False, True, True]
+    assert isinstance(await outcome(peer.request(b"", [bytes(300_000)], timeout_s=SOON_S)), Reply)
+
+
+async def test_a_server_takes_a_few_mebibytes_at_a_time(bench: Bench) -> None:
+    sizes: list[int] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        sizes.append(sum(len(request.frames[0]) for request in requests))
+        echo(requests)
+
+    server = await bench.serve(service)
+    peer = bench.peer(server.endpoint)
+    await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
+    assert sum(sizes) == 40 << 20
+    assert max(sizes) <= TURN_BYTES + COALESCE_BYTES
+
+
+async def test_a_server_that_is_slowed_down_takes_a_batch_of_one_peer_in_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside, "SLOW_S", 0.001)
+    taken: list[list[bytes]] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        taken.append([request.head for request in requests])
+        echo(requests)
+
+    server = await bench.serve(service)
+    sender, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    server.slow_down(True)
+    futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=SOON_S) for number in range(20)]
+    fence = other.request(b"a fence", timeout_s=SOON_S)
+    assert (await fence).head == b"a fence"
+    assert taken[:2] == [[b"0"], [b"a fence"]], "the other one waits for a turn, not for what others wait with"
+    monkeypatch.setattr(inside, "SLOW_S", SOON_S)
+    taken.clear()
+    while not taken:  # the turn that was armed before  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    server.slow_down(False)  # the next one would be too late for their deadlines
+    assert [(await future).head for future in futures] == [b"%d" % number for number in range(20)]
+
+
+async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(3)]
+    futures[1].cancel()
+    assert [(await futures[n]).head for n in (0, 2)] == [b"0", b"2"]
