@@ -19,8 +19,6 @@ from .tls import HANDSHAKE_S, SHUTDOWN_S, caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
 """Of what came while no reader waited; then the socket is not read until one does."""
-BACKLOG = 100
-"""Connections that wait to be accepted, as asyncio has it."""
 CLOSE_S = 1.0
 """Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
@@ -226,8 +224,18 @@ def _is_name(host: str) -> bool:
 
 def _bound(endpoint: Endpoint) -> socket.socket:
     """To an address: a loop would look it up like a name, for which it starts four threads."""
-    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
+    is_6 = ":" in endpoint.host
+    # By its protocol asyncio knows a socket whose answers must not wait for what would go with them (TCP_NODELAY).
+    found = socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind((endpoint.host, endpoint.port))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> TcpServing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -12,11 +13,14 @@ from magnetar.runtime.tcp import streams
 
 
 async def _greet(stream: ByteStream) -> None:
-    stream.write_nowait(b"hello")
+    assert isinstance(stream, streams.TcpStream)
+    connection = stream._transport.get_extra_info("socket")
+    delays = not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    stream.write_nowait(b"late" if delays else b"hello")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_it_listens_at_an_address_and_at_a_name(host: str) -> None:
+async def test_it_listens_at_an_address_and_at_a_name_and_answers_at_once(host: str) -> None:
     serving = await streams.serve(Endpoint(host, 0), _greet)
     try:
         assert serving.endpoint.host == host

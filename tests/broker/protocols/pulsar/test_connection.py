@@ -11,7 +11,6 @@ import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.protocols.pulsar import connection as connection_module
-from magnetar.broker.protocols.pulsar import protocol as protocol_module
 from magnetar.broker.protocols.pulsar.frames import frame
 from magnetar.broker.protocols.pulsar.producer import payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, room_of
@@ -502,7 +501,7 @@ def test_a_connection_that_is_broken_off_takes_nothing_more(monkeypatch: pytest.
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(protocol_module, "Connection", Seen)
+    monkeypatch.setattr(connection_module, "Connection", Seen)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
