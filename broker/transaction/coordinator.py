@@ -48,6 +48,7 @@ from .core.intents import (
     PrepareHalf,
     PublishHalf,
     Reason,
+    Result,
     Row,
     Settle,
     Status,
@@ -58,6 +59,7 @@ from .core.records import HalfMessage, Participant, SinkBatch, Tag
 from .halves import HalfWork
 from .log import CoordinatorLog
 from .settling import Settler, Topics
+from .together import Question
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -124,9 +126,23 @@ class RunningCoordinator:
         owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
+        joined = self._core.join_now(txn.least, topic, self._clock.monotonic())
+        self._do(self._core.take_effects())
+        return joined
+
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
+
+    def ask_end(
+        self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
+        prepared_s: float = 0.0, visible: bool = False,
+    ) -> None:  # fmt: skip
+        """As `end`, with others that came together; answered by a TxnState, or an error."""
+        intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
+        self._do(self._core.receive(intent, self._clock.monotonic()))
 
     async def end(
         self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
@@ -371,8 +387,11 @@ class RunningCoordinator:
         self._on_over(self)
 
 
-def _answer(request: object, result: object) -> None:
-    assert isinstance(request, asyncio.Future), "every question here has a future"
+def _answer(request: object, result: Result) -> None:
+    if isinstance(request, Question):
+        request.answer(result)
+        return
+    assert isinstance(request, asyncio.Future), "every other question here has a future"
     if request.done():
         return  # who asked went away
     if isinstance(result, MagnetarError):

@@ -212,6 +212,15 @@ class Transactions:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
+    def is_full(self, txn: TxnId) -> bool:
+        """Whether there are too many others for it."""
+        return len(self.known) >= OPEN_MAX and txn not in self.known
+
+    def may_join(self, txn: TxnId) -> bool:
+        """Whether it has not ended, and there is room for it."""
+        found = self.known.get(txn)
+        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
+
     def joined(self, txn: TxnId) -> bool:
         """The coordinator has the topic as a participant. False: it has ended meanwhile."""
         found = self.known.get(txn)
