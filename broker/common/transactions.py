@@ -54,9 +54,9 @@ class Coordinators(Protocol):
         Joins that are asked in one turn travel together.
         """
 
-    def join_now(self, txn: TxnId, topic: TopicName) -> bool:
-        """Whether the topic is a participant: its coordinator is in this process, and the transaction is not decided.
-        False: `join` it, which waits, or says why not."""
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        """Whether the topic of that full name is a participant: its coordinator is in this process, and the transaction
+        is not decided. False: `join` it, which waits, or says why not."""
         ...
 
 
@@ -66,7 +66,7 @@ class NoCoordinators:
     async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
-    def join_now(self, txn: TxnId, topic: TopicName) -> bool:
+    def join_now(self, txn: TxnId, topic: str) -> bool:
         return False
 
 

@@ -142,8 +142,9 @@ class TopicTransactions:
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_joins", "_landing", "_ledger", "_log",
-        "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core", "replayed",
+        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_ledger",
+        "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core",
+        "replayed",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +167,7 @@ class TopicTransactions:
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
         self._ended = False
+        self._full = topic.name.full
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -229,7 +231,7 @@ class TopicTransactions:
             return False
         if core.is_open(txn):
             return True
-        if not core.may_join(txn) or not self._coordinators.join_now(txn, self._topic.name):
+        if not core.may_join(txn) or not self._coordinators.join_now(txn, self._full):
             return False
         core.ask(txn)
         self._is_in(core, txn)

@@ -128,9 +128,7 @@ class RunningCoordinator:
 
     def join_now(self, txn: TxnId, topic: str) -> bool:
         """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
-        joined = self._core.join_now(txn.least, topic, self._clock.monotonic())
-        self._do(self._core.take_effects())
-        return joined
+        return self._core.join_now(txn[1], topic, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)

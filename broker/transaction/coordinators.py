@@ -209,9 +209,9 @@ class TransactionCoordinators:
         self._owners[txn.coordinator] = owner.endpoint
         return await self.peers.join(owner.endpoint, txn, topic)
 
-    def join_now(self, txn: TxnId, topic: TopicName) -> bool:
-        running = self._loaded.get(txn.coordinator)
-        return running is not None and running.join_now(txn, topic.full)
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        running = self._loaded.get(txn[0])
+        return running is not None and running.join_now(txn, topic)
 
     # ------------------------------------------------------------------ upkeep
     async def look_after(self) -> None:

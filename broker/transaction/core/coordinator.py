@@ -382,9 +382,9 @@ class Coordinator:
         elif self._is_superseded(owned.tag):
             self._void(txn, Reason.SUPERSEDED, now)
         else:
-            del self._unused[txn]
-            self._unindex(txn, owned)
-            self._add(Live(txn, owned, now, now + owned.timeout_s))
+            del self._unused[txn]  # its owner, name and sink have it as before
+            self._live[txn] = Live(txn, owned, now, now + owned.timeout_s)
+            heapq.heappush(self._deadlines, (now + owned.timeout_s, txn))
             self.counters.begun += 1
 
     def _add(self, live: Live) -> None:

@@ -44,11 +44,11 @@ class FakeCoordinator:
             self.participants.setdefault(txn, []).append(topic)
         return state
 
-    def join_now(self, txn: TxnId, topic: TopicName) -> bool:
+    def join_now(self, txn: TxnId, topic: str) -> bool:
         if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:
             return False
         self.joins.append(txn)
-        self.participants.setdefault(txn, []).append(topic)
+        self.participants.setdefault(txn, []).append(TopicName.parse(topic))
         return True
 
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
