@@ -12,6 +12,7 @@ Guard: tests/broker/transaction/test_together.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from ...proto.errors import MagnetarError, TimedOut
 from .core.intents import Result
@@ -56,6 +57,8 @@ class Together:
         """Each one's result, an error among them."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._all,), timeout=timeout_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all
         late: MagnetarError = TimedOut(f"the coordinator has no answer within {timeout_s:g} s: ask again")
         return [each.result if each.is_answered else late for each in self._questions]
