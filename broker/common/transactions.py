@@ -54,6 +54,11 @@ class Coordinators(Protocol):
         Joins that are asked in one turn travel together.
         """
 
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        """Whether the topic of that full name is a participant: its coordinator is in this process, and the transaction
+        is not decided. False: `join` it, which waits, or says why not."""
+        ...
+
 
 class NoCoordinators:
     """Of a broker, or a topic, without transactions."""
@@ -61,12 +66,18 @@ class NoCoordinators:
     async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        return False
+
 
 class TransactionJoins(Protocol):
     """The transactions of one topic, for its producers and subscriptions."""
 
     def is_open(self, txn: TxnId) -> bool:
         """Whether the topic has joined it, and knows of no end. Asked again in the turn that appends."""
+
+    def join_now(self, txn: TxnId) -> bool:
+        """Whether it `is_open`, by a coordinator that is in this process. False: `join` it, which also says why not."""
 
     async def join(self, txn: TxnId) -> None:
         """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""

@@ -228,4 +228,21 @@ class SnapshotLedger(Generic[P]):
 
 
 async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    await asyncio.gather(*[writer.append(entry) for entry in entries])
+    """Entries are confirmed in their order, so the last one is waited for."""
+    appended = [writer.append(entry) for entry in entries]
+    if not appended:
+        return
+    try:
+        await appended[-1]
+    except BaseException:
+        for each in appended:
+            each.add_done_callback(_looked_at)
+        raise
+    for error in [each.exception() for each in appended]:
+        if error is not None:
+            raise error
+
+
+def _looked_at(appended: asyncio.Future[int]) -> None:
+    if not appended.cancelled():
+        appended.exception()  # the caller has one of them

@@ -7,12 +7,11 @@ Guards: tests/broker/protocols/grpc/test_transactions.py.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ...metadata.store import MetadataStore
-from ...proto.errors import MagnetarError, NotAllowed, NotFound, TimedOut
+from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import TopicName
 from ..common.transactions import Settlement
 from ..log.ledger_list import path_of
@@ -28,8 +27,8 @@ OWNERS_MAX = 10_000
 class Settles(Protocol):
     """A loaded topic."""
 
-    async def settle(self, settlement: Settlement) -> None:
-        """Returns when the outcome is durable at the topic; idempotent."""
+    async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
+        """An answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
 
 
 class Participants:
@@ -74,16 +73,4 @@ class Participants:
         loaded = await self._load(topic)
         if not isinstance(loaded, Settles):
             raise NotAllowed(f"topic {topic} takes no transactions")
-        return await asyncio.gather(*[_settle(loaded, each) for each in settlements])
-
-
-async def _settle(topic: Settles, settlement: Settlement) -> MagnetarError | None:
-    try:
-        async with asyncio.timeout(SETTLE_S):
-            await topic.settle(settlement)
-    except MagnetarError as error:
-        return error
-    except TimeoutError:
-        return TimedOut(f"{settlement.txn} is not settled within {SETTLE_S:g} s")
-    return None
-
+        return await loaded.settle(settlements, SETTLE_S)

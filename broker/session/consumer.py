@@ -17,7 +17,7 @@ tests/broker/protocols/pulsar/test_passing.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -303,12 +303,34 @@ class ConsumerSession:
                     raise
         await subscription.stored()
 
+    def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
+        """As `ack_in` of a few entries, without a wait: they are pending, and not durable yet (`when_durable`). False:
+        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not.
+        """
+        subscription, wanted = self.subscription, TxnAcks()
+        try:
+            subscription.check_transactional()
+            for _ in subscription.gather(entries, sets, wanted):
+                pass
+            if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
+                return False
+            if not self.topic.transactions.join_now(txn):
+                return False
+            subscription.ack_in(self._consumer, txn, wanted)
+        except MagnetarError:
+            return False
+        return True
+
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
         """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
         for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
             if other != txn and (outcome := await self.topic.transactions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
+
+    def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
+        """As `durable`: calls it with None then, at once perhaps, or with why that is not known."""
+        self.subscription.when_durable(tell)
 
     async def durable(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""

@@ -75,7 +75,9 @@ class AcksInTxn(Acks):
         nothing has changed.
         """
         cursor, dispatcher = self._cursor, self._dispatcher
-        asked, named = self._exact(member, wanted, rest=rest), NOWHERE
+        asked, named = wanted, NOWHERE
+        if cumulative is not None or wanted.parts or member.unshown or cursor.has_parts:
+            asked = self._exact(member, wanted, rest=rest)
         if cumulative is not None:
             named = cumulative.position
             self._add_cumulative(member, cumulative, asked)
@@ -90,7 +92,10 @@ class AcksInTxn(Acks):
             raise AckRefusal.TOO_MANY_PENDING.error()
         pending_acks.pend(cursor, txn, new)
         for ledger_id, each in new.entries.items():
-            dispatcher.acked_set(member, ledger_id, each)
+            if len(each) > 1:
+                dispatcher.acked_set(member, ledger_id, each)
+            else:
+                dispatcher.acked(member, Position(ledger_id, each.min()))
         for position, part in new.parts.items():
             if cursor.is_done(position):
                 dispatcher.acked(member, position)

@@ -55,6 +55,10 @@ READS_MAX = 16
 """Chunks that are read at once when a cursor is opened."""
 
 
+Told = Callable[[MagnetarError | None], None]
+"""Called once: with None when it is durable, else with why that is not known."""
+
+
 def path_of(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
@@ -85,8 +89,8 @@ class DurableCursor:
         self._ledger = SnapshotLedger(self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm)
         self._log = CursorLog()  # the valid chunks of the ledger
         self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
-        self._waiting: list[asyncio.Future[None]] = []  # for the next write
-        self._served: list[asyncio.Future[None]] = []  # by the write in flight
+        self._waiting: list[Told] = []  # for the next write
+        self._served: list[Told] = []  # by the write in flight
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -218,14 +222,29 @@ class DurableCursor:
     def durable(self) -> asyncio.Future[None]:
         """Done when all that was acknowledged up to now is durable. Fails with TopicFenced when it cannot be."""
         future: asyncio.Future[None] = self._loop.create_future()
-        if not self.cursor.dirty:
-            future.set_result(None)
-        elif self._closed:
-            future.set_exception(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
-        else:
-            self._waiting.append(future)
-            self._start()
+
+        def tell(error: MagnetarError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.when_durable(tell)
         return future
+
+    def when_durable(self, tell: Told) -> None:
+        """As `durable`, without a future: those of very many acknowledgements would cost more than the write. It may be
+        called at once, and must not raise.
+        """
+        if not self.cursor.dirty:
+            tell(None)
+        elif self._closed:
+            tell(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
+        else:
+            self._waiting.append(tell)
+            self._start()
 
     def _start(self) -> None:
         if self._timer is not None:
@@ -241,9 +260,8 @@ class DurableCursor:
                 self._served, self._waiting = self._waiting, []
                 await self._write_until_stored()
                 served, self._served = self._served, []
-                for future in served:
-                    if not future.done():
-                        future.set_result(None)
+                for tell in served:
+                    tell(None)
                 self._on_stored()
                 if not self._waiting:
                     break
@@ -310,9 +328,8 @@ class DurableCursor:
     def _fail(self, error: MagnetarError) -> None:
         self._closed = True
         waiting, self._waiting, self._served = [*self._served, *self._waiting], [], []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        for tell in waiting:
+            tell(error)
 
     def abandon(self) -> None:
         """The topic is lost to this broker: nothing more is written."""

@@ -23,7 +23,7 @@ when it joins and whenever that changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from ...proto.errors import MagnetarError, Unavailable
@@ -281,6 +281,9 @@ class Subscription(Pump):
         """The transactions that have acknowledged something here and have not been settled."""
         return tuple(self.cursor.pending.of) if self.cursor.pending is not None else ()
 
+    def has_pending(self, txn: TxnId) -> bool:
+        return self.cursor.pending is not None and txn in self.cursor.pending.of
+
     def holders(self, position: Position) -> Sequence[TxnId]:
         """The transactions for which an acknowledgement of the entry may have been refused."""
         return self.cursor.pending.holders(position) if self.cursor.pending is not None else ()
@@ -369,6 +372,13 @@ class Subscription(Pump):
     def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
         """Steps on the way to `mark`, so that each costs about a millisecond."""
         return self._acks.marks_up_to(consumer.member, mark)
+
+    def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
+        """As `durable_now`: calls it with None then, at once perhaps, or with why that is not known."""
+        if self.store is not None:
+            self.store.when_durable(tell)
+        else:
+            tell(None)
 
     async def durable_now(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""

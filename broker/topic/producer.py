@@ -157,7 +157,7 @@ class Producer:
             return Awaited(other, end=True)  # its numbers may be forgotten: what follows them cannot be judged yet
         if txn is None:
             verdict = self._dedup.judge(self.name, numbers)
-        elif self.transactions.is_open(txn):
+        elif self.transactions.join_now(txn):
             verdict = self._dedup.core.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, header.producer_name, numbers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
@@ -311,10 +311,10 @@ class Topic:
         subscription.wake()
 
     # ------------------------------------------------------------------ transactions
-    async def settle(self, settlement: Settlement) -> None:
-        """A transaction ended so; returns when that is durable here (transactions.py). NotOwner."""
+    async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
+        """Transactions ended so; an answer for each, when that is durable here (transactions.py). NotOwner."""
         self.check_open()
-        await self.transactions.settle(settlement)
+        return await self.transactions.settle(settlements, timeout_s)
 
     def pending_acks(self) -> list[Subscription]:
         return [each for each in self.subscriptions.values() if each.durable]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ from ...proto.errors import (
     MagnetarError,
     NotAllowed,
     NotOwner,
+    TimedOut,
     TransactionAborted,
     TransactionEnded,
     TransactionForgotten,
@@ -63,6 +64,8 @@ ASK_S, ASK_S_MAX = 0.2, 5.0
 OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
+SETTLE_AT_ONCE = 100
+"""Applied in one step of the loop: a millisecond."""
 
 
 class PendingAcks(Protocol):
@@ -70,6 +73,7 @@ class PendingAcks(Protocol):
 
     @property
     def pending_transactions(self) -> Collection[TxnId]: ...
+    def has_pending(self, txn: TxnId) -> bool: ...
     def settle(self, txn: TxnId, committed: bool) -> None:
         """Its pending acknowledgements of it count, or are given back. Idempotent."""
 
@@ -93,6 +97,15 @@ class Transacting(Protocol):
 
     def decided(self) -> None:
         """The last stable position, or what is aborted, has changed."""
+
+
+class _Writes(NamedTuple):
+    """What has to be stored before the end of a transaction is: pending acknowledgements of subscriptions, an outcome,
+    and what of the transaction `landing` is on its way."""
+
+    acks: tuple[PendingAcks, ...]
+    outcome: bool
+    landing: TxnId | None
 
 
 class Awaited(NamedTuple):
@@ -129,8 +142,9 @@ class TopicTransactions:
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_joins", "_landing", "_ledger", "_log",
-        "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core", "replayed",
+        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_ledger",
+        "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core",
+        "replayed",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +167,7 @@ class TopicTransactions:
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
         self._ended = False
+        self._full = topic.name.full
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -208,12 +223,26 @@ class TopicTransactions:
     def is_open(self, txn: TxnId) -> bool:
         return self.core is not None and self.core.is_open(txn)
 
+    def join_now(self, txn: TxnId) -> bool:
+        """Whether it `is_open`: joined before, or now, where its coordinator is in this process. False: `join` it, or
+        `when` it is joined; that also says why not."""
+        core = self.core
+        if core is None or self._ended or txn in self._joins:
+            return False
+        if core.is_open(txn):
+            return True
+        if not core.may_join(txn) or not self._coordinators.join_now(txn, self._full):
+            return False
+        core.ask(txn)
+        self._is_in(core, txn)
+        return True
+
     async def join(self, txn: TxnId) -> None:
         """Returns when `is_open`. TransactionEnded, TransactionAborted: it has ended; Unavailable: its coordinator does
         not answer; BackPressure: too many are open; NotOwner.
         """
         if not self.is_open(txn):
-            await asyncio.shield(self._shared(self._joins, txn, self._join))
+            await asyncio.shield(self._joining(txn))
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
         """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
@@ -252,39 +281,40 @@ class TopicTransactions:
         if awaited.end:
             self._ends.setdefault(awaited.txn, []).append(then)
             return
-        run = self._shared(self._joins, awaited.txn, self._join)
-        run.add_done_callback(lambda done: then(_error_of(done)))
+        self._joining(awaited.txn).add_done_callback(lambda done: then(_error_of(done)))
+
+    def _joining(self, txn: TxnId) -> asyncio.Future[None]:
+        """One run for all who ask for it while it runs."""
+        return self._joins.get(txn) or self._shared(self._joins, [txn], lambda: self._join(txn))
 
     def _shared(
-        self, runs: dict[TxnId, asyncio.Future[None]], txn: TxnId, work: Callable[[TxnId], Coroutine[Any, Any, None]]
-    ) -> asyncio.Future[None]:
-        """One run for all who ask for it while it runs."""
-        found = runs.get(txn)
-        if found is None:
-            found = self._loop.create_future()
-            if self._ended:
-                found.set_exception(self._not_here())
-                found.exception()
-                return found
-            runs[txn] = found
-            self._tasks.spawn(self._run(runs, txn, found, work), "transaction of a topic")
-        return found
+        self, runs: dict[TxnId, asyncio.Future[None]], txns: Sequence[TxnId],
+        work: Callable[[], Coroutine[Any, Any, None]],
+    ) -> asyncio.Future[None]:  # fmt: skip
+        """The run that each of them has, until it is over."""
+        if self._ended:
+            return self._refused()
+        future: asyncio.Future[None] = self._loop.create_future()
+        runs.update(dict.fromkeys(txns, future))
+        self._tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
+        return future
 
     async def _run(
-        self, runs: dict[TxnId, asyncio.Future[None]], txn: TxnId, future: asyncio.Future[None],
-        work: Callable[[TxnId], Coroutine[Any, Any, None]],
+        self, runs: dict[TxnId, asyncio.Future[None]], txns: Sequence[TxnId], future: asyncio.Future[None],
+        work: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:  # fmt: skip
         error: MagnetarError | None = None
         try:
-            await work(txn)
+            await work()
         except MagnetarError as failure:
             error = failure
         except Exception as failure:  # a fault of ours must not leave a caller waiting
-            _LOG.exception("%s: transaction %s", self._topic.name, txn)
-            error = InternalError(f"transaction {txn} of topic {self._topic.name}: {failure!r}")
+            _LOG.exception("%s: transactions %s", self._topic.name, txns)
+            error = InternalError(f"transaction {txns[0]} of topic {self._topic.name}: {failure!r}")
         finally:
-            if runs.get(txn) is future:
-                del runs[txn]
+            for txn in txns:
+                if runs.get(txn) is future:
+                    del runs[txn]
         if future.done():
             return
         if error is None:
@@ -293,6 +323,12 @@ class TopicTransactions:
             future.set_exception(error)
             future.exception()  # who waits gets it
 
+    def _refused(self) -> asyncio.Future[None]:
+        refused: asyncio.Future[None] = self._loop.create_future()
+        refused.set_exception(self._not_here())
+        refused.exception()
+        return refused
+
     def _not_here(self) -> MagnetarError:
         return NotOwner(f"topic {self._topic.name} is not served here any more; look it up again")
 
@@ -300,7 +336,7 @@ class TopicTransactions:
         if not self._topic.name.persistent:
             raise NotAllowed(f"topic {self._topic.name} keeps nothing, and takes part in no transaction")
         core = await self._see()
-        if len(core.known) >= OPEN_MAX and txn not in core.known:
+        if core.is_full(txn):
             raise BackPressure(f"topic {self._topic.name} has {OPEN_MAX} open transactions")
         if core.ask(txn) is TxnPhase.ENDED:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
@@ -311,10 +347,8 @@ class TopicTransactions:
             raise
         state = state_of(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
-            if not core.joined(txn):
+            if not self._is_in(core, txn):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
-            self._since.setdefault(txn, self._world.clock.monotonic())
-            self._ask_on()
             return
         core.refused(txn)
         if txn in core.known:  # a load found entries of it
@@ -322,6 +356,14 @@ class TopicTransactions:
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
+
+    def _is_in(self, core: Transactions, txn: TxnId) -> bool:
+        """The coordinator has the topic as a participant. False: it has ended meanwhile."""
+        if not core.joined(txn):
+            return False
+        self._since.setdefault(txn, self._world.clock.monotonic())
+        self._ask_on()
+        return True
 
     async def _see(self) -> Transactions:
         """Before the first transaction of the topic: its record says so."""
@@ -407,16 +449,37 @@ class TopicTransactions:
         return self._landing[txn]
 
     # ------------------------------------------------------------------ the end
-    async def settle(self, settlement: Settlement) -> None:
-        """The transaction ended so; returns when that is durable here. Idempotent. NotOwner: another broker has the
-        topic, or may have it; the coordinator asks the owner again.
+    async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
+        """The transactions ended so; an answer for each, when that is durable here. Idempotent. NotOwner: another
+        broker has the topic, or may have it; the coordinator asks the owner again. TimedOut: it is not durable so far.
         """
-        run = self._shared(self._settles, settlement.txn, lambda _: self._settle(settlement))
-        await asyncio.shield(run)
+        runs: list[asyncio.Future[None]] = []
+        for first in range(0, len(settlements), SETTLE_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            runs += self._settling(settlements[first : first + SETTLE_AT_ONCE])
+        await asyncio.wait(set(runs), timeout=timeout_s)
+        late = TimedOut(f"topic {self._topic.name} has not stored it within {timeout_s:g} s")
+        return [_error_of(run) if run.done() else late for run in runs]
 
-    async def _settle(self, settlement: Settlement) -> None:
+    def _settling(self, settlements: Sequence[Settlement]) -> list[asyncio.Future[None]]:
+        """Applies them at once, but for those that are being settled already. Each is done when its end is durable:
+        those that wait for the same writes are one run."""
+        if self._ended:
+            return [self._refused()] * len(settlements)
+        groups: dict[_Writes, list[TxnId]] = {}
+        for txn, each in {each.txn: each for each in settlements if each.txn not in self._settles}.items():
+            groups.setdefault(self._apply(each), []).append(txn)
+        if any(writes.outcome for writes in groups):
+            self._topic.decided()
+        for writes, txns in groups.items():
+            self._shared(self._settles, txns, partial(self._written, writes))
+        return [self._settles[each.txn] for each in settlements]
+
+    def _apply(self, settlement: Settlement) -> _Writes:
+        """To its entries, and to the pending acknowledgements of each subscription; what has to be written then."""
         txn, core = settlement.txn, self.core
-        touched = [each for each in self._topic.pending_acks() if txn in each.pending_transactions]
+        touched = [each for each in self._topic.pending_acks() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
         if end.missing:
             _LOG.error(
@@ -428,15 +491,22 @@ class TopicTransactions:
         for each in touched:
             each.settle(txn, settlement.committed)
         if end.shown:
-            self._topic.decided()
             self._stored_soon()
         self._over(txn)
-        if core is not None and core.flying(txn):
-            await asyncio.shield(self._landing_of(txn))
+        return _Writes(tuple(touched), end.shown, txn if core is not None and core.flying(txn) else None)
+
+    async def _written(self, writes: _Writes) -> None:
+        """Returns when they are stored, and nothing of the transaction is on its way."""
+        core = self.core
+        if writes.landing is not None and core is not None and core.flying(writes.landing):
+            await asyncio.shield(self._landing_of(writes.landing))
         if self._ledger is not None and core is not None and self._ledger.version < core.version:
             await self._ledger.durable()
-        await asyncio.gather(*(each.stored() for each in touched))
-        if not end.shown and not touched and not await self._log.is_ours():
+        if len(writes.acks) == 1:
+            await writes.acks[0].stored()
+        else:
+            await asyncio.gather(*(each.stored() for each in writes.acks))
+        if not writes.outcome and not writes.acks and not await self._log.is_ours():
             raise self._not_here()
 
     def _over(self, txn: TxnId) -> None:
@@ -518,7 +588,7 @@ class TopicTransactions:
                 self._settle_soon(Settlement(txn, True))
 
     def _settle_soon(self, settlement: Settlement) -> None:
-        self._shared(self._settles, settlement.txn, lambda _: self._settle(settlement))
+        self._settling([settlement])
 
     # ------------------------------------------------------------------ as a part of the topic
     def look(self, applied: Applied) -> None:

@@ -5,8 +5,8 @@
     await running.close()                           in order: what is decided is written, what is open handed over
     await running.lose(error)                       at once; the next epoch reads the ledger
 
-Questions go to the core in the turn in which they are asked. One task writes: it takes all that was decided while the
-last append was on its way, appends it as one, and answers when it is durable. An append whose outcome is unknown ends
+Questions go to the core in the turn in which they are asked. One append is on its way at a time: the next one has all
+that was decided meanwhile, as one, and it is answered when that is durable. An append whose outcome is unknown ends
 this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
 tests/broker/protocols/grpc/test_transactions.py.
 """
@@ -18,16 +18,18 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
-from ...proto.errors import InternalError, MagnetarError, TimedOut
+from ...proto.errors import ConnectionLost, InternalError, MagnetarError, TimedOut
 from ...proto.names import Position
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.supervisor import Supervisor
+from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.transactions import Joined, Settlement
 from .core.coordinator import Coordinator
 from .core.intents import (
     AbortByAdmin,
     Answer,
+    Append,
     AskHalf,
     Begin,
     Begun,
@@ -48,6 +50,7 @@ from .core.intents import (
     PrepareHalf,
     PublishHalf,
     Reason,
+    Result,
     Row,
     Settle,
     Status,
@@ -58,6 +61,7 @@ from .core.records import HalfMessage, Participant, SinkBatch, Tag
 from .halves import HalfWork
 from .log import CoordinatorLog
 from .settling import Settler, Topics
+from .together import Question
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -87,7 +91,9 @@ class RunningCoordinator:
         self._halves = HalfWork(
             lambda txn, messages: publish(TxnId(core.number, txn), messages), self._published, self._not_published
         )
-        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._is_writing = self._is_stopped = False
+        self._writing = Tasks()  # an append that takes more than the ledger's turn
         self._quiet = asyncio.Event()  # nothing is decided that is not durable
         self._quiet.set()
         self._ending: asyncio.Task[None] | None = None
@@ -105,7 +111,6 @@ class RunningCoordinator:
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
-        running._background.keep(f"transactions-{log.number}-write", running._write)
         running._background.keep(f"transactions-{log.number}-tick", running._tick)
         return running
 
@@ -124,9 +129,21 @@ class RunningCoordinator:
         owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
+        return self._core.join_now(txn[1], topic, self._clock.monotonic())
+
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
         return Settlement(TxnId(self.number, txn), committed, participant.entries, last)
+
+    def ask_end(
+        self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
+        prepared_s: float = 0.0, visible: bool = False,
+    ) -> None:  # fmt: skip
+        """As `end`, with others that came together; answered by a TxnState, or an error."""
+        intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
+        self._do(self._core.receive(intent, self._clock.monotonic()))
 
     async def end(
         self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
@@ -277,35 +294,68 @@ class RunningCoordinator:
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
-        if self._core.has_decided:
+        if self._core.has_decided and not self._is_writing:
+            self._is_writing = True
             self._quiet.clear()
-            self._wake.set()
+            self._loop.call_soon(self._write)  # what is asked in this turn goes together
 
     def _settled(self, settlement: Settlement, topic: str) -> None:
         self._do(self._core.settled(settlement.txn.least, topic))
 
-    async def _write(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await asyncio.sleep(0)  # what is asked in this turn goes together
-            await self._write_all()
+    # ------------------------------------------------------------------ writing
+    def _write(self) -> None:
+        """In the turn after the first decision, or when the last append is durable: all that was decided, as one."""
+        if self._is_stopped:
+            return
+        append = self._core.take()
+        if append is None:
+            self._is_writing = False
+            self._quiet.set()
+            return
+        try:
+            appended = self._log.append_now(append.records)
+        except Exception as error:  # as an append of unknown outcome
+            self._fail(error)
+            return
+        if appended is None:
+            self._writing.spawn(self._append(append, None), f"append of coordinator {self.number}")
+        else:
+            appended.add_done_callback(lambda done: self._appended(append, done))
 
-    async def _write_all(self) -> None:
+    def _appended(self, append: Append, done: asyncio.Future[int]) -> None:
+        error = ConnectionLost("the append was given up") if done.cancelled() else done.exception()
+        if self._is_stopped:
+            return
+        if error is None:
+            self._is_durable(append)
+        elif isinstance(error, MagnetarError):
+            self._writing.spawn(self._append(append, error), f"append of coordinator {self.number}")
+        else:
+            self._fail(error)
+
+    async def _append(self, append: Append, failed: MagnetarError | None) -> None:
+        """Where a ledger has to be made first, or the last one failed."""
+        try:
+            await self._log.append(append.records, self._core.state, failed)
+        except MagnetarError as error:
+            self._end(self._lose(error))
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._is_durable(append)
+
+    def _is_durable(self, append: Append) -> None:
+        try:
+            self._do(self._core.appended(append.number, self._clock.monotonic()))
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._write()
+
+    def _fail(self, error: BaseException) -> None:
         """A fault of the program is like an append of unknown outcome."""
-        core = self._core
-        while (append := core.take()) is not None:
-            try:
-                await self._log.append(append.records, core.state)
-                self._do(core.appended(append.number, self._clock.monotonic()))
-            except MagnetarError as error:
-                self._end(self._lose(error))
-                await asyncio.get_running_loop().create_future()  # `_lose` ends this task
-            except Exception as error:
-                _LOG.exception("coordinator %d fails", self.number)
-                self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
-                await asyncio.get_running_loop().create_future()
-        self._quiet.set()
+        _LOG.error("coordinator %d fails", self.number, exc_info=error)
+        self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
 
     async def _tick(self) -> None:
         while True:
@@ -363,6 +413,8 @@ class RunningCoordinator:
         await self._stop()
 
     async def _stop(self) -> None:
+        self._is_stopped = True
+        await self._writing.close()
         await self._background.close()
         await self._settler.close()
         await self._halves.close()
@@ -371,8 +423,11 @@ class RunningCoordinator:
         self._on_over(self)
 
 
-def _answer(request: object, result: object) -> None:
-    assert isinstance(request, asyncio.Future), "every question here has a future"
+def _answer(request: object, result: Result) -> None:
+    if isinstance(request, Question):
+        request.answer(result)
+        return
+    assert isinstance(request, asyncio.Future), "every other question here has a future"
     if request.done():
         return  # who asked went away
     if isinstance(result, MagnetarError):

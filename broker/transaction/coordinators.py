@@ -153,6 +153,10 @@ class TransactionCoordinators:
         if not 0 <= number < min(count, COORDINATORS_MAX):
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
+    def here_now(self, number: int) -> RunningCoordinator | None:
+        """As `here`, where it runs."""
+        return self._loaded.get(number)
+
     async def here(self, number: int) -> RunningCoordinator:
         """NotOwner: another broker has it, in the field `owner`."""
         found = self._loaded.get(number)
@@ -212,6 +216,10 @@ class TransactionCoordinators:
             return await (await self.here(txn.coordinator)).join(txn, topic.full)
         self._owners[txn.coordinator] = owner.endpoint
         return await self.peers.join(owner.endpoint, txn, topic)
+
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        running = self._loaded.get(txn[0])
+        return running is not None and running.join_now(txn, topic)
 
     # ------------------------------------------------------------------ upkeep
     async def look_after(self) -> None:

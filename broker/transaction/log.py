@@ -2,6 +2,7 @@
 
     log = CoordinatorLog(…)
     state, epoch = await log.take_over()      in the order of TAKE_OVER
+    appended = log.append_now(records)        a future, done when they are durable; None: append them
     await log.append(records, state)          returns when they are durable; an error: unknown, give the epoch up
     await log.close(records, state, idle=…)   hands over
 
@@ -174,12 +175,30 @@ class CoordinatorLog:
         return self._record.ledger_id, self._next_entry, self._bytes
 
     # ------------------------------------------------------------------ writing
-    async def append(self, records: Sequence[AnyRecord], state: State) -> None:
-        """`state`: all that was appended before. After an error it is not known what is durable."""
+    def append_now(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
+        """As `append`, without a task, where the ledger takes them as one entry. After an error: `append` with it.
+        None: nothing was done."""
+        if self._writer is None or not self._writer.writable or self._is_full:
+            return None
+        found = stored.encode(records, self._next_entry)
+        if len(found) != 1:
+            return None
+        self._next_entry += 1
+        self._bytes += len(found[0])
+        return self._writer.append(found[0])
+
+    async def append(
+        self, records: Sequence[AnyRecord], state: State, failed: MagnetarError | None = None
+    ) -> None:
+        """`state`: all that was appended before. `failed`: of an append of these records. After an error it is not
+        known what is durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
             try:
+                if failed is not None:
+                    error, failed = failed, None
+                    raise error
                 if self._writer is None or not self._writer.writable or self._is_full:
                     await self._roll(state)
                 await self._append(records)

@@ -22,7 +22,14 @@ def join_is_skipped(stack: Stack) -> None:
     async def patiently(self: TopicTransactions, txn: TxnId) -> TxnState:
         return TxnState.OPEN
 
+    def join_now(self: TopicTransactions, txn: TxnId) -> bool:
+        if self.core is not None and self.core.may_join(txn):
+            self.core.ask(txn)
+            self._is_in(self.core, txn)
+        return self.is_open(txn)
+
     put(stack, TopicTransactions, "_patiently", patiently)
+    put(stack, TopicTransactions, "join_now", join_now)
 
 
 def settled_before_it_is_stored(stack: Stack) -> None:

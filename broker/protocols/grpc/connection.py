@@ -74,6 +74,8 @@ class Connection:
         self._answered = -1  # the last id of which a frame was answered that has no handler
         self._tasks = Tasks()  # cancelled with the stream …
         self._leaving = Tasks()  # … and what goes on to its end
+        self._owed = 0  # answers to come that no task waits for
+        self._paid: asyncio.Future[None] | None = None
         self._deferred_bytes = 0
         self._room: asyncio.Future[None] | None = None
 
@@ -165,6 +167,12 @@ class Connection:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "client-request")
 
+    def owes(self, answers: int) -> None:
+        self._owed += answers
+        if self._paid is not None and not self._owed:
+            self._paid.set_result(None)
+            self._paid = None
+
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
         self._handlers.pop(handler.number, None)
         self._leaving.spawn(leaving, "client-leaves")
@@ -175,9 +183,12 @@ class Connection:
         handlers = list(self._handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
-        while self._tasks or self._leaving:
+        while self._tasks or self._leaving or self._owed:
             await self._tasks.drain()
             await self._leaving.drain()
+            if self._owed:
+                self._paid = asyncio.get_running_loop().create_future()
+                await self._paid
 
     async def end(self) -> None:
         """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""

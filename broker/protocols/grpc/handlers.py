@@ -55,6 +55,10 @@ class Connection(Protocol):
         """Runs it; cancelled with the stream."""
         ...
 
+    def owes(self, answers: int) -> None:
+        """So many answers more (or less) are to come that no task waits for."""
+        ...
+
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
         """The handler's id is over; `leaving` is run to its end in any case."""
         ...
@@ -191,11 +195,13 @@ class Handler:
     # ------------------------------------------------------------------ requests that are answered later
     def _request(self, request_id: int, work: Work) -> None:
         if self._requests >= REQUESTS_MAX:
-            error = BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
-            self._done(request_id, error)
+            self._done(request_id, self._too_many())
         else:
             self._requests += 1
             self._connection.start(self._answer(request_id, work))
+
+    def _too_many(self) -> MagnetarError:
+        return BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
 
     async def _answer(self, request_id: int, work: Work) -> None:
         try:
@@ -209,6 +215,18 @@ class Handler:
                 self._done(request_id, None)
         finally:
             self._requests -= 1
+
+    def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
+        """A request without a task: to be called once with its outcome."""
+        self._requests += 1
+        self._connection.owes(1)
+
+        def tell(error: MagnetarError | None) -> None:
+            self._requests -= 1
+            self._connection.owes(-1)
+            self._done(request_id, error)
+
+        return tell
 
     def _done(self, request_id: int, error: MagnetarError | None) -> None:
         told = to_wire(error) if error is not None else None
@@ -325,7 +343,7 @@ class ConsumerHandler(Handler):
         session = self._session
         assert session is not None, "it is open"
         if kind == "ack" and frame.ack.HasField("txn"):
-            self._request(frame.ack.request_id, lambda: translate.ack_in(session, frame.ack))
+            self._ack_in(session, frame.ack)
         elif kind == "ack":
             self._go_through(translate.ack_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id))
         elif kind == "permits":
@@ -342,12 +360,24 @@ class ConsumerHandler(Handler):
         else:
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
 
+    def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
+        """Nearly all wait for the disk alone, and need no task."""
+        number = ack.request_id
+        if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
+            session.when_durable(self._owes(number))
+        else:
+            self._request(number, lambda: translate.ack_in(session, ack))
+
     def _acked(self, session: ConsumerSession, request_id: int) -> Callable[[MagnetarError | None], None]:
         def then(error: MagnetarError | None) -> None:
-            if request_id and error is not None:
+            if not request_id:
+                return
+            if error is not None:
                 self._done(request_id, error)
-            elif request_id:
-                self._request(request_id, session.durable)
+            elif self._requests < REQUESTS_MAX:
+                session.when_durable(self._owes(request_id))
+            else:
+                self._done(request_id, self._too_many())
 
         return then
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ....proto import wire_pb2 as wire
@@ -13,12 +14,14 @@ from ....proto.names import Position, TopicName
 from ....proto.transactions import TxnId, TxnState
 from ....runtime.network import CallContext
 from ...common.transactions import Settlement, state_of
+from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session import statistics
 from ...session.topics import reached_by
 from ...transaction.core.intents import Row, Verb
 from ...transaction.core.records import Participant, Tag
 from ...transaction.peers import settlement_to_wire
+from ...transaction.together import Question, Together
 from .halves import HalfAdminService, HalfService
 from .stats import fields
 
@@ -57,16 +60,41 @@ class TransactionService(HalfService):
         )  # fmt: skip
 
     async def end(self, request: wire.EndRequest, context: CallContext) -> wire.EndReply:
-        _bounded(request.items)
-        asked = [_answered(item.txn, self._end(item, context)) for item in request.items]
-        return wire.EndReply(items=await asyncio.gather(*asked))
+        from ...transaction.coordinator import ANSWER_S  # with the coordinators, which a start does not load
 
-    async def _end(self, item: wire.EndItem, context: CallContext) -> TxnState:
-        txn = txn_of(item.txn)
-        return await (await self._here(txn)).end(
-            txn, _verb(item.verb), context.principal.name, _participants(item), prepared_s=item.prepared_ms / 1000,
-            visible=item.visible,
-        )  # fmt: skip
+        _bounded(request.items)
+        running = await self._running({item.txn.most for item in request.items})
+        together, owner, turns = Together(), context.principal.name, Turns(self._broker.world.clock)
+        for item in request.items:
+            _ask_end(running[item.txn.most], together.one(), item, owner)
+            if turns.over:
+                await turns.next()
+        results, reply = await together.answered(ANSWER_S), wire.EndReply()
+        for item, result in zip(request.items, results, strict=True):
+            reply.items.append(_reply(item.txn, result))
+            if turns.over:
+                await turns.next()
+        return reply
+
+    async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
+        """Those of the numbers that are here; or why one is not."""
+        here = self._broker.transactions.here_now
+        found: dict[int, RunningCoordinator | MagnetarError] = {}
+        missing = []
+        for number in numbers:
+            if (running := here(number)) is not None:
+                found[number] = running
+            else:
+                missing.append(number)
+        if missing:
+            found.update(zip(missing, await asyncio.gather(*map(self._loaded, missing)), strict=True))
+        return found
+
+    async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
+        try:
+            return await self._broker.transactions.here(TxnId.checked(number, 0).coordinator)
+        except MagnetarError as error:
+            return error
 
     async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
         _bounded(request.txns)
@@ -177,6 +205,26 @@ def txn_of(asked: wire.TransactionId) -> TxnId:
     return TxnId.checked(asked.most, asked.least)
 
 
+def _ask_end(running: RunningCoordinator | MagnetarError, question: Question, item: wire.EndItem, owner: str) -> None:
+    if isinstance(running, MagnetarError):
+        question.answer(running)
+        return
+    try:
+        running.ask_end(
+            question, txn_of(item.txn), _verb(item.verb), owner, _participants(item),
+            prepared_s=item.prepared_ms / 1000, visible=item.visible,
+        )  # fmt: skip
+    except MagnetarError as error:
+        question.answer(error)
+
+
+def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
+    if isinstance(result, MagnetarError):
+        return wire.TransactionReply(txn=txn, error=to_wire(result))
+    assert isinstance(result, TxnState), "the question is about a state"
+    return wire.TransactionReply(txn=txn, state=_state(result))
+
+
 async def _answered(txn: wire.TransactionId, work: Awaitable[TxnState]) -> wire.TransactionReply:
     """Each item has its own answer."""
     try:
@@ -202,9 +250,13 @@ def _bounded(items: Sequence[object]) -> None:
 
 
 def _participants(item: wire.EndItem) -> list[Participant]:
-    return [
-        Participant(TopicName.parse(each.topic).full, each.entries, *_position(each)) for each in item.participants
-    ]
+    return [Participant(_full(each.topic), each.entries, *_position(each)) for each in item.participants]
+
+
+@lru_cache(1_000)
+def _full(topic: str) -> str:
+    """InvalidName. Most ends name the topics of those before."""
+    return TopicName.parse(topic).full
 
 
 def _position(participant: wire.Participant) -> Position:

@@ -124,6 +124,19 @@ async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
     await session.ack_in(txn, acked(ack.entries), tuple(sets(ack.ledgers)), cumulative=cumulative)
 
 
+def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
+    """As the session's `pend_now`; False also of what is not a few entries."""
+    if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
+        return False
+    try:
+        txn = TxnId.checked(ack.txn.most, ack.txn.least)
+        for _ in _check_ack(ack):
+            pass
+    except InvalidRequest:
+        return False
+    return session.pend_now(txn, acked(ack.entries), sets(ack.ledgers))
+
+
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
     """In steps, before the first entry of it is acknowledged."""
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):

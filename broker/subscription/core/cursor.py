@@ -357,6 +357,11 @@ class Cursor:
         """Messages of a batch; 0: not known. `shown`: to a consumer that holds it, 0: to none."""
         return self._size(position) or (0 if self.hidden(position) else shown)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether of any batch only some messages are acknowledged or pending."""
+        return bool(self.partial or (self.pending is not None and self.pending.parts))
+
     def touched_in(self, entries: dict[int, BitMap]) -> list[Position]:
         """The batches among them of which some messages are acknowledged or pending."""
         found: list[Position] = []

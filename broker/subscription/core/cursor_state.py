@@ -27,6 +27,8 @@ class ChunkKind(enum.IntEnum):
     COUNTS = 3
     PENDING = 4
 
+    __hash__ = int.__hash__  # that of an enum is a call of Python, and keys of chunks are in sets and dictionaries
+
     @property
     def block_bits(self) -> int:
         return 20 if self in (ChunkKind.HOLES, ChunkKind.PENDING) else 10

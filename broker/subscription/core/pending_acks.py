@@ -36,7 +36,7 @@ from pyroaring import BitMap
 from ....proto.names import Position
 from ....proto.transactions import TxnId
 from .cursor import Cursor
-from .cursor_state import NOWHERE, Partial, TxnAcks, keys_of_pending
+from .cursor_state import NOWHERE, Partial, TxnAcks
 from .pending_set import PendingAcks
 
 ENTRIES_MAX = 200_000
@@ -115,9 +115,11 @@ def _judge_cumulative(
 
 def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap, new: TxnAcks) -> Clash | None:
     fresh = entries - own.entries[ledger_id] if ledger_id in own.entries else entries.copy()
-    acked = fresh & cursor.acked[ledger_id] if ledger_id in cursor.acked else BitMap()
-    if fresh and (acked or Position(ledger_id, fresh.min()) <= cursor.mark):
-        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, (acked or fresh).min()))
+    holes = cursor.acked.get(ledger_id)
+    if holes is not None and fresh.intersect(holes):
+        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, (fresh & holes).min()))
+    if fresh and Position(ledger_id, fresh.min()) <= cursor.mark:
+        return Clash(Conflict.ACKNOWLEDGED, Position(ledger_id, fresh.min()))
     if ledger_id <= own.up_to[0]:
         fresh.remove_range(0, max(0, own.up_to[1] + 1) if ledger_id == own.up_to[0] else 1 << 32)
     for position in [each for each in own.parts if each[0] == ledger_id and each[1] in fresh and cursor.is_done(each)]:
@@ -131,7 +133,7 @@ def _judge_entries(cursor: Cursor, own: TxnAcks, ledger_id: int, entries: BitMap
         if found is not None:
             return Clash(Conflict.ACKNOWLEDGED, found)
     pending = cursor.pending
-    if pending is not None:
+    if pending is not None and pending.has_any(ledger_id, fresh):
         for position in pending.parts_in(ledger_id, fresh):
             if pending.bits_at(position) & ~own.bits_at(position):
                 return Clash(Conflict.PENDING, position)
@@ -169,19 +171,18 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
         return
     if cursor.pending is None:
         cursor.pending = PendingAcks({})
-    own = cursor.pending.of.get(txn)
-    if own is not None and new.up_to != NOWHERE:
-        cursor.changed.update(keys_of_pending(own))  # its position moves to another chunk, perhaps
-    if own is not None and (parts := [each for each in own.parts if new.holds(each)]):
-        mine = cursor.pending.take(txn)  # a batch that was pending in part is pending as a whole from here on
-        assert mine is not None, "it is the transaction's own"
-        cursor.changed.update(keys_of_pending(mine))
-        for position in parts:
-            del mine.parts[position]
-        cursor.pending.add(txn, mine)
-    cursor.pending.add(txn, new)
+    pending, own = cursor.pending, cursor.pending.of.get(txn)
+    if own is not None:
+        cursor.changed.update(pending.keys_of[txn])  # a cumulative position moves to another chunk, perhaps
+        if parts := [each for each in own.parts if new.holds(each)]:
+            mine = pending.take(txn)  # a batch that was pending in part is pending as a whole from here on
+            assert mine is not None, "it is the transaction's own"
+            for position in parts:
+                del mine.parts[position]
+            pending.add(txn, mine)
+    pending.add(txn, new)
     cursor.version += 1
-    cursor.changed.update(keys_of_pending(new))
+    cursor.changed.update(pending.keys_of[txn])
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
@@ -189,18 +190,21 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
-    shown = frozenset(each for each in pending.of[txn].parts if not cursor.is_done(each))
+    shown = frozenset([each for each in pending.of[txn].parts if not cursor.is_done(each)])
+    cursor.changed.update(pending.keys_of[txn])
     acks = pending.take(txn)
     assert acks is not None, "it is there"
     if not pending.of:
         cursor.pending = None
     cursor.version += 1
-    cursor.changed.update(keys_of_pending(acks))
     if committed:
         if acks.up_to != NOWHERE:
             cursor.ack_cumulative(acks.up_to)
         for ledger_id, entries in acks.entries.items():
-            cursor.ack_set(ledger_id, entries)
+            if len(entries) > 1:
+                cursor.ack_set(ledger_id, entries)
+            else:
+                cursor.ack(Position(ledger_id, entries.min()))
         for position, part in acks.parts.items():
             cursor.ack_bits(position, part.bits, part.size)
     return Settled(acks, shown)

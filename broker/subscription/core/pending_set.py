@@ -1,7 +1,10 @@
 """What is pending in a cursor, by transaction and of all of them together. The rules: pending_acks.py.
 
 A position is one test away: a bitmap per ledger and a dictionary of batches hold the union. `memory_bytes` is kept with
-each change. Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
+each change, and so are the chunks that have something of a transaction (`keys_of`): every write of the cursor has all
+that is pending, so what does not change is not computed again. `rows` are the stored bytes of transactions, as
+broker/subscription/format/cursor.py made them last.
+Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from pyroaring import BitMap
 
 from ....proto.names import Position
 from ....proto.transactions import TxnId
-from .bits import bytes_of
+from .bits import at_most
 from .cursor_state import NOWHERE, ChunkKey, Partial, TxnAcks, keys_of_pending
 
 TXN_BYTES = 700
@@ -20,23 +23,27 @@ TXN_BYTES = 700
 class PendingAcks:
     """What is pending in a cursor: by transaction, and of all of them together."""
 
-    __slots__ = ("_measured", "_part_bytes", "_union_bytes", "of", "parts", "up_to", "whole")
+    __slots__ = ("_bytes", "_measured", "_part_bytes", "keys_of", "of", "parts", "rows", "up_to", "whole")
 
     def __init__(self, of: dict[TxnId, TxnAcks]) -> None:
         self.of: dict[TxnId, TxnAcks] = {}
         self.whole: dict[int, BitMap] = {}  # ledger → entries
         self.parts: dict[Position, Partial] = {}  # batches of which some messages are pending
         self.up_to = NOWHERE  # everything up to it that is not acknowledged is pending
+        self.keys_of: dict[TxnId, tuple[ChunkKey, ...]] = {}
+        self.rows: dict[TxnId, bytes] = {}  # of those that are in one chunk, since they changed last
         self._measured: dict[TxnId, int] = {}
+        self._bytes = 0  # the sum of it
         self._part_bytes = 0
-        self._union_bytes = 0
         for txn, acks in of.items():
             self.add(txn, acks)
 
     # ------------------------------------------------------------------ changes
     def add(self, txn: TxnId, acks: TxnAcks) -> None:
         """They become pending in it, beside what is. Nothing of it is pending in another one."""
-        own = self.of.setdefault(txn, TxnAcks())
+        own = self.of.get(txn)
+        if own is None:
+            own = self.of[txn] = TxnAcks()
         for ledger_id, entries in acks.entries.items():
             for held in (own.entries, self.whole):
                 if ledger_id in held:
@@ -55,7 +62,11 @@ class PendingAcks:
                 self._part_bytes += part.memory_bytes
         own.up_to = max(own.up_to, acks.up_to)
         self.up_to = max(self.up_to, acks.up_to)
-        self._measure(txn)
+        self.keys_of[txn] = tuple(dict.fromkeys(keys_of_pending(own)))
+        self.rows.pop(txn, None)
+        measured = TXN_BYTES + 2 * sum(map(at_most, own.entries.values()))  # it is in the union as well
+        self._bytes += measured - self._measured.get(txn, 0)
+        self._measured[txn] = measured
 
     def take(self, txn: TxnId) -> TxnAcks | None:
         """What is pending in it, which is pending no more."""
@@ -76,15 +87,10 @@ class PendingAcks:
                 del self.parts[position]
         if own.up_to != NOWHERE:
             self.up_to = NOWHERE
-        self._measured.pop(txn, None)
-        self._measure(None)
+        self._bytes -= self._measured.pop(txn)
+        del self.keys_of[txn]
+        self.rows.pop(txn, None)
         return own
-
-    def _measure(self, txn: TxnId | None) -> None:
-        """Linear in the bitmaps of one transaction: some, and one per ledger of the union."""
-        if txn is not None:
-            self._measured[txn] = TXN_BYTES + sum(map(bytes_of, self.of[txn].entries.values()))
-        self._union_bytes = sum(map(bytes_of, self.whole.values()))
 
     # ------------------------------------------------------------------ questions
     def holds(self, position: Position) -> bool:
@@ -117,6 +123,13 @@ class PendingAcks:
             free.discard(position[1])
         return free
 
+    def has_any(self, ledger_id: int, entries: BitMap) -> bool:
+        """Whether something of those entries may be pending."""
+        whole = self.whole.get(ledger_id)
+        return (
+            bool(self.parts) or ledger_id <= self.up_to[0] or (whole is not None and entries.intersect(whole))
+        )
+
     def parts_in(self, ledger_id: int, entries: BitMap) -> list[Position]:
         """The batches among those entries of which some messages are pending."""
         return [each for each in self.parts if each[0] == ledger_id and each[1] in entries] if self.parts else []
@@ -135,10 +148,10 @@ class PendingAcks:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(self._measured.values()) + self._part_bytes + self._union_bytes
+        return self._bytes + self._part_bytes
 
     def keys(self) -> list[ChunkKey]:
-        return sorted({key for acks in self.of.values() for key in keys_of_pending(acks)})
+        return sorted(set().union(*self.keys_of.values()))
 
     def check(self) -> None:
         """One holder for each message; the union is the sum of its parts."""
@@ -157,5 +170,10 @@ class PendingAcks:
         assert whole == self.whole, "the union has other entries than the transactions"
         assert parts == {each: part.bits for each, part in self.parts.items()}, "the union has other messages"
         assert not [each for each in parts if self.holds(each)], "a batch is pending as a whole and in part"
+        for txn, acks in self.of.items():
+            assert self.keys_of[txn] == tuple(dict.fromkeys(keys_of_pending(acks))), "what changed has other chunks"
+        assert self.keys_of.keys() == self._measured.keys() == self.of.keys(), "a transaction is not measured"
+        assert self.rows.keys() <= self.of.keys(), "bytes are kept of nothing"
+        assert self._bytes == sum(self._measured.values()), "weighed wrong"
         ends = [acks.up_to for acks in self.of.values() if acks.up_to != NOWHERE]
         assert ends == ([self.up_to] if self.up_to != NOWHERE else []), "there are two cumulative acknowledgements"

@@ -147,21 +147,35 @@ def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
 
 
 def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
-    parts, covered = list[bytes](), key.covers()
-    for txn, acks in pending.of.items():
-        here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
-        entries = acks.entries.get(key.ledger_id)
-        some = entries & BitMap(covered) if entries is not None else BitMap()
-        rows = [
-            part for position in sorted(acks.parts) if position[0] == key.ledger_id and position[1] in covered
-            for part in _partial_row(position, acks.parts[position])
-        ]  # fmt: skip
-        if here or some or rows:
-            some.run_optimize()
-            whole, partials = some.serialize() if some else b"", b"".join(rows)
-            parts += (_TXN.pack(*txn, *(acks.up_to if here else NOWHERE)), _COUNT.pack(len(whole)), whole)
-            parts += (_COUNT.pack(len(partials)), partials)
+    """Most transactions are in one chunk, and their bytes stay the same until they end."""
+    parts, kept = list[bytes](), pending.rows
+    for txn, keys in pending.keys_of.items():
+        if (row := kept.get(txn)) is not None:
+            if keys[0] == key:
+                parts.append(row)
+        elif key in keys:
+            parts.append(row := _txn_row(txn, pending.of[txn], key))
+            if len(keys) == 1:
+                kept[txn] = row
     return b"".join(parts)
+
+
+def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
+    """What the chunk has of the transaction."""
+    covered = key.covers()
+    here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
+    some = acks.entries.get(key.ledger_id)
+    if some is not None and not covered.start <= some.min() <= some.max() < covered.stop:
+        some = some & BitMap(covered)
+    rows = [
+        part for position in sorted(acks.parts) if position[0] == key.ledger_id and position[1] in covered
+        for part in _partial_row(position, acks.parts[position])
+    ]  # fmt: skip
+    if some:
+        some.run_optimize()
+    whole, partials = some.serialize() if some else b"", b"".join(rows)
+    head = _TXN.pack(*txn, *(acks.up_to if here else NOWHERE))
+    return b"".join((head, _COUNT.pack(len(whole)), whole, _COUNT.pack(len(partials)), partials))
 
 
 def _holes_body(holes: BitMap, covered: range) -> bytes:

@@ -57,6 +57,10 @@ class TxnPhase(enum.Enum):
     ENDED = "it has ended, and entries of it are on their way"
 
 
+_NONE = BitMap64()
+"""Never changed."""
+
+
 class TxnNumbers:
     """What one producer sent in a transaction. `flying`: entries on their way."""
 
@@ -76,8 +80,7 @@ class TopicTxn:
     def __init__(self) -> None:
         self.phase = TxnPhase.ASKED
         self.entries: dict[int, BitMap] = {}
-        self.indexes = BitMap64()
-        self.starts = BitMap64()
+        self.indexes = self.starts = _NONE  # until there is an entry: most only acknowledge
         self.first: Position | None = None
         self.size = 0  # bytes
         self.numbers: dict[str, TxnNumbers] = {}
@@ -88,9 +91,10 @@ class TopicTxn:
         if entries is None:
             entries = self.entries[position[0]] = BitMap()
         entries.add(position[1])
+        if self.first is None:
+            self.first, self.indexes, self.starts = position, BitMap64(), BitMap64()
         self.indexes.add_range(first_index, first_index + count)
         self.starts.add(first_index)
-        self.first = self.first or position
         self.size += size
 
     @property
@@ -212,6 +216,15 @@ class Transactions:
             found = self.known[txn] = TopicTxn()
         return found.phase
 
+    def is_full(self, txn: TxnId) -> bool:
+        """Whether there are too many others for it."""
+        return len(self.known) >= OPEN_MAX and txn not in self.known
+
+    def may_join(self, txn: TxnId) -> bool:
+        """Whether it has not ended, and there is room for it."""
+        found = self.known.get(txn)
+        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
+
     def joined(self, txn: TxnId) -> bool:
         """The coordinator has the topic as a participant. False: it has ended meanwhile."""
         found = self.known.get(txn)
@@ -320,19 +333,19 @@ class Transactions:
         self.aborts += not settlement.committed
         numbers: dict[str, SequenceProgress] = {}
         missing = 0
-        if settlement.committed:
-            said = settlement.entries >= 0
+        if settlement.committed and 0 <= settlement.entries < found.count:
             late, indexes, end = found.after(settlement.last, settlement.entries)
-            if not said:
-                late, indexes = {}, BitMap64()
             late_count = sum(map(len, late.values()))
             self._abort(late, found.size * late_count // max(1, found.count))
             self.aborted_indexes |= indexes
             numbers = {
                 name: own.progress for name, own in found.numbers.items()
-                if own.progress != NOTHING and (own.last <= end or not said)
+                if own.progress != NOTHING and own.last <= end
             }  # fmt: skip
             missing = max(0, settlement.entries - (found.count - late_count))
+        elif settlement.committed:  # all of it counts
+            numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
+            missing = max(0, settlement.entries - found.count)
         else:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes

@@ -380,9 +380,9 @@ class Coordinator:
         elif self._is_superseded(owned.tag):
             self._void(txn, Reason.SUPERSEDED, now)
         else:
-            del self._unused[txn]
-            self._unindex(txn, owned)
-            self._add(Live(txn, owned, now, now + owned.timeout_s))
+            del self._unused[txn]  # its owner, name and sink have it as before
+            self._live[txn] = Live(txn, owned, now, now + owned.timeout_s)
+            heapq.heappush(self._deadlines, (now + owned.timeout_s, txn))
             self.counters.begun += 1
 
     def _add(self, live: Live) -> None:
@@ -413,13 +413,31 @@ class Coordinator:
         found = self._certain(intent.txn, intent, now)
         if not isinstance(found, Live):
             return _state(found)
-        if intent.topic not in found.participants:
-            if found.phase is Phase.PREPARED:
-                raise TransactionEnded(f"{self._id(intent.txn)} is prepared: nothing may be added")
-            if len(found.participants) >= self.limits.participants_max:
-                raise InvalidRequest(f"{self._id(intent.txn)} has {len(found.participants)} topics: no more may join")
-            found.participants[intent.topic] = Participant(intent.topic)
+        self._take_in(found, intent.topic)
         return _state(found)
+
+    def _take_in(self, live: Live, topic: str) -> None:
+        if topic in live.participants:
+            return
+        if live.phase is Phase.PREPARED:
+            raise TransactionEnded(f"{self._id(live.txn)} is prepared: nothing may be added")
+        if len(live.participants) >= self.limits.participants_max:
+            raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
+        live.participants[topic] = Participant(topic)
+
+    def join_now(self, txn: int, topic: str, now: float) -> bool:
+        """Whether the topic is a participant of a transaction that is not in doubt and has not ended. Without an answer
+        to anybody: False says nothing, ask by a Join."""
+        if self.is_over:
+            return False
+        try:
+            found = self._find(txn, now)
+            if not isinstance(found, Live) or found.phase in IN_DOUBT:
+                return False
+            self._take_in(found, topic)
+        except MagnetarError:
+            return False
+        return True
 
     def owed(self, txn: int, topic: str) -> Participant | None:
         """What a commit that is durable says of the topic, which has not stored it. None: there is no such thing."""

@@ -32,7 +32,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
 from tests.broker.subscription.test_delays import until
-from tests.broker.topic.coordination import FakeCoordinator, coordinator
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, settle_at
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, one_by_one
 
 TOPIC = "persistent://public/default/transactional"
@@ -59,6 +59,9 @@ class Joins:
 
     def is_open(self, txn: TxnId) -> bool:
         return txn in self.joined and txn not in self.ended
+
+    def join_now(self, txn: TxnId) -> bool:
+        return self.is_open(txn)
 
     async def join(self, txn: TxnId) -> None:
         self.asked.append(txn)
@@ -508,7 +511,7 @@ async def test_the_next_transaction_may_begin_while_the_outcome_of_the_last_is_o
     if committed:
         await until(lambda: coordinator.joins.count(X) == 3)
         assert not following.done()
-        await topic.settle(settlement)
+        await settle_at(topic, settlement)
     if committed is not cumulative:
         why = "already" if committed else "cumulative"  # given back, and not delivered again: it must not be covered
         with pytest.raises(TransactionConflict, match=why):

@@ -26,6 +26,7 @@ class FakeCoordinator:
         self.joins: list[TxnId] = []
         self.owed: dict[TxnId, Settlement] = {}  # what a join is answered
         self.down: MagnetarError | None = None
+        self.is_near = False  # in the process of the topics
         self._next = 0
 
     def begin(self) -> TxnId:
@@ -43,12 +44,19 @@ class FakeCoordinator:
             self.participants.setdefault(txn, []).append(topic)
         return state
 
+    def join_now(self, txn: TxnId, topic: str) -> bool:
+        if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:
+            return False
+        self.joins.append(txn)
+        self.participants.setdefault(txn, []).append(TopicName.parse(topic))
+        return True
+
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
         self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED
         return Settlement(txn, committed, **receipts)
 
     async def end(self, topic: Topic, txn: TxnId, committed: bool, **receipts: Any) -> None:
-        await topic.settle(self.settlement(txn, committed, **receipts))
+        await settle_at(topic, self.settlement(txn, committed, **receipts))
 
     @contextmanager
     def unreachable(self) -> Iterator[None]:
@@ -57,6 +65,13 @@ class FakeCoordinator:
             yield
         finally:
             self.down = None
+
+
+async def settle_at(topic: Topic, settlement: Settlement) -> None:
+    """Returns when the topic has stored it; or its error."""
+    (error,) = await topic.settle([settlement], 60.0)
+    if error is not None:
+        raise error
 
 
 def in_txn(
@@ -74,10 +89,11 @@ def in_txn(
     return encode_batch(metadata, plain_items(payloads), len(payloads))
 
 
-@pytest.fixture
-def coordinator(monkeypatch: pytest.MonkeyPatch) -> FakeCoordinator:
-    """All topics of the test have it."""
+@pytest.fixture(params=["far", "near"])
+def coordinator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCoordinator:
+    """All topics of the test have it: at another broker, or in their process."""
     fake, honest = FakeCoordinator(), Topic.__init__
+    fake.is_near = request.param == "near"
 
     def with_coordinator(self: Topic, *args: Any, **options: Any) -> None:
         honest(self, *args, **{**options, "coordinators": fake})

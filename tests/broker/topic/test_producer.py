@@ -27,10 +27,11 @@ from tests.support.cluster import SMALL, client_part
 
 def topic_over(log: Any) -> Any:
     unused: Any = None
+    named: Any = SimpleNamespace(name=TopicName.parse("t"))
     dedup = Deduplication(SystemClock(), unused, SMALL, log, unused)
-    transactions = TopicTransactions(unused, unused, SMALL, unused, log, unused, NoCoordinators())
+    transactions = TopicTransactions(unused, unused, SMALL, named, log, unused, NoCoordinators())
     return SimpleNamespace(
-        name=TopicName.parse("t"), log=log, traffic=TopicStatistics(SystemClock()), applied=SMALL, dedup=dedup,
+        name=named.name, log=log, traffic=TopicStatistics(SystemClock()), applied=SMALL, dedup=dedup,
         transactions=transactions,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ from magnetar.proto.names import TopicName
 from magnetar.proto.transactions import TxnId, TxnState
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.broker.subscription.test_delays import until
-from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of
+from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of, settle_at
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
@@ -461,7 +461,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         if told == "COMMITTED":
             await until(lambda: txn in topic.transactions._committed_at)
             assert await shown(second) == []
-            await topic.settle(settlement)
+            await settle_at(topic, settlement)
         await until(lambda: not topic.transactions.still_open)
         assert await shown(second) == [b"0"]
 

@@ -23,23 +23,38 @@ what readers of committed data see (`shown`), and all that is in the log (`store
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
+from magnetar.broker.transaction.core.intents import Result
 from magnetar.broker.transaction.core.records import AnyRecord, Committed
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import CoordinatorLog
+from magnetar.broker.transaction.together import Question
 from magnetar.proto.transactions import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.history import Id
 
 MINT = "mint"
 PLAIN = "plain"
+
+
+class Watched(Question):
+    """A question whose answer is looked at first."""
+
+    def __init__(self, asked: Question, look: Callable[[TxnState], None]) -> None:
+        self._asked, self._look = asked, look
+
+    def answer(self, result: Result) -> None:
+        if isinstance(result, TxnState):
+            self._look(result)
+        self._asked.answer(result)
 
 
 class Coordination:
@@ -113,14 +128,24 @@ class Coordination:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """As long as it lasts."""
-        append, take_over = CoordinatorLog.append, CoordinatorLog.take_over
+        append, append_now, take_over = CoordinatorLog.append, CoordinatorLog.append_now, CoordinatorLog.take_over
         state_of, begin = RunningCoordinator._state, RunningCoordinator.begin
         join, end, status = RunningCoordinator.join, RunningCoordinator.end, RunningCoordinator.status
+        join_now, ask_end = RunningCoordinator.join_now, RunningCoordinator.ask_end
 
-        async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], state: State) -> None:
+        async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             txns = self.appending(log.number, records)
-            await append(log, records, state)
+            await append(log, records, *args)
             self.appended(log.number, txns)
+
+        def appended_now(log: CoordinatorLog, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
+            future = append_now(log, records)
+            if future is not None:
+                txns = self.appending(log.number, records)
+                future.add_done_callback(
+                    lambda done: done.cancelled() or done.exception() or self.appended(log.number, txns)
+                )
+            return future
 
         async def taken(log: CoordinatorLog) -> tuple[State, int]:
             found = await take_over(log)
@@ -139,6 +164,16 @@ class Coordination:
                 self.joined[txn, topic] = None
             return found
 
+        def joined_now(running: RunningCoordinator, txn: TxnId, topic: str) -> bool:
+            found = join_now(running, txn, topic)
+            if found:
+                self.answered(txn, TxnState.OPEN)
+                self.joined[txn, topic] = None
+            return found
+
+        def end_asked(running: RunningCoordinator, to: Question, txn: TxnId, *args: Any, **kwargs: Any) -> None:
+            ask_end(running, Watched(to, lambda state: self.answered(txn, state)), txn, *args, **kwargs)
+
         async def ended(running: RunningCoordinator, txn: TxnId, *args: Any, **kwargs: Any) -> TxnState:
             found = await end(running, txn, *args, **kwargs)
             self.answered(txn, found)
@@ -152,9 +187,12 @@ class Coordination:
         assert state_of, "every question about a state goes through it"
         with (
             mock.patch.object(CoordinatorLog, "append", appended),
+            mock.patch.object(CoordinatorLog, "append_now", appended_now),
             mock.patch.object(CoordinatorLog, "take_over", taken),
             mock.patch.object(RunningCoordinator, "begin", begun),
             mock.patch.object(RunningCoordinator, "join", joined),
+            mock.patch.object(RunningCoordinator, "join_now", joined_now),
+            mock.patch.object(RunningCoordinator, "ask_end", end_asked),
             mock.patch.object(RunningCoordinator, "end", ended),
             mock.patch.object(RunningCoordinator, "status", asked),
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -516,19 +516,16 @@ async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
 
 async def test_requests_under_way_are_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "REQUESTS_MAX", 10)
-    go_on = asyncio.Event()
-
-    async def slowly(session: ConsumerSession) -> None:
-        await go_on.wait()
-
-    monkeypatch.setattr(ConsumerSession, "durable", slowly)
+    waiting: list[Callable[[MagnetarError | None], None]] = []
+    monkeypatch.setattr(ConsumerSession, "when_durable", lambda session, tell: waiting.append(tell))
     await raw.consumer(1)
     for number in range(1, 16):
         raw.send(1, ack=wire.Ack(request_id=number))
     refused = [await raw.kind(1, "done") for _ in range(5)]
     assert [each.request_id for each in refused] == list(range(11, 16))
     assert {type(from_wire(each.error)) for each in refused} == {BackPressure}
-    go_on.set()
+    for tell in waiting:
+        tell(None)
     assert sorted([(await raw.kind(1, "done")).request_id for _ in range(10)]) == list(range(1, 11))
 
 

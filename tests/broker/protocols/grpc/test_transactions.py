@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,13 @@ class Settled:
 def settled(monkeypatch: pytest.MonkeyPatch) -> Settled:
     found = Settled()
 
-    async def settle(self: Topic, settlement: Settlement) -> None:
+    async def settle(self: Topic, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
         if found.failing:
             found.failing -= 1
-            raise Unavailable("not now")
-        found.told.append((self.name.full, settlement))
+            return [Unavailable("not now")] * len(settlements)
+        found.told += [(self.name.full, each) for each in settlements]
         found.changed.set()
+        return [None] * len(settlements)
 
     monkeypatch.setattr(Topic, "settle", settle, raising=False)
     return found
