@@ -42,6 +42,23 @@ def state_of(joined: Joined) -> TxnState:
     return joined
 
 
+class TransactionFacts(NamedTuple):
+    """What its coordinator says of a transaction."""
+
+    txn: TxnId
+    state: TxnState
+    owner: str = ""
+    """The role that began it; empty: callers have none."""
+    name: str = ""
+    address: str = ""
+    """Of the client that began it."""
+    sink: str = ""
+    """It writes a batch of this sink; empty: of none."""
+    age_s: float = 0.0
+    left_s: float = 0.0
+    """To its deadline."""
+
+
 class Coordinators(Protocol):
     """The coordinators of the cluster."""
 
@@ -54,12 +71,26 @@ class Coordinators(Protocol):
         Joins that are asked in one turn travel together.
         """
 
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        """Errors as of `join`. One that is being decided may be told as OPEN."""
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        """Aborts it if it is open, because a topic of it is deleted by force. Its state after that: COMMITTED or
+        ABORTED for ever; or PREPARED, which is left. Errors as of `join`; repeating it is no harm.
+        """
+
 
 class NoCoordinators:
     """Of a broker, or a topic, without transactions."""
 
     async def join(self, txn: TxnId, topic: TopicName) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
+
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        raise NotAllowed("there are no transactions here")
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        raise NotAllowed("there are no transactions here")
 
 
 class TransactionJoins(Protocol):

@@ -52,6 +52,7 @@ from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from .core.dedup import DedupVerdict, SequenceProgress
 from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnPhase, TxnSnapshot
+from .deletion import Deletion
 from .outcomes import OutcomesLedger
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
@@ -129,8 +130,9 @@ class TopicTransactions:
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_joins", "_landing", "_ledger", "_log",
-        "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core", "replayed",
+        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_joins", "_landing", "_leaving",
+        "_ledger", "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world",
+        "core", "replayed",
     )  # fmt: skip
 
     def __init__(
@@ -152,7 +154,7 @@ class TopicTransactions:
         self._since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
-        self._ended = False
+        self._ended = self._leaving = False  # it takes nothing any more; the topic is about to be deleted
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -299,6 +301,7 @@ class TopicTransactions:
     async def _join(self, txn: TxnId) -> None:
         if not self._topic.name.persistent:
             raise NotAllowed(f"topic {self._topic.name} keeps nothing, and takes part in no transaction")
+        self._check_leaving()
         core = await self._see()
         if len(core.known) >= OPEN_MAX and txn not in core.known:
             raise BackPressure(f"topic {self._topic.name} has {OPEN_MAX} open transactions")
@@ -306,6 +309,7 @@ class TopicTransactions:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn)
+            self._check_leaving()  # the coordinator may have it as a participant, with nothing to settle
         except BaseException:
             core.refused(txn)
             raise
@@ -322,6 +326,10 @@ class TopicTransactions:
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
+
+    def _check_leaving(self) -> None:
+        if self._leaving:
+            raise Unavailable(f"topic {self._topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _see(self) -> Transactions:
         """Before the first transaction of the topic: its record says so."""
@@ -542,6 +550,28 @@ class TopicTransactions:
     def still_open(self) -> list[TxnId]:
         """Those that have not ended here, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
+
+    # ------------------------------------------------------------------ deletion (deletion.py)
+    async def leave(self, *, force: bool) -> None:
+        """Returns when no transaction has something here that can commit; until `stay`, nothing joins.
+        TransactionsOpen.
+        """
+        self._leaving = True
+        await self.check_leave(force=force)
+        if force and (opened := self.still_open):
+            await self._deletion().abort(opened)
+
+    async def check_leave(self, *, force: bool) -> None:
+        """Whether `leave` would succeed; changes nothing."""
+        if opened := self.still_open:
+            await self._deletion().check(opened, force=force)
+
+    def _deletion(self) -> Deletion:
+        return Deletion(self._world.clock, self._topic.name, self._coordinators)
+
+    def stay(self) -> None:
+        """The topic is not deleted."""
+        self._leaving = False
 
     def statistics(self) -> TransactionStats | None:
         """None: the topic has seen no transaction."""

@@ -105,6 +105,18 @@ class TransactionService(HalfService):
         told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None
         return wire.TransactionReply(txn=item.txn, state=_state(state_of(joined)), settlement=told)
 
+    async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
+        _bounded(request.items)
+        return wire.AbortOpenReply(items=await asyncio.gather(*map(self._abort_open, request.items)))
+
+    async def _abort_open(self, item: wire.AbortOpenItem) -> wire.AbortOpenDone:
+        try:
+            txn = txn_of(item.txn)
+            found = await (await self._here(txn)).abort_open(txn, only_tell=item.only_tell)
+        except MagnetarError as error:
+            return wire.AbortOpenDone(error=to_wire(error))
+        return wire.AbortOpenDone(found=_row(txn.coordinator, found))
+
     async def settle(self, request: wire.SettleRequest, context: CallContext) -> wire.SettleReply:
         _bounded(request.items)
         by_topic: dict[str, list[tuple[int, wire.Settlement]]] = defaultdict(list)

@@ -35,6 +35,7 @@ class Reason(enum.Enum):
     FAILED = "operation failed"
     SUPERSEDED = "another attempt wrote the batch"
     LOST = "coordinator lost"
+    DELETED = "a topic of it was deleted by force"
 
 
 # ---------------------------------------------------------------------------------- intents
@@ -90,6 +91,15 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class AbortByAdmin:
+    request: object
+    txn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOpen:
+    """A topic of it is deleted by force. Answered by its Row; only one that is open is aborted: who prepared a
+    transaction was told that it can commit."""
+
     request: object
     txn: int
 
@@ -160,7 +170,7 @@ class WatchHalves:
 
 
 HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | Detach | HalfIntent
+Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | Detach | HalfIntent
 
 
 # ---------------------------------------------------------------------------------- effects
@@ -174,7 +184,24 @@ class Begun(NamedTuple):
     already: bool = False
 
 
-Result = Begun | TxnState | bool | MagnetarError | None
+class Row(NamedTuple):
+    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
+    answered."""
+
+    txn: int
+    state: TxnState
+    owner: str
+    name: str
+    tag: Tag | None
+    age_s: float
+    left_s: float
+    waiting: Sequence[str]
+    reason: str = ""
+    address: str = ""
+    timeout_s: float = 0.0
+
+
+Result = Begun | TxnState | Row | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
@@ -286,23 +313,6 @@ class Counters:
         """A transaction has its outcome."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s
-
-
-class Row(NamedTuple):
-    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
-    answered."""
-
-    txn: int
-    state: TxnState
-    owner: str
-    name: str
-    tag: Tag | None
-    age_s: float
-    left_s: float
-    waiting: Sequence[str]
-    reason: str = ""
-    address: str = ""
-    timeout_s: float = 0.0
 
 
 class HalfPhase(enum.IntEnum):
