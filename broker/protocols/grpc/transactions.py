@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest, MagnetarError, to_wire
@@ -55,7 +56,7 @@ class TransactionService(HalfService):
 
     async def end(self, request: wire.EndRequest, context: CallContext) -> wire.EndReply:
         _bounded(request.items)
-        asked = [_answered(item.txn, self._end(item, context)) for item in request.items]
+        asked = [_answered(item.txn, partial(self._end, item, context)) for item in request.items]
         return wire.EndReply(items=await asyncio.gather(*asked))
 
     async def _end(self, item: wire.EndItem, context: CallContext) -> TxnState:
@@ -67,7 +68,7 @@ class TransactionService(HalfService):
 
     async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
         _bounded(request.txns)
-        asked = [_answered(each, self._status(each)) for each in request.txns]
+        asked = [_answered(each, partial(self._status, each)) for each in request.txns]
         return wire.StatusReply(items=await asyncio.gather(*asked))
 
     async def _status(self, asked: wire.TransactionId) -> TxnState:
@@ -186,10 +187,10 @@ def txn_of(asked: wire.TransactionId) -> TxnId:
     return TxnId.checked(asked.most, asked.least)
 
 
-async def _answered(txn: wire.TransactionId, work: Awaitable[TxnState]) -> wire.TransactionReply:
-    """Each item has its own answer."""
+async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
+    """Each item has its own answer. `work` makes its coroutine here: a task that is cancelled first leaves none."""
     try:
-        return wire.TransactionReply(txn=txn, state=_state(await work))
+        return wire.TransactionReply(txn=txn, state=_state(await work()))
     except MagnetarError as error:
         return wire.TransactionReply(txn=txn, error=to_wire(error))
 
