@@ -179,6 +179,13 @@ class Busy(MagnetarError):
     definite = True
 
 
+class TransactionsOpen(Busy):
+    """The topic has something in transactions that are not ended; fields `txn` (one of them), `state` (UNKNOWN: its
+    coordinator does not answer), `count`."""
+
+    code = 39
+
+
 class ConsumerBusy(Busy):
     """An exclusive subscription has a consumer already, or the subscription has another type."""
 

@@ -893,6 +893,34 @@ class SettleReply(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[Done]
     def __init__(self, items: _Optional[_Iterable[_Union[Done, _Mapping]]] = ...) -> None: ...
 
+class AbortOpenItem(_message.Message):
+    __slots__ = ("txn", "only_tell")
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    ONLY_TELL_FIELD_NUMBER: _ClassVar[int]
+    txn: TransactionId
+    only_tell: bool
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., only_tell: bool = ...) -> None: ...
+
+class AbortOpenRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[AbortOpenItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[AbortOpenItem, _Mapping]]] = ...) -> None: ...
+
+class AbortOpenReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[AbortOpenDone]
+    def __init__(self, items: _Optional[_Iterable[_Union[AbortOpenDone, _Mapping]]] = ...) -> None: ...
+
+class AbortOpenDone(_message.Message):
+    __slots__ = ("found", "error")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    found: TransactionInfo
+    error: Error
+    def __init__(self, found: _Optional[_Union[TransactionInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
 class GetSchemaRequest(_message.Message):
     __slots__ = ("topic", "version")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

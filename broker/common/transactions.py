@@ -42,6 +42,23 @@ def state_of(joined: Joined) -> TxnState:
     return joined
 
 
+class TransactionFacts(NamedTuple):
+    """What its coordinator says of a transaction."""
+
+    txn: TxnId
+    state: TxnState
+    owner: str = ""
+    """The role that began it; empty: callers have none."""
+    name: str = ""
+    address: str = ""
+    """Of the client that began it."""
+    sink: str = ""
+    """It writes a batch of this sink; empty: of none."""
+    age_s: float = 0.0
+    left_s: float = 0.0
+    """To its deadline."""
+
+
 class Coordinators(Protocol):
     """The coordinators of the cluster."""
 
@@ -59,6 +76,14 @@ class Coordinators(Protocol):
         is not decided. False: `join` it, which waits, or says why not."""
         ...
 
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        """Errors as of `join`. One that is being decided may be told as OPEN."""
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        """Aborts it if it is open, because a topic of it is deleted by force. Its state after that: COMMITTED or
+        ABORTED for ever; or PREPARED, which is left. Errors as of `join`; repeating it is no harm.
+        """
+
 
 class NoCoordinators:
     """Of a broker, or a topic, without transactions."""
@@ -68,6 +93,12 @@ class NoCoordinators:
 
     def join_now(self, txn: TxnId, topic: str) -> bool:
         return False
+
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        raise NotAllowed("there are no transactions here")
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        raise NotAllowed("there are no transactions here")
 
 
 class TransactionJoins(Protocol):

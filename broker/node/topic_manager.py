@@ -400,20 +400,26 @@ class TopicManager:
             del self.loaded[topic.name.full]
         await self._end(topic)
 
-    async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Deletes the record first, then the ledgers: no record names what a crash leaves.
+    async def check_delete(self, name: TopicName, *, force: bool) -> None:
+        """Whether `delete` would succeed now; changes nothing."""
+        topic = await self.topic(name, create=False)
+        await topic.check_delete(force=force)
+
+    async def delete(self, name: TopicName, *, force: bool, abort: bool | None = None) -> None:
+        """Deletes the record first, then the ledgers: no record names what a crash leaves. `abort`: open transactions
+        of the topic are aborted, else refused; None: by force.
 
         The ended topic stays loaded, and refuses every client, until its record is deleted: loaded again before, it
         would confirm publishes into a ledger that no list names. A delete that began runs to its end.
         """
         session = self._open()
         topic = await self.topic(name, create=False)
-        await unbroken(self._delete(session, topic, force=force))
+        await unbroken(self._delete(session, topic, force=force, abort=force if abort is None else abort))
 
-    async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool) -> None:
+    async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool, abort: bool) -> None:
         name = topic.name
         try:
-            ledger_ids = await topic.delete(force=force)
+            ledger_ids = await topic.delete(force=force, abort=abort)
             if not name.is_partition:
                 await session.grants.forget(name)
                 await session.schemas.forget(name)
@@ -442,8 +448,9 @@ class TopicManager:
                 await turns.next()
         for topic in inactive:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
+            by_force = topic.applied.inactive_mode != "delete_when_no_subscriptions"
             try:
-                await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
+                await self.delete(topic.name, force=by_force, abort=False)
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 

@@ -36,6 +36,7 @@ class OtherBrokers(Protocol):
     """The same questions, to another broker. Raises what it answers; TimedOut."""
 
     async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None: ...
+    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None: ...
     async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded: ...
     async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]: ...
 
@@ -175,16 +176,20 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool) -> None:
-        """With all of its partitions, each by its owner. Busy: it is in use, and not by force."""
+        """With all of its partitions, each by its owner. Busy: it is in use, and not by force; TransactionsOpen: it has
+        something in transactions, and not by force, or prepared. Every partition is asked before the first one is
+        deleted, so a refusal leaves all of them.
+        """
         partitions = await self._broker.catalog.existing_partitions(topic)
         if topic.is_partition or not partitions:
             await self._delete_one(topic, force=force)
             return
-        for number in range(partitions):
-            try:
-                await self._delete_one(topic.with_partition(number), force=force)
-            except NotFound:
-                continue  # an earlier attempt got so far
+        for ask in (self.check_delete, self._delete_one):
+            for number in range(partitions):
+                try:
+                    await ask(topic.with_partition(number), force=force)
+                except NotFound:
+                    continue  # an earlier attempt got so far
         await self._broker.grants.forget(topic)
         await self._broker.schemas.forget(topic)
         await self._broker.catalog.forget_partitions(topic)
@@ -195,6 +200,14 @@ class Administration:
             await self._broker.delete(topic, force=force)
         else:
             await self._others.delete_topic(owner, topic, force=force)
+
+    async def check_delete(self, topic: TopicName, *, force: bool) -> None:
+        """Of a partition, or a topic without: whether its owner would delete it now."""
+        owner = await self._broker.lookup(topic)
+        if owner.name == self._broker.name:
+            await self._broker.check_delete(topic, force=force)
+        else:
+            await self._others.check_delete(owner, topic, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
         """It need not be loaded."""

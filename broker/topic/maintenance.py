@@ -30,6 +30,7 @@ from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .part import TopicPart
+from .transactions import TopicTransactions
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
@@ -44,7 +45,7 @@ class Living(Protocol):
     applied: Applied
     log: Log
     subscriptions: dict[str, Subscription]
-
+    transactions: TopicTransactions
     parts: tuple[TopicPart, ...]
 
     @property
@@ -92,7 +93,7 @@ class TopicMaintenance:
     def inactive(self) -> bool:
         """Whether the topic is to be deleted, because it is unused."""
         topic, now = self._topic, self._world.clock.monotonic()
-        if topic.users:
+        if topic.users or topic.transactions.still_open:
             self._unused_since = now
         durable = self._durable()
         return inactive(

@@ -66,6 +66,7 @@ class Topic:
         self._world = world
         self._storage = storage
         self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
+        self._deleting = asyncio.Lock()
         self._on_lost, self._settled = on_lost, settled
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
@@ -455,30 +456,45 @@ class Topic:
             await part.close()
         await self.log.close()
 
-    async def delete(self, *, force: bool) -> list[int]:
-        """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force."""
-        durable = [each for each in self.subscriptions.values() if each.durable]
-        busy = self.users
-        if not force and (busy or durable):
+    def _durable(self) -> list[Subscription]:
+        return [each for each in self.subscriptions.values() if each.durable]
+
+    def _check_unused(self) -> None:
+        durable = len(self._durable())
+        if self.users or durable:
             raise Busy(
-                f"topic {self.name} has {len(self.producers)} producers and {len(durable)} subscriptions; "
+                f"topic {self.name} has {len(self.producers)} producers and {durable} subscriptions; "
                 "remove them first, or delete by force",
                 topic=self.name,
             )
-        opened = self.transactions.still_open
-        if not force and opened:
-            raise Busy(
-                f"topic {self.name} has entries or acknowledgements in the open transaction {opened[0]}; end it first, "
-                "or delete by force",
-                topic=self.name, txn=str(opened[0]),
-            )  # fmt: skip
-        self._going = True  # publishing is refused from here on: the message would have no subscriber
-        try:
-            for name in [each.name for each in durable]:
-                await self.unsubscribe(name, force=True)
-        except MagnetarError:
-            self._going = False
-            raise
+
+    async def check_delete(self, *, force: bool) -> None:
+        """Whether `delete` would succeed now; changes nothing. Busy, TransactionsOpen."""
+        if not force:
+            self._check_unused()
+        await self.transactions.check_leave(force=force)
+
+    async def delete(self, *, force: bool, abort: bool) -> list[int]:
+        """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force.
+
+        What is open in transactions is aborted first, if `abort` says so (deletion.py). TransactionsOpen: something is
+        left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.
+        """
+        async with self._deleting:
+            self.check_open()
+            if not force:
+                self._check_unused()
+            try:
+                await self.transactions.leave(force=abort)
+                if not force:
+                    self._check_unused()  # in the same turn as the next line
+                self._going = True  # publishing is refused from here on: the message would have no subscriber
+                for name in [each.name for each in self._durable()]:
+                    await self.unsubscribe(name, force=True)
+            except BaseException:
+                self._going = False
+                self.transactions.stay()
+                raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record
         of_parts = [ledger_id for part in self.parts for ledger_id in part.own_ledgers()]

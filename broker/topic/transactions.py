@@ -53,6 +53,7 @@ from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from .core.dedup import DedupVerdict, SequenceProgress
 from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnPhase, TxnSnapshot
+from .deletion import Deletion
 from .outcomes import OutcomesLedger
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
@@ -142,9 +143,9 @@ class TopicTransactions:
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_ledger",
-        "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world", "core",
-        "replayed",
+        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_leaving",
+        "_ledger", "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world",
+        "core", "replayed",
     )  # fmt: skip
 
     def __init__(
@@ -166,7 +167,7 @@ class TopicTransactions:
         self._since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
-        self._ended = False
+        self._ended = self._leaving = False  # it takes nothing any more; the topic is about to be deleted
         self._full = topic.name.full
 
     # ------------------------------------------------------------------ opening
@@ -231,7 +232,7 @@ class TopicTransactions:
             return False
         if core.is_open(txn):
             return True
-        if not core.may_join(txn) or not self._coordinators.join_now(txn, self._full):
+        if self._leaving or not core.may_join(txn) or not self._coordinators.join_now(txn, self._full):
             return False
         core.ask(txn)
         self._is_in(core, txn)
@@ -335,6 +336,7 @@ class TopicTransactions:
     async def _join(self, txn: TxnId) -> None:
         if not self._topic.name.persistent:
             raise NotAllowed(f"topic {self._topic.name} keeps nothing, and takes part in no transaction")
+        self._check_leaving()
         core = await self._see()
         if core.is_full(txn):
             raise BackPressure(f"topic {self._topic.name} has {OPEN_MAX} open transactions")
@@ -342,6 +344,7 @@ class TopicTransactions:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn)
+            self._check_leaving()  # the coordinator may have it as a participant, with nothing to settle
         except BaseException:
             core.refused(txn)
             raise
@@ -364,6 +367,10 @@ class TopicTransactions:
         self._since.setdefault(txn, self._world.clock.monotonic())
         self._ask_on()
         return True
+
+    def _check_leaving(self) -> None:
+        if self._leaving:
+            raise Unavailable(f"topic {self._topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _see(self) -> Transactions:
         """Before the first transaction of the topic: its record says so."""
@@ -612,6 +619,28 @@ class TopicTransactions:
     def still_open(self) -> list[TxnId]:
         """Those that have not ended here, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
+
+    # ------------------------------------------------------------------ deletion (deletion.py)
+    async def leave(self, *, force: bool) -> None:
+        """Returns when no transaction has something here that can commit; until `stay`, nothing joins.
+        TransactionsOpen.
+        """
+        self._leaving = True
+        await self.check_leave(force=force)
+        if force and (opened := self.still_open):
+            await self._deletion().abort(opened)
+
+    async def check_leave(self, *, force: bool) -> None:
+        """Whether `leave` would succeed; changes nothing."""
+        if opened := self.still_open:
+            await self._deletion().check(opened, force=force)
+
+    def _deletion(self) -> Deletion:
+        return Deletion(self._world.clock, self._topic.name, self._coordinators)
+
+    def stay(self) -> None:
+        """The topic is not deleted."""
+        self._leaving = False
 
     def statistics(self) -> TransactionStats | None:
         """None: the topic has seen no transaction."""

@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
-from ...proto.errors import ConnectionLost, InternalError, MagnetarError, TimedOut
+from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, MagnetarError, TimedOut
 from ...proto.names import Position
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.supervisor import Supervisor
@@ -28,6 +28,7 @@ from ..common.transactions import Joined, Settlement
 from .core.coordinator import Coordinator
 from .core.intents import (
     AbortByAdmin,
+    AbortOpen,
     Answer,
     Append,
     AskHalf,
@@ -168,6 +169,17 @@ class RunningCoordinator:
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
+
+    async def abort_open(self, txn: TxnId, *, only_tell: bool) -> Row:
+        """What it is after that; `only_tell`: as it is. InvalidRequest: it was never used."""
+        if only_tell:
+            rows = self.rows(txn, 1)
+            if not rows:
+                raise InvalidRequest(f"{txn} has not begun")
+            return rows[0]
+        found = await self._ask(lambda to: AbortOpen(to, txn.least))
+        assert isinstance(found, Row), "the question is about a row"
+        return found
 
     async def detach(self, txn: TxnId, topic: str) -> None:
         await self._ask(lambda to: Detach(to, txn.least, topic))

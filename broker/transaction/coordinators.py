@@ -2,7 +2,8 @@
 
     await coordinators.find(number)        who has it; this broker takes one that no broker has
     await coordinators.here(number)        the running one; NotOwner elsewhere
-    await coordinators.join(txn, topic)    `Coordinators` of broker/common/transactions.py: here, or over the network
+    await coordinators.join(txn, topic)    and tell, abort_open: `Coordinators` of broker/common/transactions.py, here
+                                           or over the network
     await coordinators.look_after()        loads those that no broker has and that have something to do
     await coordinators.close() | drop(…)   gives them back
 
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ...ledger import LedgerClient
 from ...metadata import paths
@@ -40,7 +41,7 @@ from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
 from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
-from ..common.transactions import Joined
+from ..common.transactions import Joined, TransactionFacts
 from ..log.snapshot_ledger import StateLedgers
 from .peers import Peers
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .core.intents import Limits
     from .settling import Topics
 
+Answer = TypeVar("Answer")
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 ASSIGN_TOPIC = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
@@ -196,26 +198,52 @@ class TransactionCoordinators:
         if self._loaded.get(running.number) is running:
             del self._loaded[running.number]
 
-    # ------------------------------------------------------------------ joins
+    # ------------------------------------------------------------------ `Coordinators` of topics
     async def join(self, txn: TxnId, topic: TopicName) -> Joined:
-        running = self._loaded.get(txn.coordinator)
+        return await self._at(
+            txn.coordinator, lambda running: running.join(txn, topic.full),
+            lambda endpoint: self.peers.join(endpoint, txn, topic),
+        )  # fmt: skip
+
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        return await self._facts(txn, only_tell=True)
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        return await self._facts(txn, only_tell=False)
+
+    async def _facts(self, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
+        async def here(running: RunningCoordinator) -> TransactionFacts:
+            row = await running.abort_open(txn, only_tell=only_tell)
+            sink = row.tag.sink_id if row.tag is not None else ""
+            return TransactionFacts(txn, row.state, row.owner, row.name, row.address, sink, row.age_s, row.left_s)
+
+        return await self._at(
+            txn.coordinator, here, lambda endpoint: self.peers.abort_open(endpoint, txn, only_tell=only_tell)
+        )
+
+    async def _at(
+        self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
+        there: Callable[[str], Awaitable[Answer]],
+    ) -> Answer:  # fmt: skip
+        """A question to a coordinator, here or at the broker that has it."""
+        running = self._loaded.get(number)
         if running is not None:
-            return await running.join(txn, topic.full)
-        endpoint = self._owners.get(txn.coordinator)
+            return await here(running)
+        endpoint = self._owners.get(number)
         try:
             if endpoint is not None:
-                return await self.peers.join(endpoint, txn, topic)
+                return await there(endpoint)
         except NotOwner:
             pass  # it moved
         except (ConnectionLost, TimedOut, Unavailable):
-            self._owners.pop(txn.coordinator, None)
+            self._owners.pop(number, None)
             raise
-        owner = await self.find(txn.coordinator)
+        owner = await self.find(number)
         if owner.name == self._ownership.me.name:
-            self._owners.pop(txn.coordinator, None)
-            return await (await self.here(txn.coordinator)).join(txn, topic.full)
-        self._owners[txn.coordinator] = owner.endpoint
-        return await self.peers.join(owner.endpoint, txn, topic)
+            self._owners.pop(number, None)
+            return await here(await self.here(number))
+        self._owners[number] = owner.endpoint
+        return await there(owner.endpoint)
 
     def join_now(self, txn: TxnId, topic: str) -> bool:
         running = self._loaded.get(txn[0])

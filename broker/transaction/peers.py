@@ -20,7 +20,7 @@ from ...proto.transactions import TxnId, TxnState
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
-from ..common.transactions import Joined, Settlement
+from ..common.transactions import Joined, Settlement, TransactionFacts
 
 TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
@@ -52,6 +52,18 @@ class Peers:
             told = reply.settlement
             return Settlement(txn, told.committed, told.entries, Position(told.last.ledger_id, told.last.entry_id))
         return TxnState(reply.state)
+
+    async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
+        """Errors as of `join`."""
+        item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
+        reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
+        if reply.HasField("error"):
+            raise from_wire(reply.error)
+        found = reply.found
+        return TransactionFacts(
+            txn, TxnState(found.state), found.owner, found.name, found.address, found.sink.sink_id,
+            found.age_ms / 1000, found.remaining_ms / 1000,
+        )  # fmt: skip
 
     async def settle(
         self, endpoint: str, topic: TopicName, settlements: Sequence[Settlement]

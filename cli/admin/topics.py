@@ -275,11 +275,13 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.option("-f", "--force", is_flag=True, help="Although producers or subscriptions are there.")
+@click.option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
 @YES
 @connected
 def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic, all its partitions and messages.
+
+    By force, transactions that are open in it are aborted first. A prepared transaction has to be ended before.
 
     Example: magnetar topics delete orders -f
     """

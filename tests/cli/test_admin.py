@@ -369,3 +369,30 @@ def test_an_open_transaction_names_who_began_it_and_what_waits_for_it(cli: Cli, 
     aborted = cli_json("topics", "stats", "txn-out")["transactions"]
     assert (aborted["open"], aborted["aborted"], aborted["abortedEntries"], aborted["oldest"]) == (0, 1, 1, "")
     assert aborted["abortedBytes"] > 0
+
+
+def test_a_topic_is_deleted_by_force_from_under_an_open_transaction_and_not_from_under_a_prepared_one(
+    cli: Cli, cli_json: Json, url: str
+) -> None:
+    with magnetar.Client(url) as client:
+        going, staying = client.create_producer("txn-going"), client.create_producer("txn-staying")
+        txn = client.transaction(timeout=300)
+        for producer in (going, staying):
+            producer.send(b"1", txn=txn)
+        prepared = client.transaction(timeout=300)
+        going.send(b"2", txn=prepared)
+        prepared.prepare(until=300)
+        going.close()
+        for options in ((), ("--force",)):
+            refused = cli("topics", "delete", "txn-going", "--yes", *options, code=5)
+            assert str(prepared.id) in refused.err
+            assert "magnetar transactions abort" in refused.err
+        assert cli_json("transactions", "show", str(txn.id))["state"] == "OPEN"
+        cli("transactions", "abort", str(prepared.id))
+        refused = cli("topics", "delete", "txn-going", "--yes", code=5)
+        assert str(txn.id) in refused.err
+        assert "by force" in refused.err
+        cli("topics", "delete", "txn-going", "--yes", "--force")
+        with pytest.raises(magnetar.TransactionAborted, match="deleted by force"):
+            txn.commit()
+    assert cli_json("topics", "stats", "txn-staying")["transactions"]["aborted"] == 1

@@ -49,6 +49,9 @@ class _OtherBrokers:
     async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None:
         await ask(self._world, broker.endpoint, "DeleteTopic", wire.DeleteRequest(name=topic.full, force=force))
 
+    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None:
+        await ask(self._world, broker.endpoint, "CheckDelete", wire.DeleteRequest(name=topic.full, force=force))
+
     async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded:
         asked = wire.UnloadNamespaceRequest(namespace=str(name), bundle=bundle, here=True)
         found = await ask(self._world, broker.endpoint, "UnloadNamespace", asked)
@@ -202,6 +205,10 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     async def delete_topic(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
         await self._administration.delete_topic(TopicName.parse(request.name), force=request.force)
+        return wire.Empty()
+
+    async def check_delete(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
+        await self._administration.check_delete(TopicName.parse(request.name), force=request.force)
         return wire.Empty()
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:

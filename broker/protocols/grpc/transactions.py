@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from ....proto import wire_pb2 as wire
@@ -98,7 +98,7 @@ class TransactionService(HalfService):
 
     async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
         _bounded(request.txns)
-        asked = [_answered(each, self._status(each)) for each in request.txns]
+        asked = [_answered(each, partial(self._status, each)) for each in request.txns]
         return wire.StatusReply(items=await asyncio.gather(*asked))
 
     async def _status(self, asked: wire.TransactionId) -> TxnState:
@@ -135,6 +135,18 @@ class TransactionService(HalfService):
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
         told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None
         return wire.TransactionReply(txn=item.txn, state=_state(state_of(joined)), settlement=told)
+
+    async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
+        _bounded(request.items)
+        return wire.AbortOpenReply(items=await asyncio.gather(*map(self._abort_open, request.items)))
+
+    async def _abort_open(self, item: wire.AbortOpenItem) -> wire.AbortOpenDone:
+        try:
+            txn = txn_of(item.txn)
+            found = await (await self._here(txn)).abort_open(txn, only_tell=item.only_tell)
+        except MagnetarError as error:
+            return wire.AbortOpenDone(error=to_wire(error))
+        return wire.AbortOpenDone(found=_row(txn.coordinator, found))
 
     async def settle(self, request: wire.SettleRequest, context: CallContext) -> wire.SettleReply:
         _bounded(request.items)
@@ -225,10 +237,10 @@ def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
     return wire.TransactionReply(txn=txn, state=_state(result))
 
 
-async def _answered(txn: wire.TransactionId, work: Awaitable[TxnState]) -> wire.TransactionReply:
-    """Each item has its own answer."""
+async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
+    """Each item has its own answer. `work` makes its coroutine here: a task that is cancelled first leaves none."""
     try:
-        return wire.TransactionReply(txn=txn, state=_state(await work))
+        return wire.TransactionReply(txn=txn, state=_state(await work()))
     except MagnetarError as error:
         return wire.TransactionReply(txn=txn, error=to_wire(error))
 

@@ -58,6 +58,7 @@ from .halves import Halves
 from .halves import Waits as _Wait
 from .intents import (
     AbortByAdmin,
+    AbortOpen,
     Answer,
     Append,
     Begin,
@@ -243,6 +244,8 @@ class Coordinator:
                     self._answer(intent, self._status(intent, now))
                 case AbortByAdmin():
                     self._abort_by_admin(intent, now)
+                case AbortOpen():
+                    self._abort_open(intent, now)
                 case Detach():
                     self._detach(intent)
                 case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
@@ -576,6 +579,14 @@ class Coordinator:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
         self._answer(intent, _state(found))
 
+    def _abort_open(self, intent: AbortOpen, now: float) -> None:
+        found = self._certain(intent.txn, intent, now)
+        if isinstance(found, Live) and found.phase is Phase.OPEN:
+            self._abort(found, Reason.DELETED, now)
+        row = self._row(intent.txn, now)
+        assert row is not None, "it is none of those that were never used"
+        self._answer(intent, row)
+
     # ------------------------------------------------------------------ sinks
     def _has_batch(self, intent: Intent, tag: Tag, *, adopt: bool) -> bool:
         """Whether the sink has the batch already. SinkFenced; _Wait while a batch of it is in doubt."""
@@ -896,7 +907,7 @@ class Coordinator:
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
         answers: dict[object, Result] = {
-            intent.request: nothing if isinstance(intent, Join | Status) else unknown for intent in waiting
+            intent.request: nothing if isinstance(intent, Join | Status | AbortOpen) else unknown for intent in waiting
         }
         answers |= {request: unknown for ending in self._ending.values() for request in ending.visible}
         self._effects += [Answer(request, result) for request, result in answers.items()]

@@ -36,6 +36,7 @@ class Reason(enum.Enum):
     FAILED = "operation failed"
     SUPERSEDED = "another attempt wrote the batch"
     LOST = "coordinator lost"
+    DELETED = "a topic of it was deleted by force"
 
 
 # ---------------------------------------------------------------------------------- intents
@@ -85,6 +86,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
+    request: object
+    txn: int
+
+
+class AbortOpen(msgspec.Struct, frozen=True):
+    """A topic of it is deleted by force. Answered by its Row; only one that is open is aborted: who prepared a
+    transaction was told that it can commit."""
+
     request: object
     txn: int
 
@@ -150,7 +159,7 @@ class WatchHalves(msgspec.Struct, frozen=True):
 
 
 HalfIntent = PrepareHalf | EndHalf | ChangeHalf | WatchHalves
-Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | Detach | HalfIntent
+Intent = Begin | Join | End | CommitBatch | Status | AbortByAdmin | AbortOpen | Detach | HalfIntent
 
 
 # ---------------------------------------------------------------------------------- effects
@@ -164,7 +173,24 @@ class Begun(NamedTuple):
     already: bool = False
 
 
-Result = Begun | TxnState | bool | MagnetarError | None
+class Row(NamedTuple):
+    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
+    answered."""
+
+    txn: int
+    state: TxnState
+    owner: str
+    name: str
+    tag: Tag | None
+    age_s: float
+    left_s: float
+    waiting: Sequence[str]
+    reason: str = ""
+    address: str = ""
+    timeout_s: float = 0.0
+
+
+Result = Begun | TxnState | Row | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
@@ -273,23 +299,6 @@ class Counters(msgspec.Struct):
         """A transaction has its outcome."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s
-
-
-class Row(NamedTuple):
-    """A transaction as an administrator sees it. `waiting`: participants; of an ended one those that have not
-    answered."""
-
-    txn: int
-    state: TxnState
-    owner: str
-    name: str
-    tag: Tag | None
-    age_s: float
-    left_s: float
-    waiting: Sequence[str]
-    reason: str = ""
-    address: str = ""
-    timeout_s: float = 0.0
 
 
 class HalfPhase(enum.IntEnum):

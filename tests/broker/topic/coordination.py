@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from magnetar.broker.common.transactions import Joined, Settlement
+from magnetar.broker.common.transactions import Joined, Settlement, TransactionFacts
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto.entry import encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -24,6 +25,9 @@ class FakeCoordinator:
         self.states: dict[TxnId, TxnState] = {}
         self.participants: dict[TxnId, list[TopicName]] = {}
         self.joins: list[TxnId] = []
+        self.aborts: list[TxnId] = []  # asked, because of a deletion
+        self.deciding = asyncio.Event()  # until then such a question is not answered
+        self.deciding.set()
         self.owed: dict[TxnId, Settlement] = {}  # what a join is answered
         self.down: MagnetarError | None = None
         self.is_near = False  # in the process of the topics
@@ -50,6 +54,19 @@ class FakeCoordinator:
         self.joins.append(txn)
         self.participants.setdefault(txn, []).append(TopicName.parse(topic))
         return True
+
+    async def tell(self, txn: TxnId) -> TransactionFacts:
+        if self.down is not None:
+            raise self.down
+        return TransactionFacts(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
+
+    async def abort_open(self, txn: TxnId) -> TransactionFacts:
+        self.aborts.append(txn)
+        await self.deciding.wait()
+        found = await self.tell(txn)
+        if found.state is TxnState.OPEN:
+            self.states[txn] = TxnState.ABORTED
+        return await self.tell(txn)
 
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
         self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED

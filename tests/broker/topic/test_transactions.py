@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +13,12 @@ from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
-from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import Delete
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
-    Busy,
-    ConnectionLost,
     InvalidRequest,
-    MagnetarError,
     NotAllowed,
     NotOwner,
-    TopicNotFound,
     TransactionAborted,
     TransactionEnded,
     Unavailable,
@@ -587,26 +578,6 @@ async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
         assert len(await topic.trim()) == 3
 
 
-async def test_a_topic_with_an_open_transaction_is_deleted_by_force_alone(
-    tmp_path: Path, coordinator: FakeCoordinator
-) -> None:
-    async with cluster(tmp_path) as running:
-        broker = running.brokers[0]
-        producer = await TxnProducer(running.world, broker, TOPIC).opened()
-        txn = coordinator.begin()
-        await producer.send_in(txn, b"0")
-        await producer.close()
-        topic = await loaded(broker)
-        await until(lambda: not len(topic.producers))
-        with pytest.raises(Busy, match=re.escape(str(txn))):
-            await broker.owned.delete(NAME, force=False)
-        await broker.owned.delete(NAME, force=True)
-        with pytest.raises(NotOwner):
-            await coordinator.end(topic, txn, True)
-        with pytest.raises(TopicNotFound):
-            await broker.owned.topic(NAME, create=False)
-
-
 async def test_a_settlement_of_what_is_unknown_is_answered_by_the_owner_alone(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
@@ -684,54 +655,3 @@ async def compacted(running: Cluster, broker: Broker) -> list[bytes]:
         found += await reader.receive_payloads(1)
     await reader.close()
     return found
-
-
-async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_again(
-    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each change of the metadata fails in its turn, before it is done or after. The second delete ends it, and there
-    is nothing to settle then."""
-    steps, fails, after = list[str](), -1, False
-    honest = LocalSession.commit
-
-    async def commit(self: LocalSession, operations: Sequence[Any]) -> list[int]:
-        if not any(isinstance(each, Delete) for each in operations):
-            return await honest(self, operations)
-        steps.append(",".join(each.path for each in operations))
-        failing = len(steps) - 1 == fails
-        if failing and not after:
-            raise Unavailable("the metadata is away")
-        done = await honest(self, operations)
-        if failing:
-            raise ConnectionLost("the metadata has answered to nobody")
-        return done
-
-    async with cluster(tmp_path) as running:
-        broker = running.brokers[0]
-        monkeypatch.setattr(LocalSession, "commit", commit)
-        number, failed = 0, 0
-        while True:
-            name = TopicName.parse(f"{TOPIC}-{number}")
-            fails, after = number // 2, bool(number % 2)
-            producer = await TxnProducer(running.world, broker, name.full).opened()
-            consumer = await TestConsumer(running.world, broker, name.full).ready()
-            txn = coordinator.begin()
-            await producer.send_in(txn, b"0")
-            await producer.close()
-            await consumer.close()
-            steps.clear()
-            try:
-                await broker.owned.delete(name, force=True)
-            except MagnetarError:
-                failed += 1
-                with suppress(TopicNotFound):
-                    await broker.owned.delete(name, force=True)
-            settlement = coordinator.settlement(txn, True)
-            assert await broker.owned.participants.settle(name, [settlement]) == [None], "there is nothing to settle"
-            with pytest.raises(TopicNotFound):
-                await broker.owned.topic(name, create=False)
-            number += 1
-            if fails >= len(steps):
-                break
-    assert number >= 5, "several changes are made, and each failed twice"
-    assert failed, "some of them are the delete's own"

@@ -80,7 +80,7 @@ async def update_partitions(call: Call) -> None:
         raise BadRequest(error.message, 422) from error
 
 
-@route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic.", busy=412)
+@route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412)
 async def delete_partitioned(call: Call) -> None:
     asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
     await call.authorize("Admin.DeleteTopic", asked)
@@ -108,7 +108,9 @@ async def _note(call: Call, properties: dict[str, str]) -> None:
     await call.admin("ChangeProperties", wire.ChangePropertiesRequest(topic=call.topic.base.full, set=properties))
 
 
-@route("DELETE", TOPIC, "Deletes a topic without partitions.", busy=412)
+@route("DELETE", TOPIC,
+       "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
+       busy=412)  # fmt: skip
 async def delete_topic(call: Call) -> None:
     asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
     await call.authorize("Admin.DeleteTopic", asked)

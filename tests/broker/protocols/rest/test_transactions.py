@@ -161,6 +161,24 @@ async def test_coordinators_are_listed_with_their_brokers_and_statistics(tmp_pat
         await it.http.get(f"{V3}/coordinatorInternalStats/5000", 404)
 
 
+async def test_a_topic_is_deleted_by_force_when_nothing_prepared_is_there(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, broker, _):
+        path = f"{V2}/persistent/{ORDERS}?force=true"
+        await it.txn.prepare()
+        refused = await it.http.ask("DELETE", path)
+        assert refused.status == 412
+        assert f"{it.txn.id} from" in refused.json["reason"]
+        assert FULL in broker.topics
+        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}")
+        await it.http.done("DELETE", path)
+        opened = await it.client.transaction(timeout=60)
+        bills = await it.client.create_producer("bills")
+        await bills.send(b"hidden", txn=opened)
+        await it.http.done("DELETE", f"{V2}/persistent/public/default/bills?force=true")
+        found = await it.http.get(f"{V3}/id/{opened.id.most}/{opened.id.least}")
+        assert (found["state"], found["reason"]) == ("ABORTED", "a topic of it was deleted by force")
+
+
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     async with scene(tmp_path) as (it, _, _):
         number = it.txn.id.most

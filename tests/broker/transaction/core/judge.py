@@ -12,6 +12,7 @@ from copy import deepcopy
 
 from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.intents import (
+    AbortOpen,
     Answer,
     Append,
     Begin,
@@ -22,6 +23,7 @@ from magnetar.broker.transaction.core.intents import (
     Intent,
     Join,
     Limits,
+    Row,
     Settle,
     Status,
     Verb,
@@ -219,6 +221,9 @@ class World:
         intent = self.asked[answer.request]
         if isinstance(result, Begun) and result.ids:
             self.judge.begun(result)
+        if isinstance(intent, AbortOpen) and isinstance(result, Row):
+            assert result.state is not TxnState.OPEN, "what was open is aborted"
+            self.judge.says(intent.txn, result.state)
         if isinstance(intent, Join | End | Status):
             if isinstance(intent, End) and intent.verb is Verb.COMMIT and result is TxnState.COMMITTED:
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()

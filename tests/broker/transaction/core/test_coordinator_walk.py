@@ -10,9 +10,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from magnetar.broker.transaction.core.intents import AbortByAdmin, CommitBatch, Detach, End, Join, Limits, Status, Verb
+from magnetar.broker.transaction.core.intents import (
+    AbortByAdmin,
+    AbortOpen,
+    CommitBatch,
+    Detach,
+    End,
+    Join,
+    Limits,
+    Row,
+    Status,
+    Verb,
+)
 from magnetar.broker.transaction.core.records import Participant, Tag
-from magnetar.proto.errors import OutcomeUnknown, TransactionAborted
+from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted
 from magnetar.proto.transactions import TxnState
 from tests.broker.transaction.core.judge import World
 
@@ -125,8 +136,9 @@ class History:
         if world.gave_up:
             world.hand_over()
         match rng.choices(
-            ("join", "end", "status", "take", "appended", "settle", "tick", "crash", "hand over", "batch", "admin"),
-            (20, 14, 8, 16, 16, 16, 4, 1.5, 1, 3, 1),
+            ("join", "end", "status", "take", "appended", "settle", "tick", "crash", "hand over", "batch", "admin",
+             "delete"),
+            (20, 14, 8, 16, 16, 16, 4, 1.5, 1, 3, 1, 1),
         )[0]:
             case "join":
                 world.ask(Join(self._request(), self._txn(), rng.choice("abc")))
@@ -156,6 +168,8 @@ class History:
                 self._batch()
             case "admin":
                 world.ask(AbortByAdmin(self._request(), self._txn()))
+            case "delete":
+                world.ask(AbortOpen(self._request(), self._txn()))
         self._collect()
 
     def _begin(self) -> None:
@@ -202,6 +216,48 @@ class History:
                 assert world.judge.stored.get((txn, topic)) is True, "every participant of a commit applies it"
         for (txn, _), committed in world.judge.stored.items():
             assert committed is (txn in world.judge.committed), "all or nothing"
+
+
+def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_committed_is_left() -> None:
+    world = World()
+    opened, prepared, committing = world.begin(0), world.begin(1), world.begin(2)
+    for request, txn in ((3, opened), (4, prepared), (5, committing)):
+        world.ask(Join(request, txn, "a"))
+    world.ask(End(6, prepared, Verb.PREPARE, "me"))
+    world.ask(AbortOpen(7, prepared))
+    assert 7 not in world.answers, "it may be prepared, or not"
+    world.flush()
+    world.ask(End(8, committing, Verb.COMMIT, "me"))
+    world.ask(AbortOpen(9, committing))
+    assert 9 not in world.answers, "it may be committed, or not"
+    world.ask(AbortOpen(10, opened))
+    world.flush()
+    found = {request: world.answers[request] for request in (7, 9, 10)}
+    assert [(each.state, each.owner) for each in found.values() if isinstance(each, Row)] == [
+        (TxnState.PREPARED, "me"), (TxnState.COMMITTED, "me"), (TxnState.ABORTED, "me"),
+    ]  # fmt: skip
+    world.ask(End(11, opened, Verb.COMMIT, "me"))
+    refused = world.answers[11]
+    assert isinstance(refused, TransactionAborted)
+    assert refused.fields["reason"] == "a topic of it was deleted by force"
+    world.ask(End(12, prepared, Verb.COMMIT, "me"))
+    world.flush()
+    assert world.answers[12] is TxnState.COMMITTED, "force ends nothing that may commit elsewhere"
+
+
+def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.take()
+    world.ask(AbortOpen(3, txn))
+    world.crash(lands=1)
+    assert isinstance(world.answers[3], NotOwner), "it is asked again, of the next epoch"
+    world.ask(AbortOpen(4, txn))
+    found = world.answers[4]
+    assert isinstance(found, Row)
+    assert found.state is TxnState.COMMITTED
 
 
 def test_a_repeated_commit_gets_the_same_answer() -> None:
