@@ -320,23 +320,30 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """The same as two lists, metadata and payloads: without an object per message for the garbage collector."""
-    payload = decode_payload(header, entry)
     if not header.batched:
-        return [header.metadata], [payload]
+        return [header.metadata], [decode_payload(header, entry)]
+    if header.metadata.compression:
+        items, offset = decode_payload(header, entry), 0
+    else:
+        items, offset = bytes(entry), header.payload_offset  # no copy
     fields: list[MessageFields] = []
     payloads: list[bytes] = []
-    add_fields, add_payload, known, size_at = fields.append, payloads.append, _SINGLES, _U32.unpack_from
-    offset, end = 0, len(payload)
+    add_fields, add_payload, known, size_at = fields.append, payloads.append, _HEADS.get, _U32.unpack_from
+    end, guess = len(items), 0
     try:
         for _ in range(header.num_messages):
-            start = offset + 4
-            middle = start + size_at(payload, offset)[0]
-            single, size = known[payload[start:middle]]
+            # Most heads are as long as the one before. A head begins with its length: bytes that are one are all of it.
+            head = known(items[offset : offset + guess])
+            if head is None:
+                guess = 4 + size_at(items, offset)[0]
+                head = _HEADS[items[offset : offset + guess]]
+            single, size, length = head
+            middle = offset + length
             offset = middle + size
             if offset > end:
-                raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
+                raise CorruptEntry(f"item {len(payloads)} ends {offset - end} bytes after the payload")
             add_fields(single)
-            add_payload(payload[middle:offset])
+            add_payload(items[middle:offset])
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
         raise CorruptEntry(f"item {len(payloads)} of the batch is torn or malformed: {error}") from error
     if offset != end:
@@ -364,11 +371,11 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
 
 def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
     """Adds the keys of the next `count` items of a batch, from the one at `offset`; returns where they end."""
-    known, size_at, end = _SINGLES, _U32.unpack_from, len(payload)
+    heads, size_at, end = _HEADS, _U32.unpack_from, len(payload)
     try:
         for _ in range(count):
             middle = offset + 4 + size_at(payload, offset)[0]
-            single, size = known[payload[offset + 4 : middle]]
+            single, size, _ = heads[payload[offset:middle]]
             offset = middle + size
             if offset > end:
                 raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
@@ -402,21 +409,22 @@ def _key_of(fields: MessageFields) -> bytes | None:
         return key.encode()
 
 
-class _Singles(dict[bytes, tuple[SingleMessageMetadata, int]]):
-    """Encoded SingleMessageMetadata → (parsed, payload_size), because most messages of a producer share it."""
+class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
+    """What an item begins with, the length of its metadata and the metadata → (parsed, payload_size, length of both),
+    because most messages of a producer share it."""
 
-    def __missing__(self, encoded: bytes) -> tuple[SingleMessageMetadata, int]:
-        metadata = SingleMessageMetadata.FromString(encoded)
+    def __missing__(self, head: bytes) -> tuple[SingleMessageMetadata, int, int]:
+        metadata = SingleMessageMetadata.FromString(head[4:])
         if not metadata.HasField("payload_size") or metadata.payload_size < 0:
             raise ValueError(f"payload_size is {metadata.payload_size} or missing")
         _check_text(metadata)
-        found = metadata, metadata.payload_size
-        if len(encoded) <= _CACHED_BYTES_MAX:
+        found = metadata, metadata.payload_size, len(head)
+        if len(head) <= _CACHED_BYTES_MAX:
             if len(self) >= METADATA_CACHE_SIZE:
                 self.clear()
-            self[encoded] = found
+            self[head] = found
         return found
 
 
-_CACHED_BYTES_MAX = 256
-_SINGLES = _Singles()
+_CACHED_BYTES_MAX = 260
+_HEADS = _Heads()

@@ -42,7 +42,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -63,7 +63,7 @@ from pyspark.sql.types import (
 
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
-from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
+from ..proto.entry import MessageFields, decode_columns, open_entry
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.schema import version_of
@@ -133,17 +133,16 @@ class Entry:
     )  # fmt: skip
 
     def __init__(self, stored: StoredEntry) -> None:
-        index, _, client_part = split_broker_part(stored.data)
-        header = parse_header(client_part)
+        index, header = open_entry(stored.data)
         if header.metadata.encryption_param:
             raise CryptoError("it is encrypted, and option 'crypto.private.key.file' names no key that decrypts it")
-        self.fields, self.payloads = decode_columns(header, client_part)
+        self.fields, self.payloads = decode_columns(header, stored.data)
         self.uniform = _is_uniform(self.fields)  # one metadata for all, but for the sizes of their payloads
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = stored.ledger_id, stored.entry_id
         self.schema_version = version_of(header.metadata.schema_version)  # None: none is named
-        self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, with those of its messages
+        self.size = max(len(stored.data), header.metadata.uncompressed_size)  # bytes, with those of its messages
         self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
 
 
@@ -247,18 +246,16 @@ class RowBuilder:
 
 
 # ------------------------------------------------------------------------------------------ the columns
-def _spread(builder: RowBuilder, value: Callable[[Entry], Any]) -> list[Any]:
-    """A value of each entry, once for each of its rows."""
-    return list(chain.from_iterable(repeat(value(run.entry), run.rows) for run in builder.runs))
+def _spread(builder: RowBuilder, values: pa.Array) -> pa.Array:
+    """A value of each run, once for each of its rows."""
+    if len(values) == builder.rows:
+        return values
+    ends = pa.array(accumulate(run.rows for run in builder.runs), pa.int32())
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
 
 
 def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.DataType) -> pa.Array:
-    """`_spread` of a value of this type, at the cost of an entry."""
-    found = pa.array([value(run.entry) for run in builder.runs], type_)
-    if len(builder.runs) == builder.rows:
-        return found
-    ends = pa.array(accumulate(run.rows for run in builder.runs), pa.int32())
-    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, found))
+    return _spread(builder, pa.array([value(run.entry) for run in builder.runs], type_))
 
 
 def _key_of(m: MessageFields) -> bytes | None:
@@ -328,43 +325,62 @@ def _partition(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _offset(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    firsts = ((run.entry.first_index + run.skipped, run.rows) for run in builder.runs)
-    return pa.array(list(chain.from_iterable(range(first, first + rows) for first, rows in firsts)), type_)
+    """The number of the row, and what the offsets of its entry are ahead of that."""
+    before = accumulate((run.rows for run in builder.runs), initial=0)
+    ahead = [run.entry.first_index + run.skipped - at for run, at in zip(builder.runs, before, strict=False)]
+    return pc.add(_spread(builder, pa.array(ahead, type_)), _counting(builder.rows))
+
+
+_COUNTING = pa.array([], pa.int64())
+
+
+def _counting(count: int) -> pa.Array:
+    """0 … count - 1."""
+    global _COUNTING
+    if len(_COUNTING) < count:
+        _COUNTING = pa.array(range(count), pa.int64())
+    return _COUNTING.slice(0, count)
 
 
 def _message_id(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    ids: list[bytes] = []
-    for run in builder.runs:
-        data = MessageIdData(
-            ledgerId=run.entry.ledger_id, entryId=run.entry.entry_id, partition=builder.message_partition
-        )
-        if not run.entry.batched:
-            ids.append(data.SerializeToString())
-            continue
-        prefix = data.SerializeToString()
-        suffixes = _batch_suffixes(run.skipped + run.rows)
-        ids += [prefix + suffix for suffix in suffixes[run.skipped : run.skipped + run.rows]]
-    return pa.array(ids, type_)
+    """What the messages of an entry share, and the number in its batch after it."""
+    partition = builder.message_partition
+    shared = [
+        MessageIdData(ledgerId=run.entry.ledger_id, entryId=run.entry.entry_id, partition=partition).SerializeToString()
+        for run in builder.runs
+    ]
+    numbers = _batch_numbers(max(run.skipped + run.rows for run in builder.runs), type_)
+    alone = pa.array([b""], type_)
+    ends = [numbers.slice(run.skipped, run.rows) if run.entry.batched else alone for run in builder.runs]
+    return pc.binary_join_element_wise(_spread(builder, pa.array(shared, type_)), pa.concat_arrays(ends), b"")
 
 
-_SUFFIXES: list[bytes] = []
+_NUMBERS = pa.array([], pa.binary())
 
 
-def _batch_suffixes(count: int) -> list[bytes]:
-    """Field `batch_index` of MessageIdData for 0 … count - 1: what follows the bytes that a batch shares."""
-    empty = len(MessageIdData(ledgerId=0, entryId=0).SerializeToString())
-    more = (MessageIdData(ledgerId=0, entryId=0, batch_index=i) for i in range(len(_SUFFIXES), count))
-    _SUFFIXES.extend(data.SerializeToString()[empty:] for data in more)
-    return _SUFFIXES
+def _batch_numbers(count: int, type_: pa.DataType) -> pa.Array:
+    """Field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
+    global _NUMBERS
+    if len(_NUMBERS) < count:
+        empty = len(MessageIdData(ledgerId=0, entryId=0).SerializeToString())
+        each = (MessageIdData(ledgerId=0, entryId=0, batch_index=number) for number in range(count))
+        _NUMBERS = pa.array([data.SerializeToString()[empty:] for data in each], type_)
+    return _NUMBERS
 
 
 def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
     if any(run.entry.publish_ms > TIME_MS_MAX for run in builder.runs):
-        exact = _spread(builder, lambda entry: _signed(entry.publish_ms))
-        nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
-        builder.unfit["publishTime"] += sum(map(int.__ne__, nearest, exact))
-        return pa.array([ms * 1000 for ms in nearest], pa.int64()).view(type_)
+        return _publish_time_within(builder).view(type_)
     return _per_entry(builder, lambda entry: entry.publish_ms * 1000, pa.int64()).view(type_)
+
+
+def _publish_time_within(builder: RowBuilder) -> pa.Array:
+    """In µs, within the years that a column has."""
+    exact = [_signed(run.entry.publish_ms) for run in builder.runs]
+    nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
+    pairs = zip(builder.runs, nearest, exact, strict=True)
+    builder.unfit["publishTime"] += sum(run.rows for run, near, ms in pairs if near != ms)
+    return _spread(builder, pa.array([ms * 1000 for ms in nearest], pa.int64()))
 
 
 def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -390,7 +406,15 @@ def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _properties(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
+    if not any(map(_has_properties, builder.runs)):
+        none, begins = pa.array([], pa.string()), pa.repeat(pa.scalar(0, pa.int32()), builder.rows + 1)
+        return pa.MapArray.from_arrays(begins, none, none, type=type_)
     return pa.array(_per_message(builder, _pairs), type_)
+
+
+def _has_properties(run: _Run) -> bool:
+    fields = run.entry.fields[:1] if run.entry.uniform else run.fields
+    return any(each.properties for each in fields)
 
 
 def _pairs(m: MessageFields) -> list[tuple[str, str]]:

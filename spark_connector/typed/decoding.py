@@ -14,24 +14,26 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from ...client.common.errors import InvalidMessage
 from ...client.model.payloads import SINGLE, avro_definition, avro_reader
 from ...proto.errors import InvalidConfiguration, InvalidSchema, SchemaNotFound
 from ...proto.schema import SchemaInfo, SchemaType
-from . import json_columns
+from .columns import column
 from .registry import Typed
 from .shapes import Field, narrowed
 
 Decode = Callable[[bytes], Any]
+PIECE_ROWS = 2000
+"""Rows that are objects at once: 20,000 of them do not fit into the caches of a processor, and cost a tenth more."""
 WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
 """What decoding raises: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
 WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -90,8 +92,7 @@ class Decoding:
             self._json: Decode = msgspec.json.Decoder(self._reader.record.json).decode
         self._decoders: dict[int | None, Decode] = {None: self._decoder(self._reader.info)}
         self._fields = {each.name: each for each in self._reader.record.fields}
-        self._getters, self._blank = _access(self._reader)
-        self._at_once = _at_once(self._reader)
+        self._blank = _blank(self._reader)
 
         def building(name: str) -> Build:
             def build(rows: Rows, type_: pa.DataType) -> pa.Array:
@@ -105,42 +106,24 @@ class Decoding:
         return {name: building(name) for name in names}
 
     def _columns(self, builder: Rows, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
-        if (found := self._columns_at_once(builder, wanted)) is not None:
-            return found
-        rows = self._decoded(builder)
-        try:
-            return {name: self._array(rows, name, type_) for name, type_ in wanted.items()}
-        except WRONG_VALUE:
-            self._without_unfit(builder, rows, wanted)
-            return {name: self._array(rows, name, type_) for name, type_ in wanted.items()}
+        pieces = [self._piece(builder, first, rows, wanted) for first, rows in self._decoded(builder)]
+        return {name: pa.concat_arrays([each[name] for each in pieces]) for name in wanted}
 
-    def _columns_at_once(self, builder: Rows, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array] | None:
-        """None: the payloads have to be decoded one by one."""
-        if self._at_once is None:
-            return None
-        own = self._decoders[None]
-        if any(self._decode_of(version) is not own for version in {run.entry.schema_version for run in builder.runs}):
-            return None
-        found = json_columns.read_all(builder.values, self._at_once)
-        if found is None:
-            return None
-        if any(found.column(name).null_count for name, field in self._fields.items() if field.fills):
-            return None  # absent, or null
-        columns: dict[str, pa.Array] = {}
-        for name, type_ in wanted.items():
-            array = found.column(name).combine_chunks()
-            try:
-                columns[name] = _converted(array, self._fields[name], type_)
-            except WRONG_VALUE:
-                return None
-        return columns
+    def _piece(self, builder: Rows, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+        try:
+            return self._arrays(rows, wanted)
+        except WRONG_VALUE:
+            self._without_unfit(builder, first, rows, wanted)
+            return self._arrays(rows, wanted)
 
     # ------------------------------------------------------------------------------ payloads to rows
-    def _decoded(self, builder: Rows) -> list[Any]:
+    def _decoded(self, builder: Rows) -> Iterator[tuple[int, list[Any]]]:
+        """The rows of whole runs, PIECE_ROWS at a time or some more, and the number of the first of them."""
+        first, blank = 0, self._blank
         rows: list[Any] = []
-        blank = self._blank
         for run in builder.runs:
-            values = builder.values[len(rows) : len(rows) + run.rows]
+            at = first + len(rows)
+            values = builder.values[at : at + run.rows]
             try:
                 decode = self._decode_of(run.entry.schema_version)
             except WRONG_PAYLOAD as error:
@@ -148,9 +131,12 @@ class Decoding:
             try:
                 rows += [blank if value is None else decode(value) for value in values]
             except WRONG_PAYLOAD:
-                at = len(rows)
                 rows += [self._one(builder, decode, value, at + number) for number, value in enumerate(values)]
-        return rows
+            if len(rows) >= PIECE_ROWS:
+                yield first, rows
+                first, rows = at + run.rows, []
+        if rows:
+            yield first, rows
 
     def _one(self, builder: Rows, decode: Decode, value: bytes | None, row: int) -> Any:
         try:
@@ -200,38 +186,35 @@ class Decoding:
         return avro_reader(written, own)
 
     # ------------------------------------------------------------------------------ rows to columns
-    def _array(self, rows: list[Any], name: str, type_: pa.DataType) -> pa.Array:
+    def _arrays(self, rows: list[Any], wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+        cells = self._cells_of(rows)
+        return {name: self._array(cells[name], name, type_) for name, type_ in wanted.items()}
+
+    def _cells_of(self, rows: list[Any]) -> Mapping[str, Sequence[Any]]:
+        """The values of each field."""
+        if self._reader.record.is_single:
+            return dict.fromkeys(self._fields, rows)
+        if self._reader.info.type is SchemaType.JSON:
+            return dict(zip(self._fields, zip(*map(astuple, rows), strict=True), strict=True))
+        return {name: list(map(itemgetter(name), rows)) for name in self._fields}
+
+    def _array(self, cells: Sequence[Any], name: str, type_: pa.DataType) -> pa.Array:
         field = self._fields[name]
-        cells = list(map(self._getters[name], rows))
-        return _converted(pa.array(self._fixed(field, cells), field.shape.raw), field, type_)
+        return _converted(column(cells, field.shape), field, type_)
 
-    def _fixed(self, field: Field, cells: list[Any]) -> list[Any]:
-        if field.shape.has_record and self._reader.info.type is SchemaType.JSON:
-            cells = msgspec.to_builtins(cells, builtin_types=(Decimal,))
-        fix = field.shape.fix
-        return cells if fix is None else [None if each is None else fix(each) for each in cells]
-
-    def _without_unfit(self, builder: Rows, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
+    def _without_unfit(self, builder: Rows, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
         """Puts the blank row in the place of each row with a value that its column cannot hold."""
+        cells = self._cells_of(rows)
         for name, type_ in wanted.items():
             try:
-                self._array(rows, name, type_)
+                self._array(cells[name], name, type_)
             except WRONG_VALUE:
-                for row, found in enumerate(rows):
+                for row, cell in enumerate(cells[name]):
                     try:
-                        self._array([found], name, type_)
+                        self._array([cell], name, type_)
                     except WRONG_VALUE as error:
-                        rows[row] = self._unfit(builder, row, ValueError(f"field {name!r}: {error}"))
-
-
-def _at_once(reader: Typed) -> pa.Schema | None:
-    """What Arrow's reader of JSON takes; None: it cannot read this."""
-    record = reader.record
-    if reader.info.type is not SchemaType.JSON or record.is_single or not record.fields:
-        return None
-    if not all(each.shape.plain_json for each in record.fields):
-        return None
-    return pa.schema([(each.name, each.shape.raw) for each in record.fields])
+                        if rows[row] is not self._blank:  # by another of its fields
+                            rows[row] = self._unfit(builder, first + row, ValueError(f"field {name!r}: {error}"))
 
 
 def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
@@ -248,15 +231,14 @@ def _has_nanos(type_: pa.DataType) -> bool:
     return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _access(reader: Typed) -> tuple[dict[str, Callable[[Any], Any]], Any]:
-    """How a row gives each field, and a row whose fields are all null."""
+def _blank(reader: Typed) -> Any:
+    """A row whose fields are all null."""
     record, fields = reader.record, reader.record.fields
     if record.is_single:
-        return {fields[0].name: lambda row: row}, None
+        return None
     if reader.info.type is SchemaType.JSON:
-        blank = record.json(*[None] * len(fields))
-        return {each.name: attrgetter(f"f{number}") for number, each in enumerate(fields)}, blank
-    return {each.name: itemgetter(each.name) for each in fields}, dict.fromkeys(each.name for each in fields)
+        return record.json(*[None] * len(fields))
+    return dict.fromkeys(each.name for each in fields)
 
 
 def _plain(schema: Any) -> Any:

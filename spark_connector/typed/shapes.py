@@ -24,7 +24,7 @@ Values pass three types of Arrow on their way: as decoded, with times as numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any
@@ -54,9 +54,6 @@ from ...client.model.payloads import avro_definition, names_of
 from ...proto.errors import InvalidSchema
 from ...proto.schema import SchemaInfo, SchemaType
 
-Fix = Callable[[Any], Any]
-"""A decoded value, not None, as Arrow takes it."""
-
 DECIMAL_DIGITS_MAX = 38
 TYPES_MAX = 10_000
 """Types of all columns, each as often as it is used: a definition can name one twice in the next, and so on."""
@@ -73,9 +70,8 @@ class Shape:
     json: Any  # of msgspec, None included
     avro: Any  # what to decode with: without its logical types, but decimal
     nullable: bool = False
-    fix: Fix | None = None
-    has_record: bool = False
-    plain_json: bool = True  # Arrow's reader of JSON makes the same of it: it has no map, and no default in it
+    is_plain: bool = True  # Arrow takes a decoded value as it is
+    parts: tuple[Shape, ...] = ()  # of the fields, the items, the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +202,7 @@ class _Shapes:
             return self._map(self.of(schema["values"], f"{path}{{}}", around))
         if kind == "enum":
             return replace(
-                _PRIMITIVE["string"], json=str | int | float | None, fix=_text if self._json else None,
+                _PRIMITIVE["string"], json=str | int | float | None, is_plain=not self._json,
                 avro=self._named(schema, {"symbols": schema["symbols"]}),
             )  # fmt: skip
         return self._logical(schema, kind, path)
@@ -237,34 +233,28 @@ class _Shapes:
             raise InvalidSchema(f"field {path} contains itself ({name}), and a column has an end")
         is_defined = name in self._seen
         fields = self._fields(schema, f"{path}.", (*around, name))
-        fixes = {each.name: each.shape.fix for each in fields if each.shape.fix is not None}
         return Shape(
             StructType([StructField(each.name, each.shape.spark) for each in fields]),
             pa.struct([(each.name, each.shape.raw) for each in fields]),
             pa.struct([(each.name, each.shape.unit) for each in fields]),
             _struct(name, fields) | None,
             name if is_defined else self._avro_record(schema, fields),
-            fix=_fixing_record(fixes) if fixes else None,
-            has_record=True,
-            plain_json=all(each.shape.plain_json and not each.fills for each in fields),
+            is_plain=not self._json,
+            parts=tuple(each.shape for each in fields),
         )
 
     def _array(self, item: Shape) -> Shape:
-        fix = item.fix
         return Shape(
             ArrayType(item.spark), pa.list_(item.raw), pa.list_(item.unit),
             list[item.json] | None,  # type: ignore[name-defined]
-            {"type": "array", "items": item.avro}, has_record=item.has_record, plain_json=item.plain_json,
-            fix=None if fix is None else lambda values: [None if each is None else fix(each) for each in values],
+            {"type": "array", "items": item.avro}, is_plain=item.is_plain, parts=(item,),
         )  # fmt: skip
 
     def _map(self, value: Shape) -> Shape:
-        fix = value.fix
         return Shape(
             MapType(StringType(), value.spark), pa.map_(pa.string(), value.raw), pa.map_(pa.string(), value.unit),
             dict[str, value.json] | None, {"type": "map", "values": value.avro},  # type: ignore[name-defined]
-            has_record=value.has_record, plain_json=False,
-            fix=None if fix is None else lambda values: {k: None if v is None else fix(v) for k, v in values.items()},
+            is_plain=value.is_plain, parts=(value,),
         )  # fmt: skip
 
     def _logical(self, schema: Any, kind: str, path: str) -> Shape:
@@ -313,20 +303,6 @@ def _default(field: Field) -> Any:
     if isinstance(value, list | dict | msgspec.Struct):
         return msgspec.field(default_factory=lambda: msgspec.convert(field.default, field.shape.json, strict=False))
     return value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
-
-
-def _fixing_record(fixes: dict[str, Fix]) -> Fix:
-    def fixed(value: dict[str, Any]) -> dict[str, Any]:
-        for name, fix in fixes.items():
-            if value.get(name) is not None:
-                value[name] = fix(value[name])
-        return value
-
-    return fixed
 
 
 def _name_of(schema: Any) -> str:

@@ -231,7 +231,15 @@ def test_the_caches_stay_bounded() -> None:
         single = SingleMessageMetadata(payload_size=0, partition_key=str(at))
         made = encode_batch(metadata(), [item_prefix(single), b""], 1)
         decode_batch(parse_header(made), made)
-    assert len(entry._SINGLES) <= entry.METADATA_CACHE_SIZE
+    assert len(entry._HEADS) <= entry.METADATA_CACHE_SIZE
+
+
+def test_heads_of_other_lengths_follow_each_other() -> None:
+    """The second item is shorter than the head before it, and all of it is a head that is known."""
+    plain, keyed = SingleMessageMetadata(payload_size=0), SingleMessageMetadata(payload_size=0, partition_key="k")
+    for singles in ([plain], [keyed, plain], [plain, keyed, keyed, plain]):
+        made = encode_batch(metadata(), [each for one in singles for each in (item_prefix(one), b"")], len(singles))
+        assert [fields for fields, _ in decode_batch(parse_header(made), made)] == singles
 
 
 def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first() -> None:

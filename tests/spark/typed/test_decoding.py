@@ -26,7 +26,7 @@ from magnetar.proto.errors import SchemaNotFound
 from magnetar.proto.schema import SchemaInfo, SchemaType, version_bytes
 from magnetar.spark_connector.options import parse_source
 from magnetar.spark_connector.rows import Entry, RowBuilder, beside_typed
-from magnetar.spark_connector.typed import json_columns
+from magnetar.spark_connector.typed import decoding as of_decoding
 from magnetar.spark_connector.typed.decoding import Decoding
 from magnetar.spark_connector.typed.registry import columns, typed
 
@@ -83,7 +83,7 @@ def avro(info: SchemaInfo, value: Any) -> bytes:
 
 def rows(
     reader: SchemaInfo, *written: tuple[int | None, list[bytes | None]], strict: bool = True,
-    versions: Mapping[int, SchemaInfo] = {}, at_once: bool = True,
+    versions: Mapping[int, SchemaInfo] = {},
 ) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
     """The rows of entries with these payloads, each of a version; and how many were not of their schema."""
     def schema(version: int) -> SchemaInfo:
@@ -94,8 +94,6 @@ def rows(
     known = typed(TOPIC, reader)
     decoding = Decoding(known, schema, is_strict=strict)
     builder = RowBuilder(columns({TOPIC: known}, beside_typed(OPTIONS)), (TOPIC, 0), -1, decoding)
-    if not at_once:
-        decoding._at_once = None
     first = 0
     for version, payloads in written:
         items: list[bytes] = []
@@ -172,18 +170,9 @@ WRONG = {
 }  # fmt: skip
 
 
-def without_maps(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What Arrow's own reader of JSON takes."""
-    inner = {"name": "inner", "type": ["null", {"type": "record", "name": "In", "fields": [
-        {"name": "x", "type": "int"}, {"name": "list", "type": ["null", {"type": "array", "items": "float"}]}
-    ]}]}  # fmt: skip
-    return [each for each in fields if each["name"] not in ("counts", "inner")] + [inner]
-
-
-@pytest.mark.parametrize("fields", [FIELDS, without_maps(FIELDS)], ids=["by row", "at once"])
 @pytest.mark.parametrize("payload", WRONG.values(), ids=WRONG)
-def test_a_payload_that_is_not_of_its_schema_is_named_or_null(payload: bytes, fields: list[dict[str, Any]]) -> None:
-    good, schema = json.dumps(AS_JSON).encode(), info(SchemaType.JSON, fields)
+def test_a_payload_that_is_not_of_its_schema_is_named_or_null(payload: bytes) -> None:
+    good, schema = json.dumps(AS_JSON).encode(), info(SchemaType.JSON)
     with pytest.raises(InvalidMessage, match=rf"^message 1 of {TOPIC} partition 0 .*schemaErrors=null"):
         rows(schema, (None, [good, payload, good]))
     found, unfit = rows(schema, (None, [good, payload, good]), strict=False)
@@ -203,18 +192,16 @@ PAIRS = {
 def test_payloads_that_make_rows_only_together_are_not_of_their_schema(payloads: list[bytes | None]) -> None:
     """Each row is of its own message, whatever the messages beside it hold."""
     good = b'{"i":7}'
-    found, unfit = rows(info(SchemaType.JSON, without_maps(FIELDS)), (None, [*payloads, good]), strict=False)
+    found, unfit = rows(info(SchemaType.JSON), (None, [*payloads, good]), strict=False)
     assert [row["i"] for row in found] == [*[None] * len(payloads), 7]
     assert unfit == len(payloads)
 
 
-def test_json_at_once_gives_what_it_gives_row_by_row() -> None:
-    """Also of payloads that a stranger changed, of pretty ones, and of messages without a value."""
-    rng, schema = random.Random(16), info(SchemaType.JSON, without_maps(FIELDS))
-    value = {key: each for key, each in AS_JSON.items() if key != "counts"}
-    value["inner"] = {"x": 1, "list": [0.5, None, 1e3]}
-    compact, pretty = json.dumps(value).encode(), json.dumps(value, indent=True).encode()
-    at_once = by_row = 0
+def test_json_beside_others_gives_what_it_gives_alone() -> None:
+    """Also payloads that a stranger changed, pretty ones, and messages without a value."""
+    rng, schema = random.Random(16), info(SchemaType.JSON)
+    compact, pretty = json.dumps(AS_JSON).encode(), json.dumps(AS_JSON, indent=True).encode()
+    fit = unfit = 0
     for _ in range(300):
         given: list[bytes | None] = [rng.choice((compact, pretty, None, b"{}", b"{ }")) for _ in range(4)]
         if rng.random() < 0.7:
@@ -223,13 +210,72 @@ def test_json_at_once_gives_what_it_gives_row_by_row() -> None:
                 junk[rng.randrange(len(junk))] = rng.choice(b'{}[]",:0123456789eE.-+\\\n nulltrue\xff\xc3NaInf')
             given[rng.randrange(4)] = bytes(junk)
         found = rows(schema, (None, given), strict=False)
-        alone = [rows(schema, (None, [each, None]), strict=False, at_once=False) for each in given]
+        alone = [rows(schema, (None, [each, None]), strict=False) for each in given]
         assert list(map(fields_of, found[0])) == [fields_of(one[0][0]) for one in alone], given
         assert found[1] == sum(one[1] for one in alone)
-        read = json_columns.read_all(given, pa.schema([("i", pa.int32())]))
-        at_once, by_row = at_once + (read is not None), by_row + (read is None)
-    assert at_once > 50
-    assert by_row > 50
+        fit, unfit = fit + (not found[1]), unfit + (found[1] > 0)
+    assert fit > 50
+    assert unfit > 50
+
+
+def test_what_is_inside_of_json_has_its_nulls_its_defaults_and_its_symbols() -> None:
+    line = {"type": "record", "name": "Line", "fields": [
+        {"name": "sku", "type": "string"}, {"name": "count", "type": "int", "default": 1},
+        {"name": "tags", "type": ["null", {"type": "array", "items": "string"}], "default": None},
+    ]}  # fmt: skip
+    colour = {"type": "enum", "name": "Colour", "symbols": ["RED"]}
+    schema = info(SchemaType.JSON, [
+        {"name": "lines", "type": ["null", {"type": "array", "items": ["null", line]}], "default": None},
+        {"name": "by", "type": {"type": "map", "values": ["null", "Line"]}},
+        {"name": "colours", "type": {"type": "array", "items": colour}},
+        {"name": "in", "type": {"type": "record", "name": "In", "fields": [
+            {"name": "line", "type": ["null", "Line"]}
+        ]}},
+    ])  # fmt: skip
+    full: dict[str, Any] = {
+        "lines": [{"sku": "a", "count": 2, "tags": ["x"]}, None, {"sku": "b"}, {"tags": []}], "by": {"k": {"sku": "c"},
+        "none": None}, "colours": ["RED", 7], "in": {"line": {"sku": "d"}},
+    }  # fmt: skip
+    empty: dict[str, Any] = {"lines": [], "by": {}, "colours": [], "in": {}}
+    shown = {
+        "lines": [
+            {"sku": "a", "count": 2, "tags": ["x"]}, None, {"sku": "b", "count": 1, "tags": None},
+            {"sku": None, "count": 1, "tags": []},
+        ],
+        "by": [("k", {"sku": "c", "count": 1, "tags": None}), ("none", None)], "colours": ["RED", "7"],
+        "in": {"line": {"sku": "d", "count": 1, "tags": None}},
+    }  # fmt: skip
+    nothing = dict.fromkeys(full)
+    given = [json.dumps(each).encode() for each in (full, empty, {}, full)]
+    assert values(schema, (None, [*given, None])) == [
+        shown, {"lines": [], "by": [], "colours": [], "in": {"line": None}}, nothing, shown, nothing,
+    ]  # fmt: skip
+    assert values(schema, (None, [b"{}", None])) == [nothing, nothing]
+    assert values(schema, (None, given[1:2])) == [{"lines": [], "by": [], "colours": [], "in": {"line": None}}]
+
+
+@pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
+def test_rows_of_all_pieces_of_a_batch_are_there_in_order(kind: SchemaType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each is named by its own offset: of what does not decode, and of what its column cannot hold."""
+    monkeypatch.setattr(of_decoding, "PIECE_ROWS", 4)
+    time = {"type": "long", "logicalType": "timestamp-millis"}
+    schema = info(kind, [{"name": "n", "type": "int"}, {"name": "at", "type": time}])
+
+    def payload(value: int, at: int = 0) -> bytes:
+        made = {"n": value, "at": at}
+        return json.dumps(made).encode() if kind is SchemaType.JSON else avro(schema, made)
+
+    entries = [(None, [payload(entry * 3 + number) for number in range(3)]) for entry in range(5)]
+    assert [each["n"] for each in values(schema, *entries)] == list(range(15))
+    entries[1][1][2], entries[3][1][1] = b"\xff", payload(0, 1 << 62)
+    found, unfit = rows(schema, *entries, strict=False)
+    assert [each["n"] for each in found] == [None if each in (5, 10) else each for each in range(15)]
+    assert unfit == 2
+    with pytest.raises(InvalidMessage, match=r"^message 5 of"):
+        rows(schema, *entries)
+    entries[1][1][2] = payload(5)
+    with pytest.raises(InvalidMessage, match=r"^message 10 of"):
+        rows(schema, *entries)
 
 
 def test_a_message_of_another_type_or_of_an_unknown_version_is_not_of_its_schema() -> None:
