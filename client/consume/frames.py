@@ -58,7 +58,12 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
             )
             for (ledger_id, entry_id), bits in group.parts.items()
         ]
-        acks += _individual(parts, entry_sets(group.whole))
+        some = {ledger_id: each for ledger_id, each in group.whole.items() if len(each) > 1}
+        parts += [
+            wire.AckedEntry(ledger_id=ledger_id, entry_id=each.min())
+            for ledger_id, each in group.whole.items() if len(each) == 1
+        ]  # fmt: skip
+        acks += _individual(parts, entry_sets(some))
     if acks:
         acks[-1].request_id = request_id
     return acks

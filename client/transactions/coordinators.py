@@ -30,6 +30,7 @@ from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
 from ..common.guard import run
 from ..connect.connections import Connections
+from ..connect.deadlines import Deadlines
 from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000
@@ -57,6 +58,7 @@ class Coordinators:
         self._holders: dict[str, int] = {}
         self._queues: dict[tuple[int, bool], EndQueue] = {}
         self._tasks = Tasks()
+        self.deadlines = Deadlines(self._now)
 
     # ------------------------------------------------------------------------------ ids
     async def begin(self, timeout_ms: int) -> TxnId:
@@ -130,8 +132,7 @@ class Coordinators:
         backoff = self._connections.backoff()
         while True:
             try:
-                async with asyncio.timeout(deadline - self._now()):
-                    answer = await queue.add(item)
+                answer = await self.deadlines.wait(queue.add(item), deadline)
             except TimeoutError as error:
                 if isinstance(error, MagnetarError):
                     raise
@@ -218,6 +219,7 @@ class Coordinators:
 
     async def close(self) -> None:
         await self._tasks.close()
+        self.deadlines.stop()
 
 
 class EndQueue:

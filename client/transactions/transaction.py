@@ -326,8 +326,7 @@ class Transaction(InTransaction):
             if not self._idle.done():
                 for each in list(self._parts):
                     each.send_now()
-                async with asyncio.timeout(max(0.0, self._deadline - self._home.now())):
-                    await self._idle
+                await self._home.coordinators.deadlines.wait(self._idle, self._deadline)
         except TimeoutError:
             return core.give_up(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
         return core.decide()

@@ -127,6 +127,7 @@ class Transactions:
         """At once: time-outs abort what is open."""
         self._open.clear()
         self._tasks.cancel()
+        self.coordinators.deadlines.stop()
 
 
 def _timeout_ms(transaction: Transaction) -> int:

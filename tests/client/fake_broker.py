@@ -279,6 +279,8 @@ class FakeBroker:
                 subscription.done.update(covered)
                 if entry.batch_indexes:
                     subscription.acked.setdefault(entry.entry_id, set()).update(range(entry.batch_indexes[0] + 1))
+            elif not entry.batch_bits:
+                subscription.done.add(entry.entry_id)
             else:
                 bits = int.from_bytes(entry.batch_bits, "little")
                 subscription.acked.setdefault(entry.entry_id, set()).update(ones(bits))

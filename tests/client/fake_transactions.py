@@ -306,7 +306,7 @@ class TransactionalBroker(FakeBroker):
             if cumulative:
                 wanted.update((each, whole[each] & ~acked[each]) for each in range(entry.entry_id + 1))
             else:
-                wanted[entry.entry_id] = int.from_bytes(entry.batch_bits, "little")
+                wanted[entry.entry_id] = int.from_bytes(entry.batch_bits, "little") or whole[entry.entry_id]
         pending = self.pending.setdefault((me.topic.name, id(me.subscription)), {})
         for entry_id, bits in wanted.items():
             if bits & acked[entry_id]:
