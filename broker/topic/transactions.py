@@ -11,9 +11,10 @@ What is decided is in core/transactions.py, and stored by outcomes.py. Rules
   has taken the topic over.
 - **Asked again.** What a load finds open (entries in the log, pending acknowledgements) is asked for with back-off, in
   a task; a coordinator that does not answer holds back only what is after those entries. What is open is asked for
-  every `OPEN_ASK_S`, because a coordinator that was taken over knows no participant of what it lost. ABORTED ends it at
-  once; so does a settlement, which names the last receipt. Only where the coordinator has none (COMMITTED alone: an
-  operator made it wait for this topic no more), and none comes for `SETTLEMENT_S`, every entry counts.
+  every `OPEN_ASK_S`, because a coordinator that was taken over knows no participant of what it lost; and at once when
+  it refuses a join, as it does soon when a client goes on with ids of before. ABORTED ends it at once; so does a
+  settlement, which names the last receipt. Only where the coordinator has none (COMMITTED alone: an operator made it
+  wait for this topic no more), and none comes for `SETTLEMENT_S`, every entry counts.
 Guarding tests: tests/broker/topic/test_transactions.py.
 """
 
@@ -144,8 +145,8 @@ class TopicTransactions:
 
     __slots__ = (
         "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_leaving",
-        "_ledger", "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_tasks", "_topic", "_world",
-        "core", "replayed",
+        "_ledger", "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_suspects", "_tasks", "_topic",
+        "_world", "core", "replayed",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +168,7 @@ class TopicTransactions:
         self._since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
+        self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
         self._ended = self._leaving = False  # it takes nothing any more; the topic is about to be deleted
         self._full = topic.name.full
 
@@ -356,6 +358,8 @@ class TopicTransactions:
         core.refused(txn)
         if txn in core.known:  # a load found entries of it
             self._told(txn, joined)
+        if state is TxnState.ABORTED:
+            self._suspect(txn.coordinator)
         if state is TxnState.COMMITTED:
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
@@ -553,12 +557,22 @@ class TopicTransactions:
                     txn for txn in core.open
                     if (every or core.known[txn].phase is TxnPhase.ASKED) and txn not in self._joins
                 ]  # fmt: skip
-                for first in range(0, len(wanted), ASK_AT_ONCE):
-                    await asyncio.gather(*map(self._ask_one, wanted[first : first + ASK_AT_ONCE]))
+                await self._ask_all(wanted)
                 pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
                 await asyncio.sleep(pause_s if wanted else ASK_S_MAX)
         finally:
             self._asking = None
+
+    async def _ask_all(self, txns: Sequence[TxnId]) -> None:
+        for first in range(0, len(txns), ASK_AT_ONCE):
+            await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
+
+    def _suspect(self, number: int) -> None:
+        """That coordinator aborted a transaction and did not say so here: the others may be lost with it."""
+        others = [txn for txn in self.still_open if txn.coordinator == number and txn not in self._joins]
+        if others and number not in self._suspects:
+            self._suspects[number] = asked = self._tasks.spawn(self._ask_all(others), "lost transactions of a topic")
+            asked.add_done_callback(lambda _: self._suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
         """Asks for what is open, once."""

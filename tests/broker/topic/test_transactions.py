@@ -474,6 +474,27 @@ async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
         assert await consumer.receive_payloads(1) == [b"1"]
 
 
+async def test_a_refused_join_makes_the_topic_ask_for_what_else_that_coordinator_lost(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Readers do not wait for the next round of questions."""
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        lost, leased, kept = coordinator.begin(), coordinator.begin(), coordinator.begin()
+        await producer.send_in(lost, b"0")
+        await producer.send_in(kept, b"1")
+        await producer.send(b"2")
+        coordinator.states |= dict.fromkeys((lost, leased), TxnState.ABORTED)  # it was taken over, and kept one of them
+        producer.publish_in(leased, b"refused")
+        assert isinstance(from_wire((await producer.next("failed")).error), TransactionAborted)
+        topic = await loaded(broker)
+        await until(lambda: topic.transactions.still_open == [kept])
+        await coordinator.end(topic, kept, True, entries=1)
+        assert await consumer.receive_payloads(2) == [b"1", b"2"]
+
+
 async def test_a_topic_without_transactions_replays_nothing_and_one_with_them_little(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
