@@ -49,7 +49,7 @@ def list_rows(database: Database, out: Output, state: str | None, topic: str | N
 
     wanted = RowState[state.upper()] if state is not None else None
     rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
-    out.rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "error"), empty="no rows")
+    out.rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "unit", "error"), empty="no rows")
 
 
 @click.command()

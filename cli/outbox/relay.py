@@ -24,13 +24,16 @@ READY_POLL_S = 1.0
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="How many there are.")
 @click.option("--name", default=None, help="Of the outbox: a part of the producers' name (default: the database's).")
 @click.option("--standby", is_flag=True, help="Wait while another relay has the shard, and take over when it is gone.")
+@click.option(
+    "--atomic", is_flag=True, help="Send what one transaction of the application wrote in one transaction; one shard."
+)
 @click.option("--until-empty", is_flag=True, help="End when no row waits or is claimed.")
 @click.option("--report", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds between reports.")
 @with_database
 @connected
 def relay(
-    session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, until_empty: bool,
-    report: float,
+    session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
+    until_empty: bool, report: float,
 ) -> None:  # fmt: skip
     """Send the rows of a shard to their topics, each exactly once, until it is stopped.
 
@@ -41,6 +44,7 @@ def relay(
     Examples:
       magnetar outbox relay --database postgresql+psycopg://shop@localhost/shop
       magnetar outbox relay --database sqlite:///shop.db --until-empty
+      magnetar outbox relay --database sqlite:///shop.db --atomic
       magnetar outbox relay --shard 1 --shards 4 --standby --report 60 -o json
     """
     from ...client.outbox import Relay
@@ -48,12 +52,16 @@ def relay(
 
     if shard >= shards:
         raise click.UsageError(f"--shard {shard} of --shards {shards}: shards count from 0")
+    if atomic and shards > 1:
+        raise click.UsageError("an atomic relay is alone: --atomic goes with --shards 1")
     configure()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     client = session.client()
     try:
-        running = Relay(client, database.engine, database.outbox, shard, shards, name=name, standby=standby).start()
+        running = Relay(
+            client, database.engine, database.outbox, shard, shards, name=name, standby=standby, atomic=atomic
+        ).start()
         try:
             _report(running, session, stopped, report, until_empty)
         finally:

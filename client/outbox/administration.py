@@ -26,7 +26,8 @@ ALIVE_MS = 10_000
 
 
 class OutboxRow(NamedTuple):
-    """A row as a person sees it; without its value. `created_ms`: since the epoch."""
+    """A row as a person sees it; without its value. `created_ms`: since the epoch. `unit`: the same for all rows of one
+    transaction of the application."""
 
     id: int
     state: str
@@ -38,6 +39,7 @@ class OutboxRow(NamedTuple):
     seq: int | None
     shard: int | None
     error: str | None
+    unit: int | None
 
 
 class ShardRecord(NamedTuple):
@@ -72,7 +74,7 @@ class OutboxAdmin:
         """In the order of their ids."""
         c = self._rows.c
         query = select(
-            c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error
+            c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
         ).order_by(c.id).limit(limit)  # fmt: skip
         if state is not None:
             query = query.where(c.state == state)

@@ -29,7 +29,7 @@ from ...proto.names import check_producer_name
 from ...runtime.clock import SystemClock
 from ..blocking.client import Client
 from .core.relay import RelayCore
-from .core.values import Effect, Find, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
+from .core.values import Effect, Find, Fly, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
 from .errors import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
 from .sender import Fact, Sender
 from .store import Lag, Store
@@ -55,15 +55,19 @@ class Relay:
 
     `engine`: an engine of SQLAlchemy for the application's database. `name`: of the producers,
     `outbox-NAME-SHARD`; by default that of the database; it must stay the same, and differ between databases that send
-    to the same topics. `shards`: how many relays share the outbox, the same for all of them.
+    to the same topics. `shards`: how many relays share the outbox, the same for all of them. `atomic`: the rows of one
+    transaction of the application are sent in one transaction of the cluster, so that readers see all or nothing of
+    them (docs/outbox.md); then there is one shard.
     """
 
     def __init__(
         self, client: Client, engine: Engine, outbox: HasTables, shard: int = 0, shards: int = 1, *,
-        name: str | None = None, standby: bool = False, settings: RelaySettings | None = None,
+        name: str | None = None, standby: bool = False, settings: RelaySettings | None = None, atomic: bool = False,
     ) -> None:  # fmt: skip
         if not 0 <= shard < shards:
             raise InvalidRequest(f"shard {shard} of {shards}: shards count from 0")
+        if atomic and shards > 1:
+            raise InvalidRequest("an atomic relay is alone: what one transaction wrote may be for topics of any shard")
         self.name = producer_name(engine, name, shard)
         self.error: MagnetarError | None = None  # why it ended
         self.restarts = 0  # after unforeseen errors
@@ -73,6 +77,7 @@ class Relay:
         self._settings = settings or RelaySettings()
         self._store = Store(engine, outbox.tables(), shard, shards)
         self._standby = standby
+        self._atomic = atomic
         self._facts: SimpleQueue[Fact | None] = SimpleQueue()
         self._core: RelayCore | None = None
         self._sender: Sender | None = None
@@ -160,10 +165,10 @@ class Relay:
         if not self._wait_turn():
             return
         holder = f"{socket.gethostname()}:{os.getpid()}"
-        taken = self._store.take(holder)
+        taken = self._store.take(holder, atomic=self._atomic)
         self._facts = SimpleQueue()  # what concerns an earlier life is not told to this one
         facts = self._facts
-        core = RelayCore(self._shard, self._shards, self._settings, name=self.name)
+        core = RelayCore(self._shard, self._shards, self._settings, name=self.name, atomic=self._atomic)
         sender = Sender(self._client, self.name, self._settings, facts.put)
         self._core, self._sender = core, sender
         self._phase, self._trouble = "running", ""
@@ -199,6 +204,8 @@ class Relay:
             match left.popleft():
                 case Send(destination, rows):
                     sender.send(destination, rows)
+                case Fly(parts):
+                    sender.fly(parts)
                 case Transact(turn):
                     left.extend(self._transact(core, turn))
                 case Open(destination):
@@ -273,7 +280,8 @@ class Relay:
         }  # fmt: skip
         destinations = list(core.destinations.values()) if core is not None else []
         topics = dict(core.topics) if core is not None else {}
-        found["in_memory_rows"] = sum(each.rows for each in destinations)
+        together = core.together if core is not None else None
+        found["in_memory_rows"] = sum(each.rows for each in destinations) + (together.rows if together else 0)
         found["destinations"] = len(destinations)
         found["waits"] = {
             **{name: each.error for name, each in topics.items() if each.error},

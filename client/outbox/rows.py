@@ -50,6 +50,13 @@ class NewRow(TypedDict):
     size: int
     state: int
     attempts: int
+    unit: int
+    """The same for all rows of one transaction in the database, and of no other."""
+
+
+def new_unit() -> int:
+    """Of one transaction of the application. By chance: 2^62 of them, so that two that wait at once are never equal."""
+    return getrandbits(62)
 
 
 def now_ms() -> int:
@@ -58,7 +65,7 @@ def now_ms() -> int:
 
 def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
-    deliver_at: int | None, schema: Schema | None,
+    deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
     """`value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName; InvalidMessage for
     a wrong value; MessageTooBig."""
@@ -76,4 +83,5 @@ def new_row(
         topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
         event_time=event_time, deliver_at=deliver_at, created=now_ms(),
         key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,
+        unit=unit,
     )  # fmt: skip

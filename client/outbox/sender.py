@@ -3,13 +3,21 @@
 Each call returns at once; its answer is a fact that is given to `tell`, from the client's loop thread. A group is one
 entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing else is
 in flight in that producer.
+
+A flight (client/outbox/core/together.py) is a transaction: the groups of each destination one after the other, all
+destinations at once, then its commit. Its transactions have a name, that of the producers: the first one of a relay
+ends what an older relay left open, so that topics do not wait for its time-out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import TopicName
@@ -17,16 +25,25 @@ from ..admin.client import AdminClient
 from ..blocking.client import Client
 from ..blocking.loop_thread import loop_thread
 from ..common.errors import PulsarException, Result, translate
+from ..core.transaction import TransactionState
 from ..model.message_id import MessageId
 from ..model.settings import ProducerAccessMode
 from ..produce.messages import Extras
 from ..produce.producer import Producer
+from ..transactions.transaction import Transaction
+from ..transactions.transactions import Transactions
 from .core.relay import RelayCore
+from .core.together import Parts
 from .core.values import ClaimedRow, Effect, Outcome, RelaySettings
 from .errors import DeduplicationOff
 
+_LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
 
+FLIGHT_S = 60.0
+"""The time-out of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
+ABORT_S = 2.0
+"""How long a relay that ends waits for the abort of its flight."""
 NO_DELAY_MS = 3_600_000
 """No batch is closed by time: the last row of a group closes it."""
 
@@ -44,6 +61,8 @@ class Sender:
         self._producers: dict[str, Producer] = {}
         self._admin: AdminClient | None = None
         self._closed = False
+        self._flying: Transaction | None = None
+        self._named = False  # the transactions' name is this sender's
 
     # ------------------------------------------------------------------------------ topics
     def resolve(self, topic: str) -> None:
@@ -113,10 +132,16 @@ class Sender:
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
         """One entry; its outcome is told when all its rows have theirs."""
+        self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
+
+    def _send(
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        txn: Transaction | None = None,
+    ) -> None:  # fmt: skip
         producer = self._producers[destination]
-        group = _Group(len(rows), producer, lambda outcome, text: self._settled(destination, outcome, text))
+        group = _Group(len(rows), producer, tell)
         try:
-            extras = [_extras(row) for row in rows]
+            extras = [_extras(row)._replace(txn=txn) for row in rows]
         except ValueError as error:  # another program wrote the row; nothing is sent
             group.tell(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
             return
@@ -137,6 +162,58 @@ class Sender:
     def _settled(self, destination: str, outcome: Outcome, text: str) -> None:
         self._tell(lambda core, now: core.settled(destination, outcome, text, now))
 
+    # ------------------------------------------------------------------------------ flights
+    def fly(self, parts: Parts) -> None:
+        loop_thread().start_soon(self._fly(parts))
+
+    async def _fly(self, parts: Parts) -> None:
+        try:
+            landed = await self._flight(parts)
+        except Exception as error:  # a fault of ours must not leave the relay waiting
+            _LOG.exception("%s: a transaction of the outbox", self._name)
+            landed = _Landed(Outcome.UNKNOWN, repr(error), ())
+        finally:
+            self._flying = None
+        self._tell(lambda core, now: core.flown(*landed, now))
+
+    async def _flight(self, parts: Parts) -> _Landed:
+        try:
+            txn = self._flying = await self._begin()
+        except PulsarException as error:
+            return _Landed(Outcome.PUT_OFF, error.message, ())
+        found = await asyncio.gather(*(self._groups(name, each, txn) for name, each in parts.items()))
+        failed = [each for each in found if each.outcome is not Outcome.STORED]
+        if failed:
+            await txn.abort()  # and when nobody answers: it was never committed
+            return _worst(failed)
+        try:
+            await txn.commit()
+        except PulsarException as error:
+            is_known = txn.state is TransactionState.ABORTED
+            return _Landed(Outcome.PUT_OFF if is_known else Outcome.UNKNOWN, error.message, ())
+        return _Landed(Outcome.STORED, "", ())
+
+    async def _begin(self) -> Transaction:
+        """A later holder of the name: this relay is fenced in the database, too, or the name is taken again when that
+        has said that the shard is still ours."""
+        home = Transactions.of(self._client.inner().connections)
+        if not self._named:
+            home.coordinators.take_anew(self._name)
+        self._named = False
+        txn = await Transaction(home, FLIGHT_S, self._name)
+        self._named = True
+        return txn
+
+    async def _groups(self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction) -> _Landed:
+        """One after the other, until one is not stored."""
+        for rows in groups:
+            answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
+            self._send(destination, rows, partial(_answer, answered), txn)
+            outcome, text = await answered
+            if outcome is not Outcome.STORED:
+                return _Landed(outcome, text, (destination,) if outcome is Outcome.PUT_OFF else ())
+        return _Landed(Outcome.STORED, "", ())
+
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
         """At once: what is in flight stays unknown."""
@@ -144,11 +221,37 @@ class Sender:
         loop_thread().run(self._close())
 
     async def _close(self) -> None:
+        if self._flying is not None:
+            with suppress(TimeoutError, PulsarException):  # its commit goes on; or its time-out aborts it
+                async with asyncio.timeout(ABORT_S):
+                    await self._flying.abort()
         for producer in self._producers.values():
             producer.abort()
         self._producers.clear()
         if self._admin is not None:
             await self._admin.close()
+
+
+class _Landed(NamedTuple):
+    """How a flight ended, or its part in one destination."""
+
+    outcome: Outcome
+    error: str
+    failed: tuple[str, ...]
+    """Destinations whose producers are over."""
+
+
+def _worst(failed: Sequence[_Landed]) -> _Landed:
+    """A destination that is in trouble says nothing of the rows; a row that is refused is, only where none is."""
+    off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
+    if not off:
+        return failed[0]
+    return off[0]._replace(failed=tuple(name for each in off for name in each.failed))
+
+
+def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str) -> None:
+    if not to.done():
+        to.set_result((outcome, text))
 
 
 class _Group:

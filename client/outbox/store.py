@@ -10,11 +10,12 @@ Guards: tests/client/outbox/test_store.py, tests/client/outbox/test_databases.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Engine,
     and_,
@@ -36,9 +37,7 @@ from .databases import check_tables, translated
 from .errors import RelayFenced, ShardsDiffer
 from .rows import RowState, now_ms
 from .tables import SQLAlchemyOutbox
-
-CHUNK = 500
-"""Ids of one statement: SQLite had a limit of 999 parameters."""
+from .units import UnitClaim, Where, chunks
 
 
 class Lag(NamedTuple):
@@ -60,7 +59,7 @@ class Store:
         rows = self._rows
         self._claimed_columns = (
             rows.c.id, rows.c.seq, rows.c.destination, rows.c.size, rows.c.key, rows.c.value, rows.c.properties,
-            rows.c.event_time, rows.c.deliver_at, rows.c.attempts,
+            rows.c.event_time, rows.c.deliver_at, rows.c.attempts, rows.c.unit,
         )  # fmt: skip
         self._mark = (
             update(rows).where(rows.c.id == bindparam("row_id"))
@@ -81,18 +80,19 @@ class Store:
             ).one_or_none()
         return (0, 0) if found is None else (found.epoch, found.seen)
 
-    def take(self, holder: str) -> Taken:
-        """Takes the shard; who had it is fenced. ShardsDiffer."""
+    def take(self, holder: str, *, atomic: bool = False) -> Taken:
+        """Takes the shard; who had it is fenced. `atomic`: noted, for ever, before anything is sent. ShardsDiffer."""
         shards, now = self._shards, now_ms()
+        noted = {"atomic": 1} if atomic else {}
         with translated(), self._engine.begin() as connection:
             taken = connection.execute(
                 update(shards).where(shards.c.shard == self._shard)
-                .values(epoch=shards.c.epoch + 1, holder=holder)
+                .values(epoch=shards.c.epoch + 1, holder=holder, **noted)
             )  # fmt: skip
             if taken.rowcount == 0:
                 connection.execute(
                     insert(shards).values(
-                        shard=self._shard, shards=self._count, epoch=1, next_seq=0, holder=holder, seen=0
+                        shard=self._shard, shards=self._count, epoch=1, next_seq=0, holder=holder, seen=0, **noted
                     )
                 )
             others = connection.scalars(select(shards.c.shards).distinct().where(shards.c.shards != 0)).all()
@@ -107,7 +107,7 @@ class Store:
             stored = self._stored(connection)
             claimed = self._claimed(connection, -1)
         absent = max(0, now - found.seen) / 1000 if found.seen else None
-        return Taken(found.epoch, found.next_seq, stored, claimed, absent)
+        return Taken(found.epoch, found.next_seq, stored, claimed, absent, was_atomic=bool(found.atomic))
 
     def _stored(self, connection: Connection) -> dict[str, int]:
         positions = self._positions
@@ -164,13 +164,13 @@ class Store:
 
     def _record(self, connection: Connection, turn: Turn) -> None:
         rows = self._rows
-        for ids in _chunks(turn.delete):
+        for ids in chunks(turn.delete):
             connection.execute(delete(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED))
         for destination, seq in turn.stored.items():
             self._store_position(connection, destination, seq)
         for failure in turn.failures:
             self._refused(connection, failure)
-        for ids in _chunks([each.id for each in turn.release]):
+        for ids in chunks([each.id for each in turn.release]):
             connection.execute(
                 update(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED)
                 .values(state=int(RowState.WAITING), shard=None, seq=None, destination=None)
@@ -197,14 +197,17 @@ class Store:
 
     # ------------------------------------------------------------------------------ a claim
     def _claim(self, connection: Connection, claim: Claim, next_seq: int) -> list[ClaimedRow]:
-        found = self._candidates(connection, claim)
+        if claim.units:
+            found: Sequence[Any] = UnitClaim(connection, self._rows, claim, self._phases(connection, claim)).run()
+        else:
+            found = self._candidates(connection, claim)
         if not found:
             return []
         seqs: dict[int, tuple[int, str]] = {}
         size = 0
         for each in found:
             size += each.size
-            if seqs and size > claim.bytes_max:
+            if seqs and size > claim.bytes_max and not claim.units:
                 break
             partitions = claim.topics[each.topic][0]
             destination = partition_name(each.topic, each.key_hash % partitions if partitions else 0, partitions)
@@ -212,7 +215,7 @@ class Store:
         self._assign(connection, seqs)
         rows = self._rows
         claimed: list[ClaimedRow] = []
-        for ids in _chunks(list(seqs)):
+        for ids in chunks(list(seqs)):
             of_them = connection.execute(select(*self._claimed_columns).where(rows.c.id.in_(ids)))
             claimed += [ClaimedRow._make(each) for each in of_them]
         return sorted(claimed, key=lambda row: row.seq)
@@ -220,32 +223,34 @@ class Store:
     def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
         """What may be claimed, in the order of the ids: refused rows whose time has come, then waiting ones."""
         rows = self._rows
-        stuck = connection.scalar(select(exists().where(rows.c.state >= RowState.HELD)))
         found: list[Any] = []
-        if stuck:
-            due = and_(rows.c.state == RowState.HELD, rows.c.retry_at <= now_ms())
-            found += connection.execute(self._select(claim, due, claim.rows_max, older=True)).all()
-        if len(found) < claim.rows_max:
-            waiting = rows.c.state == RowState.WAITING
-            query = self._select(claim, waiting, claim.rows_max - len(found), older=False if stuck else None)
-            found += connection.execute(query).all()
+        for phase in self._phases(connection, claim):
+            if len(found) < claim.rows_max:
+                query = select(rows.c.id, rows.c.topic, rows.c.key_hash, rows.c.size).where(*phase).order_by(rows.c.id)
+                limited = query.limit(claim.rows_max - len(found)).with_for_update(skip_locked=True, of=rows)
+                found += connection.execute(limited).all()
         return found
 
-    def _select(self, claim: Claim, state: Any, limit: int, *, older: bool | None) -> Any:
+    def _phases(self, connection: Connection, claim: Claim) -> list[Where]:
+        rows = self._rows
+        stuck = connection.scalar(select(exists().where(rows.c.state >= RowState.HELD)))
+        due = and_(rows.c.state == RowState.HELD, rows.c.retry_at <= now_ms())
+        waiting = self._where(claim, rows.c.state == RowState.WAITING, older=False if stuck else None)
+        return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
+
+    def _where(self, claim: Claim, state: ColumnElement[bool], *, older: bool | None) -> Where:
         """`older`: an older row of the key that was refused is in the way; False: any one; None: there is none."""
         rows = self._rows
         wanted = [state, self._places(claim)]
         if older is not None:
             other = rows.alias()
             stuck = and_(other.c.state >= RowState.HELD, other.c.topic == rows.c.topic, other.c.key == rows.c.key)
+            if claim.units:  # rows of one unit do not wait for each other
+                stuck = and_(stuck, or_(other.c.unit.is_(None), rows.c.unit.is_(None), other.c.unit != rows.c.unit))
             wanted.append(~exists().where(and_(stuck, other.c.id < rows.c.id) if older else stuck))
-        return (
-            select(rows.c.id, rows.c.topic, rows.c.key_hash, rows.c.size)
-            .where(*wanted).order_by(rows.c.id).limit(limit)
-            .with_for_update(skip_locked=True, of=rows)
-        )  # fmt: skip
+        return wanted
 
-    def _places(self, claim: Claim) -> Any:
+    def _places(self, claim: Claim) -> ColumnElement[bool]:
         """Rows of the destinations that have room."""
         rows = self._rows
         whole = [topic for topic, (partitions, free) in claim.topics.items() if len(free) >= max(1, partitions)]
@@ -310,7 +315,3 @@ class Store:
         counts: dict[int, int] = {each[0]: each[1] for each in counted}
         waiting, claimed, held, parked = (counts.get(int(state), 0) for state in RowState)
         return Lag(waiting, claimed, held, parked, age)
-
-
-def _chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK))

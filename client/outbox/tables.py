@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import (
     BigInteger,
@@ -23,6 +23,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    RootTransaction,
     SmallInteger,
     String,
     Table,
@@ -33,7 +34,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import Session
 
 from ..model.schema import Schema
-from .rows import TABLE, new_row
+from .rows import TABLE, new_row, new_unit
 
 _ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER PRIMARY KEY by itself
 _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
@@ -62,8 +63,10 @@ class SQLAlchemyOutbox:
             Column("seq", BigInteger),
             Column("shard", SmallInteger),
             Column("destination", String(640)),
+            Column("unit", BigInteger),
             Index(f"{table}_state_id", "state", "id"),
             Index(f"{table}_state_topic", "state", "topic"),
+            Index(f"{table}_unit", "unit"),
             schema=schema, sqlite_autoincrement=True,  # no id is given twice there either
         )  # fmt: skip
         self.shards = Table(
@@ -74,6 +77,7 @@ class SQLAlchemyOutbox:
             Column("next_seq", BigInteger, nullable=False),
             Column("holder", Text, nullable=False),
             Column("seen", BigInteger, nullable=False),
+            Column("atomic", SmallInteger),
             schema=schema,
         )  # fmt: skip
         self.positions = Table(
@@ -85,6 +89,7 @@ class SQLAlchemyOutbox:
         )  # fmt: skip
         self.relays: WeakSet[Any] = WeakSet()  # of this process: they are woken by a commit
         self._insert = self.rows.insert()
+        self._units: WeakKeyDictionary[RootTransaction, int] = WeakKeyDictionary()
 
     def tables(self) -> SQLAlchemyOutbox:
         return self
@@ -100,11 +105,21 @@ class SQLAlchemyOutbox:
         an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises InvalidTopicName,
         InvalidMessage, MessageTooBig before anything is written; then what the database raises.
         """
-        row = new_row(topic, value, key, properties, event_time, deliver_at, schema)
+        unit = self._unit_of(session)
+        row = new_row(topic, value, key, properties, event_time, deliver_at, schema, unit)
         if isinstance(session, Session) and self.relays and self not in session.info:
             session.info[self] = "commits of this session wake relays"
             event.listen(session, "after_commit", self._committed)
         session.execute(self._insert, row)
+
+    def _unit_of(self, session: Session | Connection) -> int:
+        """Of the transaction that the row is going to be in, whatever savepoints are in it."""
+        if isinstance(session, Session):
+            connection = session.connection(bind_arguments={"clause": self._insert})
+        else:
+            connection = session
+        root = connection.get_transaction() or connection.begin()  # as its first statement would
+        return self._units.setdefault(root, new_unit())
 
     def _committed(self, _session: Session) -> None:
         self.wake()

@@ -120,6 +120,10 @@ class Coordinators:
         self._holders[name] = reply.holder
         return TxnId(reply.first.most, reply.first.least)
 
+    def take_anew(self, name: str) -> None:
+        """The next begin of the name takes it from who has it, also from this client."""
+        self._holders.pop(name, None)
+
     # ------------------------------------------------------------------------------ ends
     async def end(self, item: wire.EndItem) -> Answer:
         """Raises the last error when the time of an operation is over; TimedOut."""

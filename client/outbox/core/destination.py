@@ -19,10 +19,15 @@ Guard: tests/client/outbox/core/test_relay_core.py.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 
 from .values import NONE, ClaimedRow, RelaySettings
+
+ANY = sys.maxsize
+"""Of `last_open`: what the topic has is not known."""
 
 
 class State(Enum):
@@ -43,6 +48,7 @@ class Destination:
         self.stored = stored  # the highest id that is known to be stored
         self.error = ""  # why it waits
         self.due = 0.0  # when it is tried again
+        self.last_open = ANY  # the highest id in the topic when it was opened, also of an open transaction
         self._settings = settings
         self._singles_to = NONE  # rows up to this id are sent one by one
         self._failed = 0  # how often in a row it was put off
@@ -73,24 +79,34 @@ class Destination:
             return ()
         group = [self.queue.popleft()]
         size = group[0].size
-        while self.queue and self._fits(group, size, self.queue[0]):
+        alone = group[0].seq <= self._singles_to
+        while self.queue and not alone and fits(group, size, self.queue[0], self._settings):
             size += self.queue[0].size
             group.append(self.queue.popleft())
         self.flight = tuple(group)
         self.state = State.SENDING
         return self.flight
 
-    def _fits(self, group: list[ClaimedRow], size: int, row: ClaimedRow) -> bool:
-        """A delayed row is an entry of its own."""
-        if group[0].deliver_at is not None or row.deliver_at is not None or group[0].seq <= self._singles_to:
-            return False
-        return len(group) < self._settings.rows_per_entry and size + row.size <= self._settings.bytes_per_entry
+    def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
+        """Its part of a flight (together.py)."""
+        assert self.state is State.READY, "a flight waits until its destinations are ready"
+        self.flight, self.state = rows, State.SENDING
+
+    def lands(self, state: State = State.READY) -> None:
+        """The flight is over and not stored; its rows are its units'."""
+        self.flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
-    def opened(self, last: int) -> list[ClaimedRow]:
-        """`last`: the highest id that the topic has. Returns the rows that it has stored."""
+    def opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
+        """`last`: the highest id that the topic has. Returns the rows that it has stored; not `sure`: an open
+        transaction may have them, so they are sent again, one by one, and the topic drops what it has."""
         assert self.state is State.OPENING, "it was being opened"
         assert not self.flight, "nothing is in flight without a producer"
+        self.last_open = last
+        if not sure:
+            self._singles_to = max(self._singles_to, last)
+            self.state, self.error = State.READY, ""
+            return []
         found = []
         while self.queue and self.queue[0].seq <= last:
             found.append(self.queue.popleft())
@@ -136,6 +152,12 @@ class Destination:
         self.due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._failed, 20))
         self._failed += 1
 
+    def lost(self, error: str, now: float, *, sure: bool) -> None:
+        """The flight is over, and it is opened anew. Not `sure`: it may be stored."""
+        self.flight = ()
+        self.last_open = self.last_open if sure else ANY
+        self.put_off(error, now)
+
     def open_wanted(self, now: float) -> bool:
         """It is to be opened now."""
         if self.state is State.WAITS and now >= self.due:
@@ -150,3 +172,10 @@ class Destination:
         assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
         assert not ids or ids[0] > self.stored, "what is stored is not sent again"
         assert bool(self.flight) == (self.state is State.SENDING), "a group is in flight exactly while it is sent"
+
+
+def fits(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
+    """Whether the row goes into the same entry. A delayed row is an entry of its own."""
+    if group[0].deliver_at is not None or row.deliver_at is not None:
+        return False
+    return len(group) < settings.rows_per_entry and size + row.size <= settings.bytes_per_entry

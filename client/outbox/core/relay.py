@@ -12,6 +12,10 @@ A relay that starts takes the shard (a new epoch), opens the destinations, learn
 deletes the rows up to it, and sends the others again under their ids before anything new. What one destination may
 have in flight: core/destination.py.
 
+**Units.** An atomic relay sends what one transaction of the application wrote in one transaction of the cluster:
+core/together.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open transaction
+may have it, until the topic has dropped the row as a duplicate.
+
 **It stops**, and says why, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
 relay has the shard: `RelayFenced`.
 
@@ -32,6 +36,7 @@ from zlib import crc32
 from ....proto.errors import MagnetarError
 from ..errors import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 from .destination import Destination, State
+from .together import Together
 from .values import (
     NONE,
     Claim,
@@ -39,6 +44,7 @@ from .values import (
     Effect,
     Failure,
     Find,
+    Fly,
     Open,
     Outcome,
     RelaySettings,
@@ -75,13 +81,18 @@ class _Topic:
 
 
 class RelayCore:
-    def __init__(self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox") -> None:
+    def __init__(
+        self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
+    ) -> None:
         """`name`: of the producers, for texts."""
         assert 0 <= shard < shards, "a shard has a number below that of the shards"
+        assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
         self.topics: dict[str, _Topic] = {}
         self.destinations: dict[str, Destination] = {}
         self.sent_rows = self.stored_rows = self.refused_rows = self.parked_rows = 0
+        self.together = Together(settings, self.destinations) if atomic else None
+        self._sure = not atomic  # an id in a topic is of a row that is stored
         self.turns = self._begun = 0  # transactions that took place, that were begun
         self.stopped: MagnetarError | None = None
         self.stopping = False  # nothing more is claimed or sent
@@ -112,9 +123,17 @@ class RelayCore:
         for name in found.stored:
             if shard_of(name, self.shards) == self.shard:
                 self._destination(name)
-        for row in sorted(found.claimed, key=lambda row: row.seq):
-            self._destination(row.destination).add(row)
+        self._sure = self._sure and not found.was_atomic
+        self._take(sorted(found.claimed, key=lambda row: row.seq))
         return self.time_passed(now)
+
+    def _take(self, rows: Sequence[ClaimedRow]) -> None:
+        for row in rows:
+            at = self._destination(row.destination)
+            if self.together is None:
+                at.add(row)
+        if self.together is not None:
+            self.together.add(rows)
 
     def found(self, topics: Sequence[str], now: float) -> list[Effect]:
         """Rows wait for these topics."""
@@ -157,20 +176,22 @@ class RelayCore:
     def opened(self, destination: str, last: int, now: float) -> list[Effect]:
         """A producer is open; `last`: the highest sequence id that the topic has of its name."""
         at = self.destinations[destination]
-        if last > at.last_claimed:
+        given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
+        if last > given:
             return self._stop(OutboxBehind(
                 f"{destination} has sequence id {last} of producer {self._name}, and this outbox has given it"
-                f" {at.last_claimed if at.last_claimed >= 0 else 'none'}: the database was restored from a backup, or"
+                f" {given if given >= 0 else 'none'}: the database was restored from a backup, or"
                 " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
                 f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
             ))  # fmt: skip
-        if last < at.stored and at.queue:
+        waiting = len(at.queue) + (self.together.rows_of(destination) if self.together is not None else 0)
+        if last < at.stored and waiting:
             what = f"{destination} has sequence id {last}, and had {at.stored}"
-            return self._stop(self._forgotten(what, len(at.queue)))
+            return self._stop(self._forgotten(what, waiting))
         absent = self._absent_s or 0.0
-        if last == at.stored == NONE and at.queue and absent > self._settings.remembered_s:
-            return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", len(at.queue)))
-        for row in at.opened(last):
+        if last == at.stored == NONE and waiting and absent > self._settings.remembered_s:
+            return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", waiting))
+        for row in at.opened(last, sure=self._sure):
             self._done(row, at)
         return self.time_passed(now)
 
@@ -193,10 +214,47 @@ class RelayCore:
                 for row in at.group_stored():
                     self._done(row, at)
             case Outcome.ROW_REFUSED:
-                self._refused(at, error)
-            case Outcome.PUT_OFF:
+                self._refused(at, error, now)
+            case Outcome.PUT_OFF | Outcome.UNKNOWN:
                 self._put_off(at, error, now)
         return self.time_passed(now)
+
+    def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
+        """The flight has its outcome. `failed`: the destinations whose producers are over; empty: it is not one of
+        them that failed, and all are opened anew, after a pause."""
+        together = self.together
+        assert together is not None, "an atomic relay has flights"
+        flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
+        if outcome is Outcome.STORED:
+            for at in flying.values():
+                at.group_stored()
+            for row in together.stored():
+                self._done(row, flying[row.destination])
+        elif outcome is Outcome.ROW_REFUSED and not together.is_unclear:
+            for at in flying.values():
+                at.lands()
+            if unit := together.refused():
+                self._unit_refused(unit, error)
+        else:
+            together.back()
+            sure = outcome is not Outcome.UNKNOWN
+            for at in flying.values():
+                if sure and failed and at.name not in failed:
+                    at.lands()
+                else:
+                    at.lost(error, now, sure=sure)
+                    self._ours_wanted[at.name] = self._begun
+        return self.time_passed(now)
+
+    def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
+        """It waits or is parked as a whole. What was to follow gives its ids back: some of it may have its keys."""
+        for row in unit:
+            self.destinations[row.destination].lands(State.RECORDS)
+        attempts = max(row.attempts for row in unit)
+        for row in unit:
+            self._failed(row._replace(attempts=attempts), error)
+        assert self.together is not None, "a unit is of an atomic relay"
+        self._release += self.together.release()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """It is opened again when the database has said, after this moment, that the shard is still ours: an older
@@ -212,16 +270,21 @@ class RelayCore:
         self._delete.append(row.id)
         self._stored[at.name] = at.stored
 
-    def _refused(self, at: Destination, error: str) -> None:
-        row, followers = at.group_refused()
-        if row is None:
+    def _refused(self, at: Destination, error: str, now: float) -> None:
+        if not self._sure and len(at.flight) == 1 and at.flight[0].seq <= at.last_open:
+            self._put_off(at, error, now)  # it may be stored, so its id is not given up
             return
+        row, followers = at.group_refused()
+        if row is not None:
+            self._failed(row, error)
+            self._release += followers
+
+    def _failed(self, row: ClaimedRow, error: str) -> None:
         parked = row.attempts + 1 >= self._settings.attempts_max
         wait = min(self._settings.retry_last_s, self._settings.retry_first_s * 2 ** min(row.attempts, 30))
         self.refused_rows += 1
         self.parked_rows += parked
         self._failures.append(Failure(row, error, parked, wait))
-        self._release += followers
 
     def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
         """The transaction took place. `rows` were claimed, in the order of their ids."""
@@ -234,12 +297,12 @@ class RelayCore:
         self._next_seq = next_seq
         for failure in turn.failures:
             self.destinations[failure.row.destination].recorded()
-        refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
-        for row in rows:
-            if (row.destination, row.key) in refused:  # the claim was made before the refusal was known
-                self._release.append(row)
-            else:
-                self._destination(row.destination).add(row)
+        if self.together is not None and self._failures:
+            self._release += rows  # the claim was made before the refusal was known
+        else:
+            refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
+            self._release += [row for row in rows if (row.destination, row.key) in refused]  # likewise
+            self._take([row for row in rows if (row.destination, row.key) not in refused])
         if turn.claim is not None and not rows:
             self._claim_due = now + self._settings.poll_s
         return self.time_passed(now)
@@ -316,6 +379,18 @@ class RelayCore:
             if group := each.next_group():
                 self.sent_rows += len(group)
                 effects.append(Send(each.name, group))
+        if self.together is not None:
+            self._fly(self.together, effects)
+
+    def _fly(self, together: Together, effects: list[Effect]) -> None:
+        if together.waits_in_vain():
+            self._release += together.release()
+        if parts := together.take_off():
+            for name, entries in parts.items():
+                rows = tuple(row for entry in entries for row in entry)
+                self.destinations[name].takes_off(rows)
+                self.sent_rows += len(rows)
+            effects.append(Fly(parts))
 
     def _next_turn(self, now: float) -> Turn | None:
         claim = self._claim() if not self.stopping and now >= self._claim_due else None
@@ -333,6 +408,8 @@ class RelayCore:
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
     def _claim(self) -> Claim | None:
+        if self.together is not None and not self.together.takes:
+            return None
         topics = {}
         for topic, known in self.topics.items():
             if not known.deduplicates:
@@ -344,7 +421,9 @@ class RelayCore:
             )
             if free:
                 topics[topic] = (known.partitions, free)
-        return Claim(self._settings.rows_per_claim, self._settings.bytes_per_claim, topics) if topics else None
+        settings = self._settings
+        units = self.together is not None
+        return Claim(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
 
     def _owned(self, topic: str) -> list[int]:
         """The partitions of a topic that belong to this shard; [0]: the topic itself."""
@@ -380,6 +459,7 @@ class RelayCore:
         """AssertionError: an invariant is broken."""
         for each in self.destinations.values():
             each.check()
+            assert self.together is None or not each.queue, "rows of an atomic relay are in units"
             assert each.last_claimed < max(1, self._next_seq) or self._next_seq == 0, "every id was given by a claim"
         if self._turning is None:
             waits = {each.row.destination for each in self._failures}
@@ -389,4 +469,7 @@ class RelayCore:
         assert records == waits, "a destination waits exactly while its refusal is not recorded"
         gone = set(self._delete) | {each.row.id for each in self._failures} | {each.id for each in self._release}
         held = {row.id for each in self.destinations.values() for row in (*each.flight, *each.queue)}
+        if self.together is not None:
+            self.together.check()
+            held |= {row.id for unit in self.together.queue for row in unit}
         assert not gone & held, "a row with an outcome is not sent"

@@ -28,27 +28,30 @@ class ClaimedRow(NamedTuple):
     event_time: int | None  # ms since the epoch, as the next one
     deliver_at: int | None
     attempts: int  # how often it was refused
+    unit: int | None = None  # of the application's transaction; None: it is one of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A shard as its new holder finds it. `stored`: of each destination the highest sequence id that is known to be
     stored. `claimed`: rows in the order of their ids, whose outcome is not known. `absent_s`: how long no relay has
-    had the shard; None: none ever had it."""
+    had the shard; None: none ever had it. `was_atomic`: a relay that sends units together ever had it."""
 
     epoch: int
     next_seq: int
     stored: dict[str, int]
     claimed: list[ClaimedRow]
     absent_s: float | None = None
+    was_atomic: bool = False
 
 
 class Outcome(Enum):
-    """What became of a group of rows that was sent."""
+    """What became of a group of rows, or of a flight of units, that was sent."""
 
     STORED = "all of it is in the topic"
     ROW_REFUSED = "nothing of it is stored, because of what a row holds"
     PUT_OFF = "the destination takes nothing now; what was stored is learned when it is opened again"
+    UNKNOWN = "of a flight: its commit got no answer"
 
 
 class Failure(NamedTuple):
@@ -62,11 +65,13 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which rows may be claimed: of each topic its number of partitions (0: it has none) and those that have room."""
+    """Which rows may be claimed: of each topic its number of partitions (0: it has none) and those that have room.
+    `units`: whole units alone; a first one may be larger than the bounds."""
 
     rows_max: int
     bytes_max: int
     topics: dict[str, tuple[int, tuple[int, ...]]]
+    units: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Fly:
+    """Publish these entries of each destination, in their order, and commit them, in one transaction of the cluster."""
+
+    parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Transact:
     turn: Turn
 
@@ -122,7 +134,7 @@ class Stop:
     error: MagnetarError
 
 
-Effect = Resolve | Open | Send | Transact | Find | Stop
+Effect = Resolve | Open | Send | Fly | Transact | Find | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,14 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
     seq = models.BigIntegerField(null=True)
     shard = models.SmallIntegerField(null=True)
     destination = models.CharField(max_length=640, null=True)
+    unit = models.BigIntegerField(null=True)
 
     class Meta:
         db_table = "magnetar_outbox"
         indexes = [  # noqa: RUF012 - Django's form
             models.Index(fields=["state", "id"], name="magnetar_outbox_state_id"),
             models.Index(fields=["state", "topic"], name="magnetar_outbox_state_topic"),
+            models.Index(fields=["unit"], name="magnetar_outbox_unit"),
         ]
 
 
@@ -45,6 +47,7 @@ class OutboxShard(models.Model):  # type: ignore[misc]
     next_seq = models.BigIntegerField()
     holder = models.TextField()
     seen = models.BigIntegerField()
+    atomic = models.SmallIntegerField(null=True)
 
     class Meta:
         db_table = "magnetar_outbox_shards"

@@ -18,10 +18,21 @@ from weakref import WeakSet
 from django.db import router, transaction
 
 from ...model.schema import Schema
-from ..rows import TABLE, new_row
+from ..rows import TABLE, new_row, new_unit
 
 if TYPE_CHECKING:
     from ..tables import SQLAlchemyOutbox
+
+
+class _Written:
+    """Rows were written in a transaction: called when it commits."""
+
+    def __init__(self, outbox: DjangoOutbox) -> None:
+        self.outbox = outbox
+        self.unit = new_unit()
+
+    def __call__(self) -> None:
+        self.outbox.wake()
 
 
 class DjangoOutbox:
@@ -50,15 +61,25 @@ class DjangoOutbox:
         `atomic()`: the row would commit alone, without what it tells of."""
         from .models import OutboxRow
 
-        row = new_row(topic, value, key, properties, event_time, deliver_at, schema)
         using = self._using or router.db_for_write(OutboxRow)
-        if not transaction.get_connection(using).in_atomic_block:
+        connection = transaction.get_connection(using)
+        if not connection.in_atomic_block:
             raise transaction.TransactionManagementError(
                 "outbox.send belongs into the transaction of what it tells of: with transaction.atomic(): …"
             )
+        written = self._written(connection)
+        row = new_row(topic, value, key, properties, event_time, deliver_at, schema, written.unit)
         OutboxRow.objects.using(using).create(**row)
-        if self.relays:
-            transaction.on_commit(self.wake, using=using, robust=True)
+
+    def _written(self, connection: Any) -> _Written:
+        """Of the transaction that this thread is in. Django forgets it with the transaction, or with the savepoint
+        in which it was made: then the rows of it are gone too."""
+        for each in connection.run_on_commit:
+            if isinstance(each[1], _Written) and each[1].outbox is self:
+                return each[1]
+        written = _Written(self)
+        transaction.on_commit(written, using=connection.alias, robust=True)
+        return written
 
     def wake(self) -> None:
         """Relays of this process look at once."""

@@ -68,6 +68,21 @@ with transaction.atomic():
 with transaction.atomic():
     assert not inbox.first_time("billing", "1")
     assert inbox.first_time("shipping", "1")
+with transaction.atomic():
+    outbox.send("orders", b"1")
+    try:
+        with transaction.atomic():
+            outbox.send("orders", b"lost")
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    with transaction.atomic():
+        outbox.send("bills", b"2")
+    outbox.send("orders", b"3")
+from magnetar.client.outbox.django.models import OutboxRow
+one, *unit = OutboxRow.objects.order_by("id").values_list("unit", flat=True)
+assert len(unit) == 3 and len(set(unit)) == 1 and one not in unit, "a transaction's rows are one unit"
+OutboxRow.objects.filter(unit=unit[0]).delete()
 assert inbox.purge() == 0
 assert inbox.purge(older_than_s=-5) == 2
 print("done")

@@ -175,7 +175,8 @@ class Relay:
 
     def __init__(self, world: World, *, shard: int = 0, shards: int = 1, settings: RelaySettings = SMALL) -> None:
         self.world = world
-        self.core = RelayCore(shard, shards, settings)
+        self.shard, self.shards = shard, shards
+        self.core = self.make_core(settings)
         self.steps: deque[Step] = deque()
         self.error: MagnetarError | None = None
         self.dead = False
@@ -183,6 +184,9 @@ class Relay:
         self.flying: list[Step] = []  # sends that did not arrive
         self._producers: dict[str, int] = {}
         self._do(self.core.taken(world.take(), world.now))
+
+    def make_core(self, settings: RelaySettings) -> RelayCore:
+        return RelayCore(self.shard, self.shards, settings)
 
     def _do(self, effects: list[Effect]) -> None:
         if self.dead:

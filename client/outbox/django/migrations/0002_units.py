@@ -1,0 +1,14 @@
+"""Which rows were written by one transaction, for relays that send them in one."""
+
+from __future__ import annotations
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    dependencies = [("magnetar_outbox", "0001_initial")]  # noqa: RUF012 - Django's form
+    operations = [  # noqa: RUF012
+        migrations.AddField("OutboxRow", "unit", models.BigIntegerField(null=True)),
+        migrations.AddField("OutboxShard", "atomic", models.SmallIntegerField(null=True)),
+        migrations.AddIndex("OutboxRow", models.Index(fields=["unit"], name="magnetar_outbox_unit")),
+    ]
