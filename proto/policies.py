@@ -48,6 +48,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     backlog_quota_policy: QuotaPolicy | None = None
     backlog_quota_counts_delayed: bool | None = None
     deduplication: bool | None = None
+    dedup_snapshot_s: int | None = None  # between two snapshots of sequence ids; 0: by their entries alone
     max_message_bytes: int | None = None  # of one entry, at most the broker's
     delayed_delivery: bool | None = None
     delayed_tick_ms: int | None = None  # between two checks for due messages

@@ -40,6 +40,7 @@ class Applied(msgspec.Struct, frozen=True):
     backlog_quota_policy: QuotaPolicy = "producer_request_hold"  # past it: wait, refuse, or give up the oldest
     backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills
     deduplication: bool = False  # of publishes by producer and sequence id; costs a snapshot now and then
+    dedup_snapshot_s: Limit = 120  # until its next snapshot of all producers, if anything was published; 0: any time
     max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
     delayed_delivery: bool = True  # messages may have a time before which no consumer gets them; off: at once
     delayed_tick_ms: Limit = 50  # at least, between two checks of what is due; higher: later, less often

@@ -72,7 +72,6 @@ class BrokerConfig(Applied, frozen=True):
     broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit
     broker_dispatch_rate_bytes: Limit = 0  # … in bytes
     dedup_snapshot_entries: Positive = 1_000  # between two snapshots of sequence ids; more: a longer replay at a load
-    dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
     dedup_producers: Positive = 10_000  # of a topic that left and are remembered; 100 bytes each, and in each snapshot
     dedup_inactive_minutes: Positive = 360  # a producer absent for so long is forgotten: it may publish twice
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
@@ -132,7 +131,7 @@ class BrokerConfig(Applied, frozen=True):
                 setting="cursor_snapshot_bytes",
             )
         for name in (
-            "cursor_flush_s", "dedup_snapshot_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s",
+            "cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s",
             "close_timeout_s",
         ):  # fmt: skip
             if getattr(self, name) <= 0:

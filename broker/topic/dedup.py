@@ -14,8 +14,9 @@ PR9; invariants 32, 33, 34)
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
 - A producer is opened when nothing of it is in flight (`settled`): it learns what is stored, and sends the rest.
 
-A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none; one at a
-time. One that cannot be stored is retried at the next occasion; meanwhile the replay of a load grows.
+A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none (a
+policy; 0: never by time); one at a time. One that cannot be stored is retried at the next occasion; meanwhile the
+replay of a load grows.
 Guarding tests: tests/broker/topic/test_dedup.py.
 """
 
@@ -63,8 +64,9 @@ class Deduplication:
     """The deduplication of one loaded topic. Call from one event loop."""
 
     __slots__ = (
-        "_clock", "_config", "_ended", "_ledger", "_log", "_loop", "_names", "_since", "_stored", "_tasks", "_timer",
-        "_undecided", "_waiting", "_working", "_written", "core", "replayed", "replays_after", "snapshots",
+        "_clock", "_config", "_ended", "_ledger", "_log", "_loop", "_names", "_since", "_snapshot_s", "_stored",
+        "_tasks", "_timer", "_undecided", "_waiting", "_working", "_written", "core", "replayed", "replays_after",
+        "snapshots",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class Deduplication:
         )  # fmt: skip
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
+        self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
         self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
@@ -98,6 +101,7 @@ class Deduplication:
         """Restores the state, after the log was taken over and before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
+        self._snapshot_s = applied.dedup_snapshot_s
         if place is not None:
             self._ledger.ledger_id = place.ledger_id
         if not applied.deduplication:
@@ -218,6 +222,14 @@ class Deduplication:
                     future.set_result(None)
 
     # ------------------------------------------------------------------ on and off
+    def apply(self, applied: Applied) -> None:
+        """A snapshot that is due by time is due so long after now, where the time was changed."""
+        if applied.dedup_snapshot_s != self._snapshot_s:
+            self._snapshot_s = applied.dedup_snapshot_s
+            self._cancel_timer()
+            if self.core.enabled:
+                self._due()
+
     def look(self, applied: Applied) -> None:
         self.want(applied.deduplication)
 
@@ -247,8 +259,12 @@ class Deduplication:
     def _due(self) -> None:
         if self._since >= self._config.dedup_snapshot_entries:
             self._snapshot()
-        elif self._since and self._timer is None and not self._ended:
-            self._timer = self._loop.call_later(self._config.dedup_snapshot_s, self._time)
+        elif self._since:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._snapshot_s and self._timer is None and not self._ended:
+            self._timer = self._loop.call_later(self._snapshot_s, self._time)
 
     def _time(self) -> None:
         self._timer = None
@@ -266,8 +282,8 @@ class Deduplication:
             await work()
         except MagnetarError as error:
             _LOG.warning("%s: the state of deduplication is not stored yet: %s", self._log.topic, error)
-            if self._since and self._timer is None and self.core.enabled and not self._ended:
-                self._timer = self._loop.call_later(self._config.dedup_snapshot_s, self._time)
+            if self._since and self.core.enabled:
+                self._set_timer()
         finally:
             self._working = None
 

@@ -75,7 +75,7 @@ class Topic:
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.life = TopicMaintenance(world, self, config.roll_idle_s)
         self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), lambda: self.life.holds)
-        self.apply(applied)
+        self.applied = applied
         self.log = storage.log(self)
         self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
         self.dedup = Deduplication(world.clock, ledgers, config, self.log, self.replication)
@@ -88,6 +88,7 @@ class Topic:
         )
         self.dedup.hold_before(self.transactions.undecided)
         self.parts: tuple[TopicPart, ...] = (self.dedup, self.transactions, self.compaction)
+        self.apply(applied)
 
     @property
     def dropped(self) -> int:
@@ -99,6 +100,7 @@ class Topic:
         self.applied, now = applied, self._world.clock.monotonic()
         self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
+        self.dedup.apply(applied)
         self.gate.look()
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room

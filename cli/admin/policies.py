@@ -134,6 +134,9 @@ VERBS = (
     Verb("deduplication", (
         Field("deduplication", "on/off", (), "Of publishes, by producer name and sequence id."),
     ), "Drop what a producer sends twice.", "--enable"),
+    Verb("deduplication-snapshot-interval", (
+        Field("dedup_snapshot_s", "s", ("-i", "--interval"), "Between two snapshots: 30, 2m; 0: by entries alone."),
+    ), "How often the sequence ids of producers are stored.", "-i 60"),
     Verb("max-message-size", (
         Field("max_message_bytes", "bytes", ("-m", "--max-message-size"), "Of one entry: 65536, 64K, 5M."),
     ), "The largest message.", "-m 1M"),

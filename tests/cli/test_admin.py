@@ -99,6 +99,7 @@ SET = {
         {"backlog_quota_bytes": 1 << 30, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception",
          "backlog_quota_counts_delayed": False}),
     "deduplication": (["--enable"], {"deduplication": True}),
+    "deduplication-snapshot-interval": (["-i", "2m"], {"dedup_snapshot_s": 120}),
     "max-message-size": (["-m", "64K"], {"max_message_bytes": 65536}),
     "delayed-delivery": (["--disable", "--maxDelay", "1d", "-t", "1s"],
                          {"delayed_delivery": False, "max_delay_ms": 86_400_000, "delayed_tick_ms": 1000}),

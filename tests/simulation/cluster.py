@@ -374,7 +374,7 @@ class Cluster:
             roll_entries=options.ledger_entries_max, cursor_roll_entries=options.ledger_entries_max,
             cursor_flush_s=0.5, trim_interval_s=3.0, cache_bytes=options.cache_bytes,
             deduplication=options.deduplication, dedup_snapshot_entries=options.ledger_entries_max,
-            dedup_snapshot_s=5.0, delayed_seal_entries=5, transaction_coordinators=2,
+            dedup_snapshot_s=5, delayed_seal_entries=5, transaction_coordinators=2,
         )  # fmt: skip
 
         async def start(world: World) -> None:

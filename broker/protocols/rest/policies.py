@@ -101,7 +101,10 @@ def _refuse(text: str) -> BadRequest:
     return BadRequest(text, 412)
 
 
-_REASONS = {"subscription_expiration_s": "Invalid value for subscription expiration time"}
+_REASONS = {
+    "subscription_expiration_s": "Invalid value for subscription expiration time",
+    "dedup_snapshot_s": "interval must be greater than or equal to 0",
+}
 """What programs compare with; others have one text."""
 
 
@@ -309,6 +312,15 @@ def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) ->
     return Row(namespace, topic, key, bool, (field,), lambda value: {field: value}, show)
 
 
+def _snapshot_interval() -> Row:
+    """Pulsar has no DELETE of it at a namespace: null is posted there."""
+    name = "deduplicationSnapshotInterval"
+    row = _plain(name, name, "deduplicationSnapshotIntervalSeconds", "dedup_snapshot_s")
+    return row._replace(
+        kind=int | None, take=lambda value: {"dedup_snapshot_s": None} if value is None else row.take(value)
+    )
+
+
 def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
@@ -322,6 +334,7 @@ POLICIES: tuple[Row, ...] = (
     Row("persistence", "persistence", "persistence", Persistence, ("ensemble_size", "write_quorum", "ack_quorum"),
         _take_persistence, _show_persistence),
     _plain("deduplication", "deduplicationEnabled", "deduplicationEnabled", "deduplication", bool),
+    _snapshot_interval(),
     Row("publishRate", "publishRate", "publishMaxMessageRate", PublishRate,
         ("publish_rate_messages", "publish_rate_bytes"), _take_publish_rate, _show_publish_rate, by_cluster=True),
     _dispatch("dispatchRate", "topicDispatchRate", "dispatch_rate"),

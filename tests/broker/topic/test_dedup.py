@@ -160,6 +160,28 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         assert len(await stored(broker)) == 7
 
 
+async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path) -> None:
+    """And by the number of entries alone where it is 0; what is in none is kept, and replayed by the next owner."""
+    async with cluster(tmp_path, deduplication=True, dedup_snapshot_s=0) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")
+        topic = await settle(broker)
+        assert topic.dedup._timer is None
+        before = topic.dedup.held(topic.applied)
+        await _policy(broker, '{"dedup_snapshot_s":3600}')
+        assert topic.dedup._timer.when() - topic.dedup._loop.time() > 3000
+        await _policy(broker, '{"dedup_snapshot_s":1}')
+        assert topic.dedup._timer.when() - topic.dedup._loop.time() <= 1
+        async with asyncio.timeout(20):
+            while not topic.dedup.snapshots:  # noqa: ASYNC110 - the clock of the event loop is the real one
+                await asyncio.sleep(0.05)
+        assert topic.dedup.held(topic.applied) != before
+        await producer.send(b"1")
+        await _policy(broker, '{"dedup_snapshot_s":0}')
+        assert (await settle(broker)).dedup._timer is None
+
+
 async def _policy(broker: Broker, text: str) -> None:
     await broker.owned.policies.change(NAME.namespace_name, NAME, policies(text))
     topic = await broker.owned.topic(NAME)
@@ -234,6 +256,6 @@ async def _entries(broker: Broker) -> list[Any]:
 
 
 def test_the_settings_are_pulsars() -> None:
-    assert (SMALL.dedup_snapshot_entries, SMALL.dedup_snapshot_s) == (1000, 120.0)
+    assert (SMALL.dedup_snapshot_entries, SMALL.dedup_snapshot_s) == (1000, 120)
     assert (SMALL.dedup_producers, SMALL.dedup_inactive_minutes) == (10_000, 360)
     assert SMALL.deduplication is False

@@ -52,7 +52,7 @@ def _handlers(row: Row, place: Place, name: str) -> tuple[Handler, Handler, Hand
         if name == "messageTTL" and "messageTTL" in call.query:
             value: Any = call.number(call.query["messageTTL"], "messageTTL")
         else:
-            value = call.json(given)
+            value = call.decoded(b"null", given) if call.is_empty else call.json(given)
         await change(call, place(call), row.take(value))
 
     async def remove(call: Call) -> None:

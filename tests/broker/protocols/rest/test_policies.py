@@ -40,7 +40,7 @@ VALUES: dict[str, Any] = {
     "inactiveTopicPolicies": {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
                               "maxInactiveDurationSeconds": 100, "deleteWhileInactive": True},
     "subscriptionTypesEnabled": ["Shared", "Failover"], "schemaCompatibilityStrategy": "FORWARD",
-    "isAllowAutoUpdateSchema": False, "schemaValidationEnforced": True,
+    "deduplicationSnapshotInterval": 30, "isAllowAutoUpdateSchema": False, "schemaValidationEnforced": True,
 }  # fmt: skip
 UNSET = {
     "schemaCompatibilityStrategy": "UNDEFINED", "isAllowAutoUpdateSchema": True, "schemaValidationEnforced": False
@@ -66,6 +66,11 @@ async def test_each_policy_is_set_shown_and_removed_at_namespaces_and_topics(tmp
                 assert await http.get(f"{base}/{name}") == value, name
                 await http.done("DELETE", f"{base}/{name}")
                 assert await http.get(f"{base}/{name}", 204 if unset is None else 200) == unset
+        await http.done("POST", f"{NS}/deduplicationSnapshotInterval", 0)
+        assert await http.get(f"{NS}/deduplicationSnapshotInterval") == 0
+        await http.done("POST", f"{NS}/deduplicationSnapshotInterval")  # as pulsar-admin removes it
+        assert await http.get(f"{NS}/deduplicationSnapshotInterval", 204) is None
+        await http.done("POST", f"{NS}/maxProducersPerTopic", None, 400)
         await http.done("POST", f"{T}/messageTTL?messageTTL=5")
         assert await http.get(f"{T}/messageTTL") == 5
         assert await http.get(f"{T}/maxProducers?applied=true") == 0
@@ -125,6 +130,7 @@ WRONG: list[tuple[str, Any, int]] = [
     ("dispatchRate", {"dispatchThrottlingRateInMsg": "many"}, 400),
     ("subscribeRate", {"ratePeriodInSecond": -1}, 412),
     ("maxProducersPerTopic", -1, 412),
+    ("deduplicationSnapshotInterval", -1, 412),
     ("maxProducersPerTopic", 1 << 64, 412),
     ("maxProducersPerTopic", 1.5, 400),
     ("maxProducersPerTopic", True, 400),
