@@ -58,7 +58,7 @@ DOMAINS = {
     "client.transactions": ("common", "connect", "consume", "core", "model", "produce"),
     "client.blocking": ("client", "common", "connect", "consume", "core", "crypto", "model", "produce", "transactions"),
     "client.admin": ("blocking", "common", "connect", "model"),
-    "client.outbox": ("admin", "blocking", "common", "model", "produce"),
+    "client.outbox": ("admin", "blocking", "common", "core", "model", "produce", "transactions"),
     "client.inbox": ("model",),
     "bookie.format": (),
     "bookie.store": ("format",),

@@ -22,11 +22,11 @@ from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
 from ...proto.schema import SchemaInfo
+from ..common.due_timer import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
 from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
-from ..connect.due_timer import DueTimer
 from ..connect.handshake import subscribe
 from ..connect.writer_schemas import WriterSchemas
 from ..core.consumer import ConsumerCore

@@ -184,7 +184,7 @@ class Sender:
         found = await asyncio.gather(*(self._groups(name, each, txn) for name, each in parts.items()))
         failed = [each for each in found if each.outcome is not Outcome.STORED]
         if failed:
-            await txn.abort()  # and when nobody answers: it was never committed
+            await txn.abort()  # also when no broker answers: it was never committed
             return _worst(failed)
         try:
             await txn.commit()

@@ -19,6 +19,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
+from ..common.due_timer import DueTimer
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,
@@ -33,7 +34,6 @@ from ..common.errors import (
 from ..common.guard import run
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
-from ..connect.due_timer import DueTimer
 from ..connect.handshake import open_producer, producer_options
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, Publish, Settle, Warn

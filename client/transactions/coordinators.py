@@ -28,9 +28,9 @@ from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable
 from ...proto.transactions import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
+from ..common.deadlines import Deadlines
 from ..common.guard import run
 from ..connect.connections import Connections
-from ..connect.deadlines import Deadlines
 from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000

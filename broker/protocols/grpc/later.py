@@ -35,7 +35,7 @@ class Later:
         async def call(asked: Any, context: Any) -> Any:
             if self._service is None:
                 await self._workers.load(self._module)
-                if self._service is None:  # no one else was faster
+                if self._service is None:  # no other call was faster
                     self._service = self._make()
             return await getattr(self._service, attribute)(asked, context)
 

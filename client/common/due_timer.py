@@ -4,7 +4,7 @@
     timer.stop()
 
 The event loop rounds its timers and has a clock of its own: `reached` gets a time that is never before the one that it
-was armed for, so that it is not armed for the same time again. Guard: tests/client/connect/test_due_timer.py.
+was armed for, so that it is not armed for the same time again. Guard: tests/client/common/test_due_timer.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from ..common.guard import Broke, run
+from .guard import Broke, run
 
 
 class DueTimer:

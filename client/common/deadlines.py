@@ -5,7 +5,7 @@
 
 A time-out of asyncio arms a timer for each wait, and cancels it; of thousands of waits in a second that costs more than
 what they wait for. Here a wait is noted, and the timer fires for the earliest of those that are left.
-Guard: tests/client/connect/test_deadlines.py.
+Guard: tests/client/common/test_deadlines.py.
 """
 
 from __future__ import annotations
