@@ -138,9 +138,9 @@ class _observed_writers:
     def __enter__(self) -> None:
         original, observer = self._append, self._observer
 
-        def append(writer: LedgerWriter, *frames: Any) -> Any:
+        def append(writer: LedgerWriter, *frames: Any, **known: Any) -> Any:
             payload = b"".join(bytes(frame) for frame in frames)
-            future = original(writer, *frames)
+            future = original(writer, *frames, **known)
             future.add_done_callback(lambda done: _confirmed(observer, writer.ledger_id, payload, done))
             return future
 
