@@ -99,6 +99,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("roundtrip", {"size": 1024, "seconds": 10.0}),
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
+    ("cost", {"size": 1024}),
     ("small-sends", {"size": 1024}),
     ("txn-small", {"size": 100}),
     ("txn-large", {"size": 1024}),

@@ -98,6 +98,7 @@ def test_a_collection_by_hand_frees_the_space_and_says_what_it_did() -> None:
 def test_a_collection_that_is_asked_for_while_the_bookie_closes_is_refused_with_a_type() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster)
+        await ask(caller, "gc-status")  # the first question makes what is closed then
         await cluster.simulation.spawn(NODE, bookie._admin.close())
         refused = await ask(caller, "gc-start")
         assert (refused["error"], (await ask(caller, "gc-status"))["running"]) == ("Unavailable", False)
