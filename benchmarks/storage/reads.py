@@ -231,12 +231,13 @@ class Stalls:
 
 async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
     """Admitted, after waiting for room."""
+    from magnetar.ledger.core.stored import seal
     from magnetar.ledger.format.peer import ENTRY_HEADER, Status
 
     while not store.has_room:
         store.seal(lambda ok: None)
         await asyncio.sleep(0.001)
-    stored = (ENTRY_HEADER.pack(ledger, entry, entry - 1, len(payload), 0), payload)
+    stored = (seal(ledger, entry, entry - 1, len(payload), (payload,)), payload)  # verified, as all that is added
     status = store.add(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
     assert status is Status.OK, status
 
