@@ -24,6 +24,7 @@ from magnetar.proto.errors import (
     ConsumerBusy,
     InvalidRequest,
     NotAllowed,
+    TimedOut,
     TransactionAborted,
     TransactionConflict,
     TransactionEnded,
@@ -522,6 +523,32 @@ async def test_the_next_transaction_may_begin_while_the_outcome_of_the_last_is_o
     await coordinator.end(topic, Y, True)
     mark = subscription_of(running).cursor.mark.entry_id
     assert mark == (2 if cumulative else -1)
+
+
+async def test_a_subscription_that_cannot_store_an_end_holds_up_no_other_transaction_that_is_settled_with_it(
+    running: Cluster, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(running, 2)
+    mine, other = await consumer(running), await consumer(running, subscription="other")
+    await ack_in(mine, X, (await received(mine, 2))[0])
+    await ack_in(other, Y, (await received(other, 2))[1])
+    topic, go_on, honest = topic_of(running), asyncio.Event(), Subscription.stored
+
+    async def stored(self: Subscription) -> None:
+        if self.name == "s":
+            await go_on.wait()
+        await honest(self)
+
+    monkeypatch.setattr(Subscription, "stored", stored)
+    ends = [coordinator.settlement(each, True) for each in (X, Y)]
+    late, done = await topic.settle(ends, 0.2)
+    assert isinstance(late, TimedOut), "it is not stored, and not told to be"
+    assert done is None
+    again = asyncio.create_task(topic.settle(ends, 60.0))
+    await asyncio.sleep(0)
+    assert not again.done(), "once more waits for the same write"
+    go_on.set()
+    assert await again == [None, None]
 
 
 async def test_what_comes_again_comes_after_the_answer_and_all_else_before_it(running: Cluster) -> None:

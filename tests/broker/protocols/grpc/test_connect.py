@@ -597,6 +597,26 @@ async def test_a_broker_that_closes_tells_each_id(raw: Raw) -> None:
     await closing
 
 
+async def test_a_half_closed_stream_gets_the_answers_that_no_task_waits_for(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acknowledgement that is asked for is answered when it is durable, also after the client's orderly end."""
+    waiting: list[Callable[[MagnetarError | None], None]] = []
+    monkeypatch.setattr(ConsumerSession, "when_durable", lambda session, tell: waiting.append(tell))
+    await raw.consumer(1)
+    raw.send(1, ack=wire.Ack(request_id=7))
+    raw.send(1, last_message_id=8)
+    await raw.kind(1, "last")
+    closing = asyncio.create_task(raw.stream.close())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not closing.done(), "the server has an answer to give"
+    (tell,) = waiting
+    tell(None)
+    assert (await raw.kind(1, "done")).request_id == 7
+    await closing
+
+
 async def test_a_half_closed_stream_gets_its_receipts_before_it_ends(raw: Raw) -> None:
     await raw.producer(1)
     for number in range(100):
