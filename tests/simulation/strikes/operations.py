@@ -18,6 +18,7 @@ from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.metadata.update import get_record, put_record, update_record
 from magnetar.proto.errors import NotFound
 from magnetar.proto.policies import Policies
+from magnetar.runtime.access import LOCAL
 from magnetar.runtime.sim.world import NodeCrashed
 from magnetar.runtime.world import World
 from tests.simulation.cluster import METADATA, Cluster
@@ -174,7 +175,9 @@ def _compact(cluster: Cluster, rng: random.Random) -> None:
     async def compact() -> None:
         try:
             answer = await cluster.simulation.spawn(
-                name, bookie._admin.answer(b'{"verb": "gc-start", "major": true, "force": true, "roll": true}')
+                name, bookie._answer_admin(
+                    b'{"verb": "gc-start", "major": true, "force": true, "roll": true}', LOCAL, local=True
+                ),
             )
         except NodeCrashed:
             return

@@ -22,6 +22,7 @@ from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
+from magnetar.runtime.access import LOCAL
 from magnetar.runtime.world import World
 from tests.simulation.cluster import Cluster
 
@@ -75,7 +76,7 @@ class _Rest:
     async def _collect(self) -> None:
         """What an operator does whom a bookie tells that it does not believe that so many of its ledgers are gone."""
         for name in self._cluster.bookie_names:
-            verb = self._cluster.bookies[name]._admin.answer(b'{"verb": "gc-start", "force": true}')
+            verb = self._cluster.bookies[name]._answer_admin(b'{"verb": "gc-start", "force": true}', LOCAL, local=True)
             answer = await self._cluster.simulation.spawn(name, verb)
             self._cluster.simulation.note(f"judge: {name} collects: {answer.decode()}")
 
