@@ -58,12 +58,22 @@ def inputs(name: str, seed: int) -> Iterator[bytes]:
 
 
 def attempt(name: str, data: bytes, number: int = 0) -> Fault | None:
-    target, begin = TARGETS[name], time.process_time()
+    """What is wrong with how the target takes it; None: nothing. It is slow when it is so twice: the first time may
+    have paid for something else of this process, such as a collection of garbage."""
+    fault, spent = _once(name, data, number)
+    if fault is None and spent > SLOW_S:
+        fault, again = _once(name, data, number)
+        spent = min(spent, again)
+    return fault or (Fault(number, data, f"{spent:.1f} s of CPU") if spent > SLOW_S else None)
+
+
+def _once(name: str, data: bytes, number: int) -> tuple[Fault | None, float]:
+    """Also the seconds of CPU."""
+    target, begin = TARGETS[name], time.thread_time()
     try:
         target.run(data)
     except target.errors:
         pass
     except Exception as error:
-        return Fault(number, data, f"{type(error).__name__}: {error}")
-    spent = time.process_time() - begin
-    return Fault(number, data, f"{spent:.1f} s of CPU") if spent > SLOW_S else None
+        return Fault(number, data, f"{type(error).__name__}: {error}"), 0.0
+    return None, time.thread_time() - begin
