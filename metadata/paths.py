@@ -22,6 +22,7 @@
     /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
     /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; it has no other record
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
+    /policies/@brokers                          PoliciesRecord of all brokers: what changed while they run
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
     /grants/<tenant>/<ns>                       GrantsRecord: what roles may do in a namespace and its topics
@@ -61,6 +62,8 @@ VOLATILE = "/volatile"
 TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
+BROKER_POLICIES = "/policies/@brokers"
+"""No tenant has it: `segment` encodes an @."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 TRANSACTIONS = "/transactions/settings"

@@ -159,7 +159,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """What a namespace or a topic does not inherit (proto/policies.py), and what its users noted of it."""
+    """What a namespace or a topic does not inherit (proto/policies.py), and what its users noted of it; or what all
+    brokers take in the place of their settings."""
 
     kind = 60
     policies: Policies = Policies()

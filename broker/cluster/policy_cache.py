@@ -1,4 +1,4 @@
-"""Cache of namespace and topic policies, kept current by one metadata watch over all policies.
+"""Cache of policies of brokers, namespaces and topics, kept current by one metadata watch over all policies.
 
     book = PolicyBook(metadata, defaults, changed)
     await book.open()                         from here on changes are seen
@@ -6,11 +6,13 @@
     await book.change(namespace, topic, …)    written, and known here, when it returns
     await book.close()
 
-A namespace is read when one of its topics is asked for, with the policies of all its topics; from then on each change
-of it that the watch reports is read again, and `changed(namespace)` is called. Reading and the watch take turns, so the
-cache is never older than the last read or report: a change made while a namespace is read is either in what was read,
-or is reported afterwards. Another broker's change is known here after the watch's delay (milliseconds). When the watch
-breaks it starts over and everything is read again. Guarding test: tests/broker/cluster/test_policy_cache.py.
+What all brokers take in the place of their settings is read at the start (`defaults`); a change of it is a change of
+every namespace. A namespace is read when one of its topics is asked for, with the policies of all its topics; from then
+on each change of it that the watch reports is read again, and `changed(namespace)` is called. Reading and the watch
+take turns, so the cache is never older than the last read or report: a change made while a namespace is read is either
+in what was read, or is reported afterwards. Another broker's change is known here after the watch's delay
+(milliseconds). When the watch breaks it starts over and everything is read again.
+Guarding test: tests/broker/cluster/test_policy_cache.py.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class PolicyCache:
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:
         self._metadata = metadata
-        self._defaults = defaults
+        self._configured = defaults
+        self.defaults = defaults  # in force: as configured, or as it was changed for all brokers
         self._changed = changed
         self._known: dict[NamespaceName, _Namespace] = {}
         self._turn = asyncio.Lock()  # of reading
@@ -63,6 +66,7 @@ class PolicyCache:
 
     async def open(self) -> None:
         revision = await self._metadata.revision()
+        await self._read_defaults()
         self._background.keep("broker-policies", lambda: self._follow(revision))
 
     async def close(self) -> None:
@@ -77,14 +81,14 @@ class PolicyCache:
         """The policies of a topic whose namespace was read."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
-        applied = known.applied if own is None else resolve(self._defaults, known.own, own)
+        applied = known.applied if own is None else resolve(self.defaults, known.own, own)
         return applied if topic.persistent else of_non_persistent(applied)
 
     async def applied_to_namespace(self, name: NamespaceName) -> Applied:
         return (await self._namespace(name)).applied
 
-    async def own(self, name: NamespaceName, topic: TopicName | None) -> Policies:
-        """The policies that are set there itself, as in the metadata."""
+    async def own(self, name: NamespaceName | None, topic: TopicName | None) -> Policies:
+        """The policies that are set there itself, as in the metadata; of no namespace: of all brokers."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -104,15 +108,18 @@ class PolicyCache:
             some = local[start : start + READ_AT_ONCE]
             found = await asyncio.gather(*[self.own(name, _topic(name, each)) for each in some])
             topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
-        known = self._known[name] = _Namespace(own, topics, resolve(self._defaults, own))
+        known = self._known[name] = _Namespace(own, topics, resolve(self.defaults, own))
         return known
+
+    async def _read_defaults(self) -> None:
+        self.defaults = resolve(self._configured, await self.own(None, None))
 
     # ------------------------------------------------------------------ changing
     async def change(
-        self, name: NamespaceName, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
+        self, name: NamespaceName | None, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """Changes policies; returns those that are set there afterwards. InvalidRequest: they would contradict each
-        other.
+        """Changes policies; returns those that are set there afterwards. No namespace: of all brokers. InvalidRequest:
+        they would contradict each other.
         """
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
@@ -123,7 +130,9 @@ class PolicyCache:
         found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
         assert found is not None
         async with self._turn:
-            if name in self._known:
+            if name is None:
+                await self._read_defaults_again()
+            elif name in self._known:
                 await self._read_again(name, topic.local if topic is not None else None)
         return found[0].policies
 
@@ -168,11 +177,21 @@ class PolicyCache:
                     _LOG.warning("policies as they were are used until they can be read: %s", error)
 
     async def _read_all(self) -> None:
+        await self._read_defaults()
         for name in list(self._known):
             await self._read(name)
             self._changed(name)
 
+    async def _read_defaults_again(self) -> None:
+        await self._read_defaults()
+        for name, known in self._known.items():
+            known.applied = resolve(self.defaults, known.own)
+            self._changed(name)
+
     async def _told(self, path: str) -> None:
+        if path == paths.BROKER_POLICIES:
+            await self._read_defaults_again()
+            return
         parts = [paths.name(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
         if len(parts) in (2, 3):
             name = NamespaceName(parts[0], parts[1])
@@ -183,7 +202,7 @@ class PolicyCache:
         known = self._known[name]
         if local is None:
             known.own = await self.own(name, None)
-            known.applied = resolve(self._defaults, known.own)
+            known.applied = resolve(self.defaults, known.own)
         else:
             own = await self.own(name, _topic(name, local))
             known.topics.pop(local, None)
@@ -196,7 +215,9 @@ def _topic(name: NamespaceName, local: str) -> TopicName:
     return TopicName(name.tenant, name.namespace, local)
 
 
-def _path(name: NamespaceName, topic: TopicName | None) -> str:
+def _path(name: NamespaceName | None, topic: TopicName | None) -> str:
+    if name is None:
+        return paths.BROKER_POLICIES
     if topic is None:
         return paths.namespace_policies(name.tenant, name.namespace)
     return paths.topic_policies(name.tenant, name.namespace, topic.local)

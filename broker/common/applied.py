@@ -1,7 +1,8 @@
 """The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 
 `Applied` is a value: code that decides by a policy reads `topic.applied` anew each time and never keeps a field of it.
-The broker's own level is its configuration, which has the same fields (broker/common/config.py `BrokerConfig`).
+The broker's own level is its configuration, which has the same fields (broker/common/config.py `BrokerConfig`), and
+what was changed of it for all brokers while they run (`DYNAMIC`).
 Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
 retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 decision, without a restart or an unload; what was decided before stays.
@@ -79,6 +80,12 @@ class Applied(msgspec.Struct, frozen=True):
 
 NAMES = Applied.__struct_fields__
 assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited from a setting of the broker"
+
+
+FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
+"""Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
+DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
+"""Those that change while brokers run, of all at once (PolicyCache)."""
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:

@@ -19,7 +19,7 @@ from ...metadata.records import BrokerRecord, GrantsRecord
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
-from ..common.applied import as_policies, resolve
+from ..common.applied import FIXED, as_policies, resolve
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
@@ -102,28 +102,39 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """What is set there; `applied`: every field, with what is inherited. Of neither: the broker's own."""
-        config = self._broker.config
+        """What is set there; `applied`: every field, with what is inherited. Of neither: of all brokers, and what is in
+        force at this one."""
+        defaults = self._broker.policies.defaults
         if not namespace and not topic:
-            return as_policies(config)
+            return as_policies(defaults) if applied else await self._broker.policies.own(None, None)
         place, name = await self._place(namespace, topic)
         found = await self._broker.policies.own(place, name)
         if not applied:
             return found
         levels = (found,) if name is None else (await self._broker.policies.own(place, None), found)
-        return as_policies(resolve(config, *levels))
+        return as_policies(resolve(defaults, *levels))
 
     async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
-        """Sets what is given; what is removed is inherited again."""
+        """Sets what is given; what is removed is inherited again. Of neither: of all brokers, while they run."""
         unknown = sorted(set(removed) - set(NAMES))
         if unknown:
             some = ", ".join(name[:100] for name in unknown[:3])
             raise InvalidRequest(f"there is no policy {some}; there are {', '.join(NAMES)}")
+        if not namespace and not topic:
+            await self._change_brokers(given, removed)
+            return
         place, name = await self._place(namespace, topic)
         of_namespaces = [each for each in OF_NAMESPACES if getattr(given, each) is not None]
         if name is not None and of_namespaces:
             raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
         await self._broker.policies.change(place, name, given, tuple(removed))
+
+    async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
+        """InvalidRequest: one of them holds while a broker runs."""
+        fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
+        if fixed:
+            raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
+        await self._broker.policies.change(None, None, given, tuple(removed))
 
     async def properties(self, namespace: str, topic: str) -> dict[str, str]:
         return await self._broker.policies.properties(*await self._place(namespace, topic))

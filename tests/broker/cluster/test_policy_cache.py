@@ -68,6 +68,25 @@ async def test_what_another_broker_changes_is_known_here(deployment: Deployment)
     await deployment.until(lambda: deployment.book.current(PARTITION).message_ttl_s == 0)
 
 
+async def test_what_is_changed_for_all_brokers_is_inherited_by_every_topic(deployment: Deployment) -> None:
+    await deployment.book.change(NAMESPACE, TOPIC, Policies(max_consumers=3))
+    await deployment.book.applied(PARTITION)
+    await deployment.other.change(None, None, Policies(max_producers=7, max_consumers=7))
+    assert deployment.other.defaults.max_producers == 7
+    await deployment.until(lambda: deployment.book.current(PARTITION).max_producers == 7)
+    assert deployment.book.current(PARTITION).max_consumers == 3
+    assert deployment.book.current(TopicName.parse("acme/shop/others")).max_consumers == 7
+    assert deployment.told[-1] == NAMESPACE
+    later = PolicyCache(deployment.store.session(), Applied(max_producers=2))
+    await later.open()
+    assert later.defaults.max_producers == 7
+    assert (await later.applied_to_namespace(NamespaceName("acme", "elsewhere"))).max_producers == 7
+    await later.change(None, None, Policies(), ("max_producers", "max_consumers"))
+    assert later.defaults.max_producers == 2
+    await deployment.until(lambda: deployment.book.current(PARTITION).max_producers == 1)
+    await later.close()
+
+
 async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Deployment) -> None:
     await deployment.book.applied(TOPIC)
     await deployment.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from .....metadata import paths
 from .....proto import wire_pb2 as wire
 from .....proto.errors import NotFound, Unavailable
+from .....proto.policies import NAMES, decode
 from .....proto.versions import PRODUCT
 from .....runtime.monitoring.metrics import Page
 from .....runtime.monitoring.metrics_server import MEASURE_TIMEOUT_S, as_text
 from ..call import Call
+from ..configuration import SHOWN, removed, shown, taken, written
 from ..openapi import document
 from ..table import route
 
@@ -104,23 +107,38 @@ async def version(call: Call) -> Response:
     return PlainTextResponse(PRODUCT)
 
 
-@route("GET", BROKERS + "/configuration", "The names of the settings.", answer="[name]")
+@route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
 async def configuration(call: Call) -> object:
     await call.authorize("Admin.ListBrokers", wire.Empty())
-    return list(call.broker.config.__struct_fields__)
+    return SHOWN
 
 
-@route("GET", BROKERS + "/configuration/values", "None can be changed while it runs.", answer="{}")
+@route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
-    return {}
+    return shown(decode((await call.admin("GetPolicies", wire.PoliciesRequest())).policies))
 
 
-@route("GET", BROKERS + "/configuration/runtime", "The settings in force.", answer="{name: text}")
+@route("GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}")
 async def runtime_configuration(call: Call) -> object:
     await call.authorize("Admin.ListBrokers", wire.Empty())
-    config = call.broker.config
-    return {name: str(getattr(config, name)) for name in config.__struct_fields__}
+    config, policies = call.broker.config, call.broker.policies.defaults
+    return {name: written(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
+
+
+@route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
+       answer="200")  # fmt: skip
+async def change_configuration(call: Call) -> Response:
+    await call.authorize("Admin.ChangePolicies", wire.ChangePoliciesRequest())
+    given = taken(call.names["name"], call.names["value"])
+    await call.admin("ChangePolicies", wire.ChangePoliciesRequest(set=msgspec.json.encode(given).decode()))
+    return Response()
+
+
+@route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
+async def remove_configuration(call: Call) -> Response:
+    await call.authorize("Admin.ChangePolicies", wire.ChangePoliciesRequest())
+    await call.admin("ChangePolicies", wire.ChangePoliciesRequest(remove=removed(call.names["name"])))
+    return Response()
 
 
 @route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
