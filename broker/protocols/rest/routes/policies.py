@@ -7,7 +7,7 @@ be inherited again. What Pulsar has and Magnetar has not is at the end: it shows
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,7 @@ from .....proto import wire_pb2 as wire
 from .....proto.policies import Policies, decode
 from ..call import Call
 from ..errors import BadRequest
-from ..policies import POLICIES, QUOTA_FIELDS, BacklogQuota, Fields, Row, show_quotas, take_quota
+from ..policies import POLICIES, QUOTA_FIELDS, BacklogQuota, DispatchRate, Fields, Row, show_quotas, take_quota
 from ..table import NAMESPACE, TOPIC, Handler, route
 
 Place = Callable[[Call], dict[str, str]]
@@ -107,53 +107,105 @@ _quotas(TOPIC, of_topic)
 
 
 # ------------------------------------------------------------------ replication: one cluster
+@route("GET", NAMESPACE + "/replication", "The clusters that have the topics: this one.", answer="[name]")
+async def get_replication(call: Call) -> object:
+    await read(call, of_namespace(call))
+    return [call.broker.config.cluster]
+
+
+@route("GET", TOPIC + "/replication", "204: a topic has none of its own; with `applied` this cluster.",
+       answer="[name]")  # fmt: skip
+async def get_replication_of_topic(call: Call) -> object:
+    await read(call, of_topic(call))
+    return [call.broker.config.cluster] if call.flag("applied") else None
+
+
 def _replication(base: str, place: Place) -> None:
-    @route("GET", base + "/replication", "The clusters that have the topics: this one.", answer="[name]")
-    async def get_replication(call: Call) -> object:
-        await read(call, place(call))
-        return [call.broker.config.cluster]
-
-    @route("POST", base + "/replication", "Takes this cluster alone.", body="[name]")
+    @route("POST", base + "/replication", "Takes this cluster alone, and keeps nothing.", body="[name]")
     async def set_replication(call: Call) -> None:
-        check_clusters(call, call.json(list[str]))
+        clusters = call.json(list[str])
+        if not clusters:
+            raise BadRequest("ClusterIds should not be null or empty", 412)
+        check_clusters(call, clusters)
         await read(call, place(call))
-
-
-def check_clusters(call: Call, clusters: list[str]) -> None:
-    """412: another one than this."""
-    for each in clusters:
-        if each != call.broker.config.cluster:
-            raise BadRequest(f"there is no cluster {each[:100]!r} here, only {call.broker.config.cluster!r}", 412)
 
 
 _replication(NAMESPACE, of_namespace)
 _replication(TOPIC, of_topic)
 
+
+@route("DELETE", TOPIC + "/replication", "Nothing to do: no topic has clusters of its own.")
+async def remove_replication(call: Call) -> None:
+    await read(call, of_topic(call))
+
+
+def check_clusters(call: Call, clusters: list[str]) -> None:
+    """412: another one than this."""
+    own = call.broker.config.cluster
+    for each in clusters:
+        if each != own:
+            raise BadRequest(f"there is no cluster {each[:100]!r} here, only {own!r}: {NO_REPLICATION}", 412)
+
+
 # ------------------------------------------------------------------ what has one value here
-FIXED: tuple[tuple[str, str, object, str], ...] = (
-    ("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
-    ("offloadThreshold", "PUT", -1, "there is no tiered storage"),
-    ("offloadThresholdInSeconds", "PUT", -1, "there is no tiered storage"),
-    ("offloadPolicies", "POST", None, "there is no tiered storage"),
-    ("replicatorDispatchRate", "POST", None, "there is no replication between clusters"),
+NO_REPLICATION = "there is no replication between clusters"
+NO_STORAGE = "there is no tiered storage: ledgers stay on the bookies"
+NO_GROUPS = "bookies have racks and no groups: `magnetar bookies set-rack` says where one is"
+NO_STEERING = "which broker owns a bundle is not steered"
+UNLIMITED = DispatchRate(0, 0)
+
+
+class Fixed(NamedTuple):
+    """What Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
+
+    name: str  # last part of the path
+    verb: str  # that sets it
+    value: object
+    why: str
+    remove: str = ""  # last part of the path of DELETE; empty: there is none
+    applied: object = None  # what is shown as in force, where that is another value
+
+
+OF_NAMESPACES = (
+    Fixed("encryptionRequired", "POST", False, "producers encrypt or not: a broker cannot see it"),
+    Fixed("offloadThreshold", "PUT", -1, NO_STORAGE),
+    Fixed("offloadThresholdInSeconds", "PUT", -1, NO_STORAGE),
+    Fixed("offloadDeletionLagMs", "PUT", None, NO_STORAGE, "offloadDeletionLagMs"),
+    Fixed("offloadPolicies", "POST", None, NO_STORAGE, "removeOffloadPolicies"),
+    Fixed("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate"),
+    Fixed("persistence/bookieAffinity", "POST", None, NO_GROUPS, "persistence/bookieAffinity"),
+    Fixed("antiAffinity", "POST", None, NO_STEERING, "antiAffinity"),
 )
-"""Last part of the path, verb, value, why."""
+OF_TOPICS = (
+    Fixed("offloadPolicies", "POST", None, NO_STORAGE, "offloadPolicies"),
+    Fixed("replicatorDispatchRate", "POST", None, NO_REPLICATION, "replicatorDispatchRate", UNLIMITED),
+)
 
 
-def _fixed(base: str, place: Place, name: str, verb: str, value: object, why: str) -> None:
+def _fixed(base: str, place: Place, row: Fixed) -> None:
     async def show(call: Call) -> object:
         await read(call, place(call))
-        return value
+        return row.applied if row.applied is not None and call.flag("applied") else row.value
 
     async def take(call: Call) -> None:
+        await read(call, place(call))  # who may set, may read
+        if (None if call.is_empty else call.json(object)) != row.value:
+            raise BadRequest(f"{row.name} cannot be set: {row.why}", 405)
+
+    async def remove(call: Call) -> None:
         await read(call, place(call))
-        if call.json(object) != value:
-            raise BadRequest(f"{name} cannot be set: {why}", 405)
 
-    show.__name__, take.__name__ = f"get_{name}", f"set_{name}"
-    route("GET", f"{base}/{name}", f"One value: {why}.", answer="bool | long | null")(show)
-    route(verb, f"{base}/{name}", f"Takes that value alone: {why}.", body="bool | long")(take)
+    called = row.name.replace("/", "_")
+    for handler, act in ((show, "get"), (take, "set"), (remove, "remove")):
+        handler.__name__ = f"{act}_{called}"
+    what = "204: it is never set" if row.value is None else f"Always {msgspec.json.encode(row.value).decode()}"
+    route("GET", f"{base}/{row.name}", f"{what}: {row.why}.", answer="bool | long | null")(show)
+    route(row.verb, f"{base}/{row.name}", f"405 for any other value: {row.why}.", body="any")(take)
+    if row.remove:
+        route("DELETE", f"{base}/{row.remove}", "Nothing to do: it is never set.")(remove)
 
 
-for _each in FIXED:
-    _fixed(NAMESPACE, of_namespace, *_each)
+for _each in OF_NAMESPACES:
+    _fixed(NAMESPACE, of_namespace, _each)
+for _each in OF_TOPICS:
+    _fixed(TOPIC, of_topic, _each)

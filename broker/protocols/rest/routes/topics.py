@@ -11,6 +11,7 @@ from ..call import Call
 from ..errors import BadRequest
 from ..table import TOPIC, route
 from .messages import message_id
+from .policies import NO_STORAGE
 
 LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
@@ -195,3 +196,10 @@ async def offload_status(call: Call) -> object:
     await call.authorize("Admin.CompactionStatus", wire.Name(name=call.topic.full))
     await call.partitions()
     return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
+
+
+@route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
+async def offload(call: Call) -> None:
+    await call.authorize("Admin.Compact", wire.Name(name=call.topic.full))
+    await call.partitions()
+    raise BadRequest(f"nothing can be offloaded: {NO_STORAGE}", 405)

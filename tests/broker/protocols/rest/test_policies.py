@@ -17,6 +17,8 @@ from magnetar.broker.protocols.rest.policies import (
     show_quotas,
     take_quota,
 )
+from magnetar.broker.protocols.rest.routes.policies import OF_NAMESPACES, OF_TOPICS
+from magnetar.proto.names import NamespaceName
 from magnetar.proto.policies import NAMES, Policies
 from tests.broker.protocols.rest.http import V2, T, serving
 
@@ -92,10 +94,59 @@ async def test_quotas_auto_creation_and_replication_have_their_own_forms(tmp_pat
         assert await http.get(f"{NS}/autoTopicCreation") == override
         await http.done("DELETE", f"{NS}/autoTopicCreation")
         assert await http.get(f"{NS}/autoTopicCreation", 204) is None
-        await http.done("POST", f"{NS}/replication", ["magnetar"])
-        await http.done("POST", f"{NS}/replication", ["elsewhere"], 412)
-        await http.done("POST", f"{NS}/encryptionRequired", False)
-        await http.done("POST", f"{NS}/encryptionRequired", True, 405)
+
+
+async def test_the_clusters_of_a_topic_are_this_one_and_another_one_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", T)
+        assert await http.get(f"{NS}/replication") == ["magnetar"]
+        assert await http.get(f"{T}/replication", 204) is None
+        assert await http.get(f"{T}/replication?applied=true") == ["magnetar"]
+        for place in (NS, T):
+            await http.done("POST", f"{place}/replication", ["magnetar"])
+            refused = await http.done("POST", f"{place}/replication", ["magnetar", "elsewhere"], 412)
+            assert "no cluster 'elsewhere' here" in refused.reason
+            assert "no replication between clusters" in refused.reason
+            refused = await http.done("POST", f"{place}/replication", [], 412)
+            assert refused.reason == "ClusterIds should not be null or empty"
+        await http.done("DELETE", f"{T}/replication")
+        await http.get(f"{T}none/replication", 404)
+        await http.get(f"{V2}/namespaces/public/none/replication", 404)
+
+
+GIVEN = {
+    "encryptionRequired": True, "offloadThreshold": 100, "offloadThresholdInSeconds": 5, "offloadDeletionLagMs": 5,
+    "offloadPolicies": {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "b"},
+    "replicatorDispatchRate": RATE, "antiAffinity": "x",
+    "persistence/bookieAffinity": {"bookkeeperAffinityGroupPrimary": "g"},
+}  # fmt: skip
+
+
+async def test_what_is_not_here_shows_that_nothing_is_set_and_says_why_it_cannot_be(tmp_path: Path) -> None:
+    assert {each.name for each in OF_NAMESPACES} == set(GIVEN)
+    async with serving(tmp_path) as (http, broker, _):
+        await http.done("PUT", T)
+        await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
+        before = await broker.owned.policies.own(NamespaceName("public", "default"), None)
+        for base, rows in ((NS, OF_NAMESPACES), (T, OF_TOPICS), (f"{V2}/persistent/public/default/p", OF_TOPICS)):
+            for row in rows:
+                path = f"{base}/{row.name}"
+                assert await http.get(path, 204 if row.value is None else 200) == row.value
+                refused = await http.done(row.verb, path, GIVEN[row.name], 405)
+                assert refused.reason == f"{row.name} cannot be set: {row.why}"
+                await http.done(row.verb, path, row.value)
+                if row.remove:
+                    await http.done("DELETE", f"{base}/{row.remove}")
+                assert await http.get(path, 204 if row.value is None else 200) == row.value
+        for name in ("replicatorDispatchRate", "offloadPolicies"):
+            await http.get(f"{T}none/{name}", 404)
+            await http.done("POST", f"{T}none/{name}", GIVEN[name], 404)
+        limits = await http.get(f"{T}/replicatorDispatchRate?applied=true")
+        assert limits["dispatchThrottlingRateInMsg"] == limits["dispatchThrottlingRateInByte"] == 0
+        refused = await http.done("PUT", f"{T}/offload", {"ledgerId": 1, "entryId": 1}, 405)
+        assert "no tiered storage" in refused.reason
+        assert (await http.get(f"{T}/offload"))["status"] == "NOT_RUN"
+        assert await broker.owned.policies.own(NamespaceName("public", "default"), None) == before == Policies()
 
 
 def test_every_policy_has_a_row_and_every_row_a_value_here() -> None:
