@@ -15,8 +15,7 @@ import logging
 import socket
 import ssl
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -52,8 +51,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 
 # ---------------------------------------------------------------------------------- an answer's head
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(NamedTuple):
     """What a header block of an answer says: `http` and `is_grpc` are its head's, `status` its trailers'."""
 
     http: int

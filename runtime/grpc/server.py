@@ -15,15 +15,13 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     BackPressure,
-    Busy,
     ConnectionLost,
     MagnetarError,
     MessageTooLarge,
@@ -37,7 +35,7 @@ from ..http2.connection import FRAME_BYTES_MAX, HEADER_BYTES_MAX, LOOK_S, Http2C
 from ..http2.frames import Code, Setting
 from ..http2.headers import Header, HeaderDecoder, block
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
-from ..tcp.tls import HANDSHAKE_S, SHUTDOWN_S
+from ..tcp.listening import listen
 from .access import HEADER, server_context
 from .callers import Callers
 from .envelope import copied_tags
@@ -49,7 +47,6 @@ from .stream import GrpcStream
 HANDLERS_TIMEOUT_S = 1.0
 """How long a server that closes lets handlers end by themselves after their callers were disconnected."""
 
-BACKLOG = 1024
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -102,20 +99,12 @@ async def serve(
     that cannot be used."""
     listener = _Listener(services, access, clock)
     tls = server_context(access.tls) if access.tls is not None else None
-    try:
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _ServerConnection(listener), endpoint.host, endpoint.port, ssl=tls, backlog=BACKLOG,
-            ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
-            ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None,
-        )  # fmt: skip
-    except OSError as error:
-        raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
+    server = await listen(endpoint, lambda: _ServerConnection(listener), tls)
     return GrpcServing(listener, server, Endpoint(endpoint.host, server.sockets[0].getsockname()[1]))
 
 
 # ---------------------------------------------------------------------------------- a request's head
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(NamedTuple):
     """What a header block says of a call."""
 
     path: str

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-from ...proto.errors import Busy, ConnectionLost, MagnetarError, Unavailable, UntrustedServer
+from ...proto.errors import ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
-from .tls import HANDSHAKE_S, SHUTDOWN_S, caller_context, listener_context
+from .listening import listen
+from .tls import caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
 """Of what came while no reader waited; then the socket is not read until one does."""
@@ -174,16 +173,7 @@ class TcpServing:
 
     async def listen(self, endpoint: Endpoint) -> None:
         tls = listener_context(self._access.tls) if self._access.tls is not None else None
-        try:
-            named = {"host": endpoint.host, "port": endpoint.port} if _is_name(endpoint.host) else None
-            where: dict[str, Any] = named or {"sock": _bound(endpoint)}
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: TcpStream(self._accept, self._access.guard), ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
-                ssl_shutdown_timeout=SHUTDOWN_S if tls is not None else None, **where,
-            )  # fmt: skip
-        except OSError as error:
-            raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
+        self._server = await listen(endpoint, lambda: TcpStream(self._accept, self._access.guard), tls)
         self.endpoint = Endpoint(endpoint.host, self._server.sockets[0].getsockname()[1])
 
     def _accept(self, stream: TcpStream) -> None:
@@ -212,30 +202,6 @@ class TcpServing:
         """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""
         self._server.close()
         await self._handlers.close(grace_s)
-
-
-def _is_name(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return True
-    return False
-
-
-def _bound(endpoint: Endpoint) -> socket.socket:
-    """To an address: a loop would look it up like a name, for which it starts four threads."""
-    is_6 = ":" in endpoint.host
-    # By its protocol asyncio knows a socket whose answers must not wait for what would go with them (TCP_NODELAY).
-    found = socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_6:
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        found.bind((endpoint.host, endpoint.port))
-    except OSError:
-        found.close()
-        raise
-    return found
 
 
 async def serve(endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> TcpServing:

@@ -123,7 +123,7 @@ PRINTED: tuple[tuple[str, str], ...] = (
 )
 """What Pulsar 4.0.8 prints."""
 REFUSED: tuple[tuple[str, str], ...] = (
-    (f"namespaces set-deduplication-snapshot-interval {NAMESPACE} -i -1", "interval must be greater than or equal to 0"),
+    (f"namespaces set-deduplication-snapshot-interval {NAMESPACE} -i -1", "must be greater than or equal to 0"),
     ("brokers update-dynamic-config --config nonsense --value 1", "Can't update non-dynamic configuration"),
     ("brokers delete-dynamic-config --config nonsense", "Can't delete non-dynamic configuration"),
     (f"namespaces set-clusters {NAMESPACE} -c other", "no replication between clusters"),
