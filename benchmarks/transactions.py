@@ -1,7 +1,8 @@
 """txn-small, txn-large, txn-none, process: transactions through the SDK, against a server process.
 
-txn-small    64 transactions are open at once; each sends 1 message to one of 4 topics, acknowledges 1, and commits
-txn-large    messages in transactions of 1,000 / without, the same producer taking turns
+txn-small    64 transactions are open at once; each sends 1 message to one of 4 topics, acknowledges 1 of a backlog, and
+             commits, as those of `pulsar-perf transaction`
+txn-large    messages in transactions of 1,000 / without, the same producer taking turns, as many messages under way
 txn-none     `produce` here / in the tree before there were transactions, taking turns: what other topics pay for them
 process      `magnetar.asyncio.process` copies a backlog of --messages into another topic
 """
@@ -30,7 +31,10 @@ OPEN, TOPICS = 64, 4
 LARGE = 1000
 """Messages of a transaction of txn-large."""
 TURNS = 4
-UNDER_WAY = 4
+UNDER_WAY = PENDING // LARGE
+"""Commits: as many messages wait for an outcome as without transactions."""
+RATE_MAX = 8000
+"""Transactions a second for which there is a backlog."""
 
 
 # ------------------------------------------------------------------------------------- txn-small
@@ -50,8 +54,9 @@ async def _small(url: str, pid: int, options: Options) -> Run:
             inputs, "bench", magnetar.ConsumerType.Shared, initial_position=magnetar.InitialPosition.Earliest,
             receiver_queue_size=1000,
         )  # fmt: skip
+        backlog = round(RATE_MAX * (options.seconds + WARM_UP_S * 2))
+        await asyncio.gather(*(_fill(client, each, contents, backlog // TOPICS) for each in inputs))
         stop = asyncio.Event()
-        feeding = [asyncio.ensure_future(_feed(client, each, contents, consumer, stop)) for each in inputs]
         samples: list[tuple[float, float, float]] = []  # when it was over, seconds of all, of the commit
         failed = 0
 
@@ -82,9 +87,10 @@ async def _small(url: str, pid: int, options: Options) -> Run:
             last = time.perf_counter()
         stop.set()
         await asyncio.sleep(0.5)
-        for each in [*workers, *feeding]:
+        for each in workers:
             each.cancel()
-        await asyncio.gather(*workers, *feeding, return_exceptions=True)
+        await asyncio.gather(*workers, return_exceptions=True)
+    assert len(samples) < backlog - OPEN, "the backlog ran out"
     counted = [each for each in samples if first <= each[0] <= last]
     run.value = len(counted) / (last - first)
     run.latencies_ms = percentiles([commit for _, _, commit in counted])
@@ -97,14 +103,12 @@ async def _small(url: str, pid: int, options: Options) -> Run:
     return run
 
 
-async def _feed(client: Any, topic: str, contents: list[bytes], consumer: Any, stop: asyncio.Event) -> None:
-    """Keeps messages, of an entry each, waiting for the consumer."""
+async def _fill(client: Any, topic: str, contents: list[bytes], count: int) -> None:
+    """Messages of an entry each."""
     producer = await client.create_producer(topic, batching_enabled=False, max_pending_messages=1000)
-    while not stop.is_set():
-        if len(consumer.inbox) > OPEN * 8:
-            await asyncio.sleep(0.002)
-            continue
+    for _ in range(0, count, len(contents)):
         await producer.send_many(contents)
+    await producer.close()
 
 
 # ------------------------------------------------------------------------------------- txn-large

@@ -52,6 +52,7 @@ class Added(Enum):
     FULL = auto()  # refused: as many wait as may
     CLOSED = auto()  # refused: see `error` and `closing`
     TOO_LARGE = auto()  # refused: see `payload_max`
+    NOT_IN = auto()  # refused: its transaction takes no message of this producer, or no more: see its `share`
 
 
 class Publish(NamedTuple):

@@ -43,7 +43,7 @@ from .effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, P
 from .pending import PendingEntries, entries_of, invalid, lone, uncertain
 from .reasons import PRODUCER_FINAL, SEALED, ErrorLogThrottle
 from .state import State
-from .transaction import InTransaction
+from .transaction import Share
 
 
 class ProducerCore:
@@ -64,7 +64,7 @@ class ProducerCore:
         self.closing: MagnetarError | None = None  # no further message is taken
         self.turn_wanted = False  # the driver was told to call `turn`
         self._options = options
-        self._lock = lock
+        self.lock = self._lock = lock
         self._backoff = backoff
         self._uuid = uuid
         first = options.initial_sequence_id
@@ -83,13 +83,20 @@ class ProducerCore:
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> Added | None:
-        """A message with a payload and nothing else."""
+    def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
+        """A message with a payload and nothing else. `share`: of the transaction that it is sent in, with our `lock`.
+        """
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
         with self._lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
+            txn = None
+            if share is not None:
+                if not share.is_open or share.messages >= share.limit:
+                    return Added.NOT_IN
+                share.messages += 1
+                txn = share.txn
             if self._early is None:
                 self._batcher.add(payload, callback, txn)
             else:

@@ -13,15 +13,17 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | PREPARED | | `commit`; `abort` | COMMITTING; ABORTING: any program may have ended it by its id |
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
-**Operations.** A send or an acknowledgement belongs to the transaction from `enter` to its outcome. `commit` waits for
+**Operations.** A send or an acknowledgement belongs to the transaction from `enter`, or from when a producer counted it
+in its `Share`, to its outcome. `commit` waits for
 all of them (`Idle` is the effect of the last one), so the coordinator is told the receipts of all. One that failed
 makes the transaction abort: its message may be stored, and would be shown.
 **Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
 no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
 -1 entries: every entry of the transaction counts, and each of them has its receipt.
 **Nothing to end.** A transaction without an operation has no trace anywhere; it ends without a request.
-**Threads.** `enter` and `left` may be called from any thread; `lock` guards what they touch. All else belongs to one
-thread. Guard: tests/client/core/test_transaction.py.
+**Threads.** `enter`, `share` and `left` may be called from any thread; `lock` guards what they touch, and a share that
+of its producer, which is taken after `lock`. All else belongs to one thread.
+Guard: tests/client/core/test_transaction.py.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ from ..common.errors import (
 
 MESSAGES_MAX = 1_000_000
 """Of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
+SHARE_MESSAGES = 10_000
+"""That a producer may send before it asks the transaction again."""
 NOWHERE = Position(-1, -1)
 
 
@@ -117,6 +121,21 @@ class Part(Protocol):
         ...
 
 
+class Share:
+    """The messages of a transaction that one producer sends with `add`: the producer counts them under the lock that it
+    takes for each message anyway, and the transaction takes them over when it ends (TransactionCore)."""
+
+    __slots__ = ("is_open", "limit", "lock", "messages", "txn")
+
+    def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
+        """`lock`: the producer's."""
+        self.txn = txn
+        self.lock = lock
+        self.is_open = True
+        self.messages = 0
+        self.limit = 0  # of `messages`, until the transaction allows more
+
+
 class InTransaction:
     """What producers and consumers know of the transaction that a message is sent or acknowledged in."""
 
@@ -132,6 +151,11 @@ class InTransaction:
     def enter(self, where: Part, connections: object) -> None:
         """A message will be sent there, or an acknowledgement; from any thread. TransactionEnded, MessageTooBig,
         InvalidConfiguration: it must not be. `connections`: of whose client."""
+        raise NotImplementedError
+
+    def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
+        """Through which the producer there sends messages, at least one more. Errors as of `enter`. `lock`: that of the
+        producer, which must not have it now."""
         raise NotImplementedError
 
     def leave(self, *, message: bool) -> None:
@@ -163,8 +187,10 @@ class TransactionCore:
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
         self.error: PulsarException | None = None  # how it ended; None: as it was asked to
-        self.pending = 0  # operations without an outcome
-        self.messages = 0  # that were sent in it
+        self._begun = 0  # operations, without those of open shares
+        self._over = 0  # operations that have their outcome
+        self._allowed = 0  # messages that were sent in it, or that shares may still send
+        self._shares: list[Share] = []  # open ones
         self._lock = lock
         self._named = named
         self._waiting = False  # a commit, for the operations
@@ -178,30 +204,75 @@ class TransactionCore:
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
-            if message and self.messages >= MESSAGES_MAX:
-                raise MessageTooBig(
-                    f"transaction {self.txn} has {self.messages} messages; the limit is {MESSAGES_MAX}: commit, and"
-                    " begin another one", limit=MESSAGES_MAX,
-                )  # fmt: skip
-            self.messages += message
-            self.pending += 1
-            if topic not in self._entries:
-                self._entries[topic], self._last[topic] = 0, NOWHERE
+            if message:
+                self._allow(1)
+            self._begun += 1
+            self._touch(topic)
+
+    def share(self, topic: str, share: Share) -> None:
+        """The producer of that topic sends through `share`, which may be new. Errors as of `enter`."""
+        with self._lock:
+            if self.state is not TransactionState.OPEN:
+                raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
+            if share.messages >= share.limit:
+                share.limit += self._allow(SHARE_MESSAGES)
+            if share not in self._shares:
+                self._shares.append(share)
+            self._touch(topic)
+
+    def _allow(self, messages: int) -> int:
+        """How many of so many more there may be: one or more. MessageTooBig: none."""
+        if self._allowed >= MESSAGES_MAX:
+            for share in self._shares:  # what others do not use
+                with share.lock:
+                    self._allowed -= share.limit - share.messages
+                    share.limit = share.messages
+        allowed = min(messages, MESSAGES_MAX - self._allowed)
+        if allowed <= 0:
+            raise MessageTooBig(
+                f"transaction {self.txn} has {MESSAGES_MAX} messages; the limit is {MESSAGES_MAX}: commit, and begin"
+                " another one", limit=MESSAGES_MAX,
+            )  # fmt: skip
+        self._allowed += allowed
+        return allowed
+
+    def _touch(self, topic: str) -> None:
+        if topic not in self._entries:
+            self._entries[topic], self._last[topic] = 0, NOWHERE
+
+    def _close_shares(self) -> None:
+        """It is not open any more: no producer adds to it from here on."""
+        for share in self._shares:
+            with share.lock:
+                share.is_open = False
+            self._begun += share.messages
+            self._allowed -= share.limit - share.messages
+        self._shares.clear()
+
+    @property
+    def pending(self) -> int:
+        """Operations without an outcome."""
+        return self._begun - self._over + sum(each.messages for each in self._shares)
+
+    @property
+    def messages(self) -> int:
+        """That were sent in it."""
+        return self._allowed - sum(each.limit - each.messages for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
         """The same at a topic where something was before. False: `enter` says why not."""
         with self._lock:
-            if self.state is not TransactionState.OPEN or self.messages >= MESSAGES_MAX:
+            if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
-            self.messages += message
-            self.pending += 1
+            self._allowed += message
+            self._begun += 1
             return True
 
     def left(self, *, message: bool) -> list[TransactionEffect]:
         """It was not begun after all: refused before anything was sent."""
         with self._lock:
-            self.messages -= message
-            self.pending -= 1
+            self._allowed -= message
+            self._begun -= 1
             return self._look()
 
     # ------------------------------------------------------------------------------ outcomes
@@ -214,21 +285,21 @@ class TransactionCore:
             elif position > self._last[topic]:
                 self._last[topic] = position
         with self._lock:
-            self.pending -= messages
+            self._over += messages
             return self._look()
 
     def refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
         """An entry of so many messages is not stored, or may not be."""
         self._note(error)
         with self._lock:
-            self.pending -= messages
+            self._over += messages
             return self._look()
 
     def acknowledged(self, error: MagnetarError | None) -> list[TransactionEffect]:
         if error is not None:
             self._note(error)
         with self._lock:
-            self.pending -= 1
+            self._over += 1
             return self._look()
 
     def _note(self, error: MagnetarError) -> None:
@@ -236,7 +307,7 @@ class TransactionCore:
             self.failure = translate(error)
 
     def _look(self) -> list[TransactionEffect]:
-        if self._waiting and not self.pending:
+        if self._waiting and self._begun == self._over:
             self._waiting = False
             return [Idle()]
         return []
@@ -255,6 +326,7 @@ class TransactionCore:
         with self._lock:
             assert self.state in may_be, "it ends once at a time"
             self.state = state
+            self._close_shares()
             self._waiting = True
             return self._look()
 
@@ -282,6 +354,7 @@ class TransactionCore:
     def _abort(self, error: PulsarException | None) -> list[TransactionEffect]:
         with self._lock:
             self.state, self.error = TransactionState.ABORTING, error
+            self._close_shares()
         if not self._entries and not self._named:
             return self._end(TransactionState.ABORTED, error)
         return [End(Verb.ABORT, ())]

@@ -40,7 +40,7 @@ from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEff
 from ..core.producer import ProducerCore
 from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
-from ..core.transaction import InTransaction
+from ..core.transaction import InTransaction, Share
 from ..model.settings import ProducerSettings
 from .outcomes import settle, tell, wake
 
@@ -71,6 +71,7 @@ class PartitionProducer:
         self._wakes = connections.wakes
         self._timer = DueTimer(self._now, self._time_passed, self.broke)
         self._opened: asyncio.Future[None] | None = None
+        self._share: Share | None = None  # of the transaction in which a message was sent last
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
@@ -81,13 +82,14 @@ class PartitionProducer:
 
     def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
         """The same in a transaction."""
-        txn.enter(self, self._connections)
-        added = None
-        try:
-            added = self.core.add(payload, callback, txn)
-        finally:
-            if added is not None and added is not Added.WAKE:
-                txn.leave(message=True)
+        share = self._share
+        if share is None or share.txn is not txn:
+            share = self._share = txn.share(self, self._connections, self.core.lock)
+        added = self.core.add(payload, callback, share)
+        while added is Added.NOT_IN:
+            self._share = None
+            share = self._share = txn.share(self, self._connections, self.core.lock)
+            added = self.core.add(payload, callback, share)
         if added is not None:
             self._after_adding(added, len(payload))
 

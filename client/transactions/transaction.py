@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from threading import Lock
 from typing import Any, Literal, Protocol
 
@@ -44,6 +44,7 @@ from ..core.transaction import (
     InTransaction,
     Part,
     Receipts,
+    Share,
     TransactionCore,
     TransactionEffect,
     TransactionState,
@@ -96,7 +97,7 @@ class Transaction(InTransaction):
         self._core: TransactionCore | None = None
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
-        self._parts: dict[Part, None] = {}
+        self._parts: dict[Part, Share | None] = {}
         self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -192,10 +193,20 @@ class Transaction(InTransaction):
         core = self._core
         if where in self._parts and core is not None and core.enter_again(message=where.sends):
             return
+        self._check_home(connections)
+        self._known.enter(where.topic.full, message=where.sends)
+        self._parts.setdefault(where)
+
+    def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
+        self._check_home(connections)
+        share = self._parts.get(where) or Share(self, lock)
+        self._known.share(where.topic.full, share)
+        self._parts[where] = share
+        return share
+
+    def _check_home(self, connections: object) -> None:
         if connections is not self._home.connections:
             raise WrongValue("the transaction is another client's: nothing was sent")
-        self._known.enter(where.topic.full, message=where.sends)
-        self._parts[where] = None
 
     def leave(self, *, message: bool) -> None:
         self._home.soon(lambda: self._do(self._known.left(message=message)))

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import random
-from threading import Lock
+from contextlib import suppress
+from threading import Lock, Thread
 
 import pytest
 
 from magnetar.client.common import errors
-from magnetar.client.core.transaction import End, Ended, Idle, TransactionCore, TransactionState, Verb
+from magnetar.client.core import transaction
+from magnetar.client.core.transaction import (
+    End,
+    Ended,
+    Idle,
+    InTransaction,
+    Share,
+    TransactionCore,
+    TransactionState,
+    Verb,
+)
 from magnetar.proto import errors as wire_errors
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId, TxnState
@@ -16,10 +27,28 @@ from magnetar.proto.transactions import TxnId, TxnState
 TOPICS = ("a", "b", "c")
 
 
+class Txn(InTransaction):
+    pass
+
+
+def add(core: TransactionCore, topic: str, share: Share) -> bool:
+    """As a producer does. False: the transaction is not open any more."""
+    with share.lock:
+        full = share.messages >= share.limit
+    if full and core.state is TransactionState.OPEN:
+        core.share(topic, share)
+    with share.lock:
+        fits = share.is_open and share.messages < share.limit
+        share.messages += fits
+    return fits
+
+
 @pytest.mark.parametrize("seed", range(200))
-def test_a_walk_ends_once_and_tells_all_receipts(seed: int) -> None:
+def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
+    monkeypatch.setattr(transaction, "SHARE_MESSAGES", rng.choice((1, 3, 10)))
     core = TransactionCore(TxnId(1, seed), Lock())
+    shares = {topic: Share(Txn(), Lock()) for topic in TOPICS}
     receipts: dict[str, list[Position]] = {}
     waiting: list[tuple[str, bool]] = []
     failed, idle, ended, entry, asked = False, False, 0, 0, False
@@ -29,7 +58,10 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int) -> None:
         draw = rng.random()
         if draw < 0.4 and core.state is TransactionState.OPEN:
             topic, message = rng.choice(TOPICS), rng.random() < 0.7
-            core.enter(topic, message=message)
+            if not message or rng.random() < 0.4:
+                core.enter(topic, message=message)
+            else:
+                assert add(core, topic, shares[topic])
             receipts.setdefault(topic, [])
             waiting.append((topic, message))
         elif draw < 0.85 and waiting:
@@ -49,6 +81,9 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int) -> None:
         elif draw > 0.97 and core.state is TransactionState.OPEN and wants_commit:
             asked, effects = True, core.commit()
         core.check()
+        assert core.pending == len(waiting)
+        if core.state is not TransactionState.OPEN:
+            assert not add(core, "a", shares["a"]), "what comes after the end was asked for is not in it"
         idle = idle or any(isinstance(each, Idle) for each in effects)
         assert not idle or not core.pending
     if not asked and not wants_commit:
@@ -80,6 +115,50 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int) -> None:
     core.check()
     with pytest.raises(errors.TransactionEnded):
         core.enter("a", message=True)
+
+
+def test_producers_share_the_messages_that_a_transaction_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction, "MESSAGES_MAX", 20)
+    monkeypatch.setattr(transaction, "SHARE_MESSAGES", 8)
+    core = TransactionCore(TxnId(0, 1), Lock())
+    some = {topic: Share(Txn(), Lock()) for topic in TOPICS}
+    for topic in TOPICS:  # each is allowed more than it sends
+        for _ in range(2):
+            assert add(core, topic, some[topic])
+    core.enter("d", message=True)
+    for _ in range(12):
+        assert add(core, "b", some["b"])
+    assert core.messages == 19
+    assert add(core, "c", some["c"])
+    for topic in TOPICS:
+        with pytest.raises(errors.MessageTooBig, match="20 messages"):
+            add(core, topic, some[topic])
+    with pytest.raises(errors.MessageTooBig):
+        core.enter("d", message=True)
+    assert not core.enter_again(message=True)
+    assert core.enter_again(message=False)
+    assert (core.messages, core.pending) == (20, 21)
+
+
+def test_threads_that_send_while_it_ends_are_in_it_or_are_refused() -> None:
+    for _ in range(50):
+        core = TransactionCore(TxnId(0, 1), Lock())
+        shares = [Share(Txn(), Lock()) for _ in range(3)]
+        sent = [0] * len(shares)
+
+        def send(number: int, core: TransactionCore, share: Share, sent: list[int]) -> None:
+            with suppress(errors.TransactionEnded):
+                while add(core, str(number), share):
+                    sent[number] += 1
+
+        threads = [Thread(target=send, args=(number, core, share, sent)) for number, share in enumerate(shares)]
+        for each in threads:
+            each.start()
+        core.commit()
+        counted = core.pending
+        for each in threads:
+            each.join()
+        assert core.pending == counted == sum(sent)
 
 
 def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> None:
