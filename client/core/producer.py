@@ -93,9 +93,9 @@ class ProducerCore:
                 return self._refusal()
             txn = None
             if share is not None:
-                if not share.is_open or share.messages >= share.limit:
+                if not share.left:
                     return Added.NOT_IN
-                share.messages += 1
+                share.left -= 1
                 txn = share.txn
             if self._early is None:
                 self._batcher.add(payload, callback, txn)

@@ -125,15 +125,25 @@ class Share:
     """The messages of a transaction that one producer sends with `add`: the producer counts them under the lock that it
     takes for each message anyway, and the transaction takes them over when it ends (TransactionCore)."""
 
-    __slots__ = ("is_open", "limit", "lock", "messages", "txn")
+    __slots__ = ("allowed", "left", "lock", "txn")
 
     def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
         """`lock`: the producer's."""
         self.txn = txn
         self.lock = lock
-        self.is_open = True
-        self.messages = 0
-        self.limit = 0  # of `messages`, until the transaction allows more
+        self.allowed = 0  # messages
+        self.left = 0  # of them; 0: the transaction is asked for more, which it refuses when it is not open
+
+    @property
+    def messages(self) -> int:
+        return self.allowed - self.left
+
+    def close(self) -> int:
+        """The messages; no more come until more are allowed."""
+        with self.lock:
+            self.allowed -= self.left
+            self.left = 0
+            return self.allowed
 
 
 class InTransaction:
@@ -214,8 +224,11 @@ class TransactionCore:
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
-            if share.messages >= share.limit:
-                share.limit += self._allow(SHARE_MESSAGES)
+            if not share.left:
+                more = self._allow(SHARE_MESSAGES)
+                with share.lock:
+                    share.allowed += more
+                    share.left += more
             if share not in self._shares:
                 self._shares.append(share)
             self._touch(topic)
@@ -224,9 +237,8 @@ class TransactionCore:
         """How many of so many more there may be: one or more. MessageTooBig: none."""
         if self._allowed >= MESSAGES_MAX:
             for share in self._shares:  # what others do not use
-                with share.lock:
-                    self._allowed -= share.limit - share.messages
-                    share.limit = share.messages
+                self._allowed -= share.allowed
+                self._allowed += share.close()
         allowed = min(messages, MESSAGES_MAX - self._allowed)
         if allowed <= 0:
             raise MessageTooBig(
@@ -243,10 +255,10 @@ class TransactionCore:
     def _close_shares(self) -> None:
         """It is not open any more: no producer adds to it from here on."""
         for share in self._shares:
-            with share.lock:
-                share.is_open = False
-            self._begun += share.messages
-            self._allowed -= share.limit - share.messages
+            self._allowed -= share.allowed
+            sent = share.close()
+            self._allowed += sent
+            self._begun += sent
         self._shares.clear()
 
     @property
@@ -257,7 +269,7 @@ class TransactionCore:
     @property
     def messages(self) -> int:
         """That were sent in it."""
-        return self._allowed - sum(each.limit - each.messages for each in self._shares)
+        return self._allowed - sum(each.left for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
         """The same at a topic where something was before. False: `enter` says why not."""

@@ -86,12 +86,13 @@ class PartitionProducer:
         if share is None or share.txn is not txn:
             share = self._share = txn.share(self, self._connections, self.core.lock)
         added = self.core.add(payload, callback, share)
-        while added is Added.NOT_IN:
-            self._share = None
-            share = self._share = txn.share(self, self._connections, self.core.lock)
-            added = self.core.add(payload, callback, share)
         if added is not None:
-            self._after_adding(added, len(payload))
+            while added is Added.NOT_IN:
+                self._share = None
+                share = self._share = txn.share(self, self._connections, self.core.lock)
+                added = self.core.add(payload, callback, share)
+            if added is not None:
+                self._after_adding(added, len(payload))
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         if message.txn is None:

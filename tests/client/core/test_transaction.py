@@ -33,13 +33,11 @@ class Txn(InTransaction):
 
 def add(core: TransactionCore, topic: str, share: Share) -> bool:
     """As a producer does. False: the transaction is not open any more."""
-    with share.lock:
-        full = share.messages >= share.limit
-    if full and core.state is TransactionState.OPEN:
+    if not share.left and core.state is TransactionState.OPEN:
         core.share(topic, share)
     with share.lock:
-        fits = share.is_open and share.messages < share.limit
-        share.messages += fits
+        fits = share.left > 0
+        share.left -= fits
     return fits
 
 
