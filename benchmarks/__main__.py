@@ -214,6 +214,7 @@ def _help() -> str:
 @click.option("--exactly-once", is_flag=True, help="In transactions; at least once in the same run (spark-write).")
 @click.option("--url", help="Of a Pulsar to compare with (pulsar-python).")
 @click.option("--peer", type=click.Choice(["pulsar"]), help="A real Pulsar to compare with (pulsar-python, …).")
+@click.option("--one-core", is_flag=True, help="The threads of the client on one core (pulsar-python).")
 @click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
@@ -223,8 +224,8 @@ def _help() -> str:
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
     gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, exactly_once: bool,
-    url: str | None, peer: str | None, only: str | None, runs: int, seed: int, as_json: bool, compare: str | None,
-    plot: str | None,
+    url: str | None, peer: str | None, one_core: bool, only: str | None, runs: int, seed: int, as_json: bool,
+    compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
@@ -233,7 +234,7 @@ def main(
         raise click.UsageError("--peer is for pulsar-python and pulsar-java-transaction, instead of --url")
     extra = {
         "mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics, "baseline": baseline, "peer": peer,
-        "exactly_once": exactly_once or None,
+        "exactly_once": exactly_once or None, "one_core": one_core or None,
     }  # fmt: skip
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":

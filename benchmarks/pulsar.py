@@ -6,6 +6,7 @@ own process with its defaults, and its own figures are told: what was acknowledg
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -142,8 +143,12 @@ def _jars() -> Path:
 
 
 def pulsar_python(options: Options) -> Run:
-    """Messages per second that `pulsar-client` gets acknowledged; with --url or --peer, in turns with a Pulsar."""
-    with server(options.bookies) as running, _peer(options) as peer:
+    """Messages per second that `pulsar-client` gets acknowledged; with --url or --peer, in turns with a Pulsar.
+
+    The client's two threads hand the interpreter to each other at each message, which costs twice as much between cores
+    as within one. The busier the server, the more often they find themselves on one: with --one-core they always are.
+    """
+    with server(options.bookies) as running, _peer(options) as peer, _one_core(options):
         url, pid = peer
         run, sending = Run(0.0), [_Sending(each, options) for each in (running.pulsar_url, url) if each]
         try:
@@ -166,6 +171,18 @@ def pulsar_python(options: Options) -> Run:
         finally:
             for each in sending:
                 each.close()
+
+
+@contextmanager
+def _one_core(options: Options) -> Iterator[None]:
+    """With --one-core this thread, and those that it starts, on the first core that it may use; servers on any."""
+    before = os.sched_getaffinity(0)
+    if options.extra.get("one_core"):
+        os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager
