@@ -226,6 +226,7 @@ def test_a_silent_half_is_asked_about_after_its_time_and_then_with_pauses_that_d
         last, count = world.now, len(world.asks)
         while len(world.asks) == count:
             world.tick(1)
+            assert world.now - last < 1000, "it is asked about again"
     assert pauses == [1, 30, 60, 120, 240, 480, 600, 600]
     assert world.asks[0].check_key == f"key-{half}"
     assert world.asks[0].messages == world.stored[half].messages
