@@ -12,6 +12,7 @@ from magnetar.client.core.effects import (
     ProducerEffect,
 )
 from magnetar.client.core.producer import ProducerCore
+from magnetar.client.core.transaction import TransactionCore
 from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
 
@@ -46,6 +47,15 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
         return effects
 
     put(stack, ProducerCore, "failed", failed)
+
+
+def sent_after_the_commit(stack: Stack) -> None:
+    """M44: a producer goes on adding to a transaction whose commit waits for its operations."""
+
+    def close_shares(self: TransactionCore) -> None:
+        self._begun += sum(each.messages for each in self._shares)
+
+    put(stack, TransactionCore, "_close_shares", close_shares)
 
 
 def dropped_and_not_closed(stack: Stack) -> None:
