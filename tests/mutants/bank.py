@@ -160,7 +160,7 @@ def _processes() -> Iterator[Mutant]:
         ("M42", clients.refusal_of_one_settles_its_namesakes, DIRECTED, "",
          "tests/client/test_as_pulsar.py::test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other",
          "programs of the seeds name no sequence id twice"),
-        ("M44", clients.sent_after_the_commit, DIRECTED, "",
+        ("M43b", clients.sent_after_the_commit, DIRECTED, "",
          "tests/client/core/test_transaction.py::test_threads_that_send_while_it_ends_are_in_it_or_are_refused",
          "programs of the seeds send from one thread"),
     ):  # fmt: skip

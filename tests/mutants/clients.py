@@ -50,7 +50,7 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
 
 
 def sent_after_the_commit(stack: Stack) -> None:
-    """M44: a producer goes on adding to a transaction whose commit waits for its operations."""
+    """M43b: a producer goes on adding to a transaction whose commit waits for its operations."""
 
     def close_shares(self: TransactionCore) -> None:
         self._begun += sum(each.messages for each in self._shares)
