@@ -75,6 +75,7 @@ BENCHMARKS = {
     "key-shared": Benchmark("subscriptions", "msg/s", "the same of a Key_Shared one, 10,000 keys, an entry a message"),
     "fan-out": Benchmark("subscriptions", "ratio", "CPU per byte delivered to 100 subscriptions / to 1"),
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
+    "control": Benchmark("control", "ms", "p99 of look-ups, administration and health beside a flood of data"),
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
