@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.broker.transaction.core.coordinator import Coordinator, Phase, _Decision, _Wait
+from magnetar.broker.transaction.core.coordinator import Coordinator
+from magnetar.broker.transaction.core.halves import Waits
 from magnetar.broker.transaction.core.intents import Reason, Settle
+from magnetar.broker.transaction.core.live import Phase
+from magnetar.broker.transaction.core.outcomes import Decision
 from magnetar.broker.transaction.core.records import Done, SinkBatch
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import CoordinatorLog
@@ -19,7 +22,7 @@ def answered_while_in_doubt(stack: Stack) -> None:
         found = self._find(txn, now)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
             found.later.append(intent)  # type: ignore[union-attr]
-            raise _Wait
+            raise Waits
         return found
 
     put(stack, Coordinator, "_certain", certain)
@@ -31,7 +34,7 @@ def done_before_all_stored(stack: Stack) -> None:
     def settled(self: Coordinator, txn: int, topic: str) -> None:
         ending = self._ending.pop(txn, None)
         if ending is not None and ending.is_durable:
-            self._lazy.append(_Decision(Done([txn])))
+            self._lazy.append(Decision(Done([txn])))
 
     put(stack, Coordinator, "_settled", settled)
 

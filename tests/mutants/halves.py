@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from magnetar.broker.transaction.core.coordinator import Coordinator, Phase
+from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.halves import Half, Halves
 from magnetar.broker.transaction.core.intents import EndHalf, HalfVerb
+from magnetar.broker.transaction.core.live import Phase
 from magnetar.broker.transaction.core.records import HalfRolledBack, Participant, committed
 from tests.mutants.ledgers import Stack, put
 

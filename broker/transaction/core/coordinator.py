@@ -25,64 +25,45 @@ Rules (docs/transactions.md)
   is done only after it stored it.
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
+`Coordinator` is built up from what each module decides: ids (core/table.py), one append with all that was decided
+(core/outcomes.py), joins and ends (core/ends.py), batches of sinks (core/batches.py), begins and names
+(core/begins.py). This module receives, applies what is durable, and passes time; core/halves.py is a part of it.
 Guards: tests/broker/transaction/core/.
 """
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
-import msgspec
-
-from ....proto.errors import (
-    BackPressure,
-    InvalidRequest,
-    MagnetarError,
-    NotFound,
-    NotOwner,
-    OutcomeUnknown,
-    SinkFenced,
-    TransactionAborted,
-    TransactionEnded,
-    TransactionFenced,
-    TransactionForgotten,
-    Unauthorized,
-    Unavailable,
-)
-from ....proto.transactions import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
-from .halves import Halves
-from .halves import Waits as _Wait
+from ....proto.errors import InvalidRequest, MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten, Unauthorized
+from ....proto.transactions import COUNTER_BITS, TxnState
+from .begins import BLOCK_MAX, Begins
+from .halves import Halves, Waits
 from .intents import (
     AbortByAdmin,
     AbortOpen,
     Answer,
-    Append,
     Begin,
-    Begun,
     ChangeHalf,
     CommitBatch,
-    Counters,
     Detach,
     Effect,
     End,
     EndHalf,
-    GiveUp,
     Intent,
     Join,
     Limits,
     PrepareHalf,
     Reason,
     Result,
-    Row,
-    Settle,
     Status,
-    Verb,
     WatchHalves,
 )
+from .live import COUNTER_MAX, IN_DOUBT, Lease, Live, Phase, state_of
+from .outcomes import Decision
 from .records import (
     Aborted,
     AnyRecord,
@@ -101,102 +82,23 @@ from .records import (
     Owned,
     Participant,
     Prepared,
-    SinkBatch,
-    Tag,
-    Unnamed,
     committed,
     participants,
 )
 from .state import State
 
-COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
-BLOCK_MAX = 1_000
-"""Ids of one Begin."""
-REASONS_MAX = 100_000
-"""Why the last ones were aborted: only the text of an error."""
-RECORD_BYTES_MAX = 4 << 20
-"""Of a commit, estimated: a record is one entry of the ledger."""
-NAME_MAX = 512
 MARKS = 8
 """Notes of the lowest id that is not done, per retention."""
 HANDED_MAX = 500
 """Transactions in one record of a hand-over."""
 
 
-class Phase(enum.Enum):
-    OPEN = "open"
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    COMMITTING = "committing"
-    ABORTING = "aborting"
-
-
-IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
-
-
-class Lease(msgspec.Struct):
-    """Ids that were given together: those that are not used yet are void after `until`."""
-
-    owned: Owned
-    until: float
-
-
-class Live(msgspec.Struct):
-    """A transaction without an outcome."""
-
-    txn: int
-    owned: Owned
-    began: float
-    deadline: float
-    phase: Phase = Phase.OPEN
-    participants: dict[str, Participant] = msgspec.field(default_factory=dict)
-    reason: Reason = Reason.CLIENT
-    later: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
-
-
-class Ending(msgspec.Struct):
-    """A transaction with an outcome that some participants have not stored."""
-
-    committed: bool
-    waiting: dict[str, Participant]
-    owned: Owned | None
-    began: float  # of one of an earlier epoch: the start of this one
-    is_durable: bool
-    visible: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
-
-
-class _Decision(NamedTuple):
-    record: AnyRecord
-    intent: Intent | None = None
-
-
-class Coordinator:
+class Coordinator(Begins):
     """One epoch. `state` is what its ledger says, and from here on this object alone applies records to it."""
 
     def __init__(self, number: int, epoch: int, state: State, limits: Limits, now: float) -> None:
-        assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
-        self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
-        self.counters = Counters()
-        self.is_over = False  # it gave itself up, or is closing: it answers nothing new
-        self._next = epoch << COUNTER_BITS
-        self._unused: dict[int, Lease] = {}
-        self._live: dict[int, Live] = {}
-        self._ending: dict[int, Ending] = {}
-        self._per_owner: dict[str, int] = {}
-        self._of_name: dict[str, set[int]] = {}  # unused and live ones
-        self._of_sink: dict[str, set[int]] = {}
-        self._reasons: dict[int, Reason] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._used_names = dict.fromkeys(state.names, now)
-        self._holders = state.holders
+        super().__init__(number, epoch, state, limits, now)
         self._marks: deque[tuple[float, int]] = deque()
-        self._names_looked_at = now
-        self._gathered: list[_Decision] = []
-        self._lazy: list[_Decision] = []  # go with the next append, or with the next tick
-        self._writing: list[_Decision] = []
-        self._number = 0
-        self._sinks_in_doubt: dict[str, list[Intent]] = {}
-        self._effects: list[Effect] = []
         self.halves = Halves(state.halves, limits.halves, self, epoch, now)
 
     # ------------------------------------------------------------------ intents
@@ -252,154 +154,10 @@ class Coordinator:
                     self.halves.receive(intent, now)
                 case _:
                     assert_never(intent)
-        except _Wait:
+        except Waits:
             pass
         except MagnetarError as error:
             self._answer(intent, error)
-
-    # ------------------------------------------------------------------ begin
-    def _begin(self, intent: Begin, now: float) -> None:
-        limits = self.limits
-        if not 0 <= intent.timeout_s <= limits.timeout_s_max:
-            raise InvalidRequest(
-                f"a transaction may stay open for {limits.timeout_s_max:g} s, not {intent.timeout_s:g}; prepare it"
-            )
-        tag = intent.tag
-        texts = (intent.name, *((tag.sink_id, tag.query_id, tag.run) if tag is not None else ()))
-        if max(map(len, texts)) > NAME_MAX:
-            raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
-        if tag is not None and self._has_batch(intent, tag, adopt=intent.adopt):
-            self._answer(intent, Begun(0, 0, 0.0, already=True))
-            return
-        count = self._room(intent)
-        if intent.name and not intent.holder:
-            self._take_name(intent, now)
-            return
-        self._check_holder(intent.name, intent.holder)
-        self._give_ids(intent, count, intent.holder, now)
-
-    def _room(self, intent: Begin) -> int:
-        limits, used = self.limits, len(self._live) + len(self._unused)
-        room = limits.open_max - used
-        if intent.owner and limits.open_per_role_max:
-            room = min(room, limits.open_per_role_max - self._per_owner.get(intent.owner, 0))
-        if room <= 0:
-            raise BackPressure(f"coordinator {self.number} has {used} open transactions: wait for some to end")
-        return min(max(1, intent.count), BLOCK_MAX, room)
-
-    def _take_name(self, intent: Begin, now: float) -> None:
-        if intent.name not in self.state.names and len(self.state.names) >= self.limits.names_max:
-            raise BackPressure(f"coordinator {self.number} knows {len(self.state.names)} names of owners already")
-        self._holders += 1
-        for txn in list(self._of_name.get(intent.name, ())):
-            self._void(txn, Reason.FENCED, now)
-        self._decide(Named(intent.name, self._holders), intent)
-
-    def _named(self, record: Named, intent: Begin, now: float) -> None:
-        for txn in list(self._of_name.get(record.name, ())):
-            self._void(txn, Reason.FENCED, now)  # what an earlier begin was given in the meantime, or was in doubt
-        try:
-            self._give_ids(intent, self._room(intent), record.holder, now)
-        except MagnetarError as error:
-            self._answer(intent, error)
-
-    def _end_outdated(self, live: Live, now: float) -> None:
-        """Aborts one that was in doubt when its name got a later holder, or its sink the batch."""
-        owned = live.owned
-        if live.phase not in (Phase.OPEN, Phase.PREPARED):
-            return
-        if owned.name and (found := self.state.names.get(owned.name)) and found.holder > owned.holder:
-            self._abort(live, Reason.FENCED, now)
-        elif self._is_superseded(owned.tag):
-            self._abort(live, Reason.SUPERSEDED, now)
-
-    def _is_superseded(self, tag: Tag | None) -> bool:
-        sink = self.state.sinks.get(tag.sink_id) if tag is not None else None
-        return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
-
-    def _check_holder(self, name: str, holder: int) -> None:
-        found = self.state.names.get(name) if name else None
-        if name and (found is None or found.holder != holder):
-            raise TransactionFenced(f"a later holder of {name!r} took over")
-
-    def _give_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
-        if self._next + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
-            if self.epoch == EPOCH_MAX:
-                raise Unavailable(f"coordinator {self.number} has no ids any more; use another one")
-            self._give_up("the ids of its epoch are used up")
-            raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
-        first, self._next = self._next, self._next + count
-        if intent.name:
-            self._used_names[intent.name] = now
-        timeout_s = intent.timeout_s or self.limits.timeout_s
-        owned = Owned(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
-        self._lease(range(first, first + count), owned, now)
-        self._answer(intent, Begun(first, count, self.limits.lease_s, holder))
-
-    def _lease(self, txns: Iterable[int], owned: Owned, now: float) -> None:
-        lease = Lease(owned, now + self.limits.lease_s)
-        for txn in txns:
-            self._unused[txn] = lease
-            heapq.heappush(self._deadlines, (lease.until, txn))
-            self._index(txn, owned)
-
-    def _index(self, txn: int, owned: Owned) -> None:
-        self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
-        if owned.name:
-            self._of_name.setdefault(owned.name, set()).add(txn)
-        if owned.tag is not None:
-            self._of_sink.setdefault(owned.tag.sink_id, set()).add(txn)
-
-    def _unindex(self, txn: int, owned: Owned) -> None:
-        self._per_owner[owned.owner] -= 1
-        if not self._per_owner[owned.owner]:
-            del self._per_owner[owned.owner]
-        for key, index in ((owned.name, self._of_name), (owned.tag.sink_id if owned.tag else "", self._of_sink)):
-            if key in index:
-                index[key].discard(txn)
-                if not index[key]:
-                    del index[key]
-
-    # ------------------------------------------------------------------ what is known of an id
-    def _find(self, txn: int, now: float) -> Live | Ending | TxnState:
-        """Uses an id that was leased. NotOwner, InvalidRequest: it is none of this coordinator's ids so far."""
-        if txn >> COUNTER_BITS > self.epoch:
-            raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
-        if txn in self._unused:
-            self._use(txn, now)
-        found = self._live.get(txn) or self._ending.get(txn)
-        if found is not None:
-            return found
-        if self.state.is_committed(txn):
-            return TxnState.COMMITTED
-        if txn >= self._next:
-            raise InvalidRequest(f"{self._id(txn)} was never given")
-        return TxnState.ABORTED
-
-    def _use(self, txn: int, now: float) -> None:
-        owned = self._unused[txn].owned
-        if self._unused[txn].until <= now:
-            self._void(txn, Reason.LEASE, now)
-        elif self._is_superseded(owned.tag):
-            self._void(txn, Reason.SUPERSEDED, now)
-        else:
-            del self._unused[txn]  # its owner, name and sink have it as before
-            self._live[txn] = Live(txn, owned, now, now + owned.timeout_s)
-            heapq.heappush(self._deadlines, (now + owned.timeout_s, txn))
-            self.counters.begun += 1
-
-    def _add(self, live: Live) -> None:
-        self._live[live.txn] = live
-        heapq.heappush(self._deadlines, (live.deadline, live.txn))
-        self._index(live.txn, live.owned)
-
-    def _certain(self, txn: int, intent: Intent, now: float) -> Live | Ending | TxnState:
-        """As `_find`; _Wait while it is in doubt, and the intent is received again later."""
-        found = self._find(txn, now)
-        if isinstance(found, Live) and found.phase in IN_DOUBT:
-            found.later.append(intent)
-            raise _Wait
-        return found
 
     def _status(self, intent: Status, now: float) -> TxnState:
         if intent.txn in self._unused:
@@ -409,259 +167,11 @@ class Coordinator:
         found = self._certain(intent.txn, intent, now)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
-        return _state(found)
-
-    # ------------------------------------------------------------------ join
-    def _join(self, intent: Join, now: float) -> TxnState:
-        found = self._certain(intent.txn, intent, now)
-        if not isinstance(found, Live):
-            return _state(found)
-        self._take_in(found, intent.topic)
-        return _state(found)
-
-    def _take_in(self, live: Live, topic: str) -> None:
-        if topic in live.participants:
-            return
-        if live.phase is Phase.PREPARED:
-            raise TransactionEnded(f"{self._id(live.txn)} is prepared: nothing may be added")
-        if len(live.participants) >= self.limits.participants_max:
-            raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
-        live.participants[topic] = Participant(topic)
-
-    def join_now(self, txn: int, topic: str, now: float) -> bool:
-        """Whether the topic is a participant of a transaction that is not in doubt and has not ended. Without an answer
-        to anybody: False says nothing, ask by a Join."""
-        if self.is_over:
-            return False
-        try:
-            found = self._find(txn, now)
-            if not isinstance(found, Live) or found.phase in IN_DOUBT:
-                return False
-            self._take_in(found, topic)
-        except MagnetarError:
-            return False
-        return True
-
-    def owed(self, txn: int, topic: str) -> Participant | None:
-        """What a commit that is durable says of the topic, which has not stored it. None: there is no such thing."""
-        ending = self._ending.get(txn)
-        return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None
-
-    # ------------------------------------------------------------------ ends
-    def _end_of(self, intent: End, now: float) -> None:
-        found = self._certain(intent.txn, intent, now)
-        if isinstance(found, Live):
-            if found.owned.owner != intent.owner:
-                raise Unauthorized(f"{self._id(intent.txn)} was begun by another role")
-            self._end_live(found, intent, now)
-        elif isinstance(found, Ending) and _is_to_wait(found, intent):
-            found.visible.append(intent.request)
-        else:
-            self._answer(intent, self._ended(intent, _state(found)))
-
-    def _ended(self, intent: End, state: TxnState) -> TxnState:
-        """What an end of a transaction that has ended is answered."""
-        if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
-            return state
-        raise self._why_aborted(intent.txn)
-
-    def _why_aborted(self, txn: int) -> MagnetarError:
-        if txn < self.state.forgotten:
-            return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
-        lost = txn >> COUNTER_BITS < self.epoch
-        reason = self._reasons.get(txn, Reason.LOST if lost else Reason.TIMEOUT)
-        if reason is Reason.FENCED:
-            return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
-        return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
-
-    def _end_live(self, live: Live, intent: End, now: float) -> None:
-        if intent.verb is Verb.ABORT:
-            self._abort(live, Reason.CLIENT, now)
-            self._again([intent], now) if live.phase is not Phase.ABORTING else live.later.append(intent)
-            return
-        if intent.verb is Verb.COMMIT and live.owned.tag is not None:
-            raise InvalidRequest(f"{self._id(live.txn)} is of a sink: it commits with its batch")
-        if intent.verb is Verb.PREPARE and live.phase is Phase.PREPARED:
-            self._answer(intent, TxnState.PREPARED)
-            return
-        self._check_holder(live.owned.name, live.owned.holder)
-        listed = self._participants(live, intent.participants, now)
-        if intent.verb is Verb.PREPARE:
-            live.phase = Phase.PREPARING
-            left_s = min(intent.prepared_s or self.limits.prepared_s_max, self.limits.prepared_s_max)
-            self._decide(Prepared(live.txn, live.owned, listed, left_s), None)
-        elif not listed and live.phase is Phase.OPEN:
-            self._commit_nothing(live, now)
-            self._again([intent], now)
-            return
-        else:
-            live.phase = Phase.COMMITTING
-            self._decide(committed({live.txn: listed}), None)
-        live.participants = {each.topic: each for each in listed}
-        live.later.append(intent)
-
-    def _participants(self, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
-        """Those that joined, with what the client says of them. A receipt of a topic that never joined cannot be:
-        something of the transaction is lost, and it is aborted.
-        """
-        if not listed:
-            return list(live.participants.values())
-        said = {each.topic: each for each in listed}
-        strange = [each.topic for each in listed if each.entries and each.topic not in live.participants]
-        if strange:
-            self._abort(live, Reason.FAILED, now)
-            raise TransactionAborted(
-                f"{self._id(live.txn)} is aborted: topic {strange[0]} has not joined it", reason=Reason.FAILED.value
-            )
-        found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
-        size = sum(len(each.topic) + 100 for each in found)
-        if size > RECORD_BYTES_MAX:
-            raise InvalidRequest(f"a commit of {len(found)} participants is larger than {RECORD_BYTES_MAX} bytes")
-        return found
-
-    def _commit_nothing(self, live: Live, now: float) -> None:
-        """It has no effect, so its record may be lost with the coordinator: it goes with the next append."""
-        self._remove(live)
-        record = committed({live.txn: []})
-        self.state.apply(record)
-        self._lazy.append(_Decision(record))
-        self.counters.committed += 1
-        self.counters.ended(now - live.began)
-
-    def _abort(self, live: Live, reason: Reason, now: float) -> None:
-        """`live` is OPEN or PREPARED."""
-        live.reason = reason
-        if live.phase is Phase.PREPARED:
-            live.phase = Phase.ABORTING
-            self._decide(Aborted(live.txn, list(live.participants)), None)
-            return
-        assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
-        self._remove(live)
-        self._aborted(live, now, is_durable=False)
-
-    def _aborted(self, live: Live, now: float, *, is_durable: bool) -> None:
-        self.counters.ended(now - live.began)
-        self._remember(live.txn, live.reason)
-        self._end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
-
-    def _remember(self, txn: int, reason: Reason) -> None:
-        self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
-        self._reasons[txn] = reason
-        if len(self._reasons) > REASONS_MAX:
-            del self._reasons[next(iter(self._reasons))]
-
-    def _void(self, txn: int, reason: Reason, now: float) -> None:
-        """Aborts whatever is not in doubt."""
-        lease = self._unused.pop(txn, None)
-        if lease is not None:
-            self._unindex(txn, lease.owned)
-            self._remember(txn, reason)
-            return
-        live = self._live[txn]
-        if live.phase not in IN_DOUBT:
-            self._abort(live, reason, now)
-
-    def _remove(self, live: Live) -> None:
-        del self._live[live.txn]
-        self._unindex(live.txn, live.owned)
-
-    def _abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
-        if intent.txn in self._unused:
-            self._void(intent.txn, Reason.ADMIN, now)
-        found = self._certain(intent.txn, intent, now)
-        if isinstance(found, Live):
-            self._abort(found, Reason.ADMIN, now)
-            if found.phase is Phase.ABORTING:
-                found.later.append(intent)
-                return
-            found = TxnState.ABORTED
-        if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
-            raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
-        self._answer(intent, _state(found))
-
-    def _abort_open(self, intent: AbortOpen, now: float) -> None:
-        found = self._certain(intent.txn, intent, now)
-        if isinstance(found, Live) and found.phase is Phase.OPEN:
-            self._abort(found, Reason.DELETED, now)
-        row = self._row(intent.txn, now)
-        assert row is not None, "it is none of those that were never used"
-        self._answer(intent, row)
-
-    # ------------------------------------------------------------------ sinks
-    def _has_batch(self, intent: Intent, tag: Tag, *, adopt: bool) -> bool:
-        """Whether the sink has the batch already. SinkFenced; _Wait while a batch of it is in doubt."""
-        waiting = self._sinks_in_doubt.get(tag.sink_id)
-        if waiting is not None:
-            waiting.append(intent)
-            raise _Wait
-        stored = self.state.sinks.get(tag.sink_id)
-        if stored is None:
-            if len(self.state.sinks) >= self.limits.sinks_max:
-                raise BackPressure(f"coordinator {self.number} knows {len(self.state.sinks)} sinks already")
-            return False
-        if stored.query_id != tag.query_id:
-            if not adopt:
-                raise SinkFenced(
-                    f"sink {tag.sink_id!r} is written by query {stored.query_id!r}, not {tag.query_id!r}: "
-                    "use another sinkId, or onNewCheckpoint=adopt"
-                )
-            return False
-        return tag.batch <= stored.batch
-
-    def _commit_batch(self, intent: CommitBatch, now: float) -> None:
-        sink = None
-        if intent.sink_id:
-            tag = Tag(intent.sink_id, intent.query_id, intent.batch)
-            if self._has_batch(intent, tag, adopt=intent.adopt):
-                self._answer(intent, True)
-                return
-            sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch)
-        found = {txn: self._certain(txn, intent, now) for txn in intent.txns}
-        done = [txn for txn, each in found.items() if _state(each) is TxnState.COMMITTED]
-        if done and sink is None and len(done) == len(found):
-            self._answer(intent, False)
-            return
-        if done:
-            raise TransactionEnded(f"{self._id(done[0])} is committed already, without the others")
-        live = [each for each in found.values() if isinstance(each, Live)]
-        for txn in found:
-            if txn not in self._live:
-                raise self._why_aborted(txn)
-        self._check_batch(intent, live)
-        shares = {each.txn: self._participants(each, intent.txns[each.txn], now) for each in live}
-        if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
-            raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
-        for each in live:
-            each.phase = Phase.COMMITTING
-            each.participants = {share.topic: share for share in shares[each.txn]}
-        if sink is not None:
-            self._sinks_in_doubt[sink.sink_id] = []
-        self._decide(committed(shares, sink), intent)
-
-    def _check_batch(self, intent: CommitBatch, live: list[Live]) -> None:
-        for each in live:
-            if each.owned.owner != intent.owner:
-                raise Unauthorized(f"{self._id(each.txn)} was begun by another role")
-            tag = each.owned.tag
-            wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
-            if (tag and (tag.sink_id, tag.query_id, tag.batch)) != wanted:
-                raise InvalidRequest(f"{self._id(each.txn)} was begun for another batch, or for none")
-            self._check_holder(each.owned.name, each.owned.holder)
-
-    # ------------------------------------------------------------------ detach
-    def _detach(self, intent: Detach) -> None:
-        ending = self._ending.get(intent.txn)
-        if ending is None or intent.topic not in ending.waiting:
-            raise NotFound(f"{self._id(intent.txn)} does not wait for {intent.topic}")
-        if ending.is_durable:
-            self._decide(Detached(intent.txn, intent.topic), intent)
-        else:
-            self._settled(intent.txn, intent.topic)
-            self._answer(intent, None)
+        return state_of(found)
 
     # ------------------------------------------------------------------ of halves (core/halves.py `Desk`)
     def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
-        (self._lazy if lazily else self._gathered).append(_Decision(record))
+        (self._lazy if lazily else self._gathered).append(Decision(record))
 
     def do(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -713,35 +223,8 @@ class Coordinator:
         if live is not None and live.phase is Phase.OPEN:
             self._abort(live, Reason.FAILED, now)
 
-    # ------------------------------------------------------------------ records
-    def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
-        self._gathered.append(_Decision(record, intent))
-
-    def hurry(self) -> None:
-        """What may wait for another append has waited long enough."""
-        self._gathered += self._lazy
-        self._lazy = []
-
-    def take(self) -> Append | None:
-        """What is to be appended now; None: nothing, or an append is on its way."""
-        if self._writing or not self._gathered:
-            return None
-        self._writing = [*self._gathered, *self._lazy]
-        self._gathered, self._lazy = [], []
-        self._number += 1
-        return Append(self._number, [each.record for each in self._writing])
-
-    def appended(self, number: int, now: float) -> list[Effect]:
-        """The records of that append are durable."""
-        assert number == self._number, "one append at a time"
-        assert self._writing, "an append has records"
-        decisions, self._writing = self._writing, []
-        self.counters.records += len(decisions)
-        for decision in decisions:
-            self._durable(decision, now)
-        return self.take_effects()
-
-    def _durable(self, decision: _Decision, now: float) -> None:
+    # ------------------------------------------------------------------ what is durable
+    def _durable(self, decision: Decision, now: float) -> None:
         record, intent = decision
         self.state.apply(record)
         match record:
@@ -791,54 +274,6 @@ class Coordinator:
         if record.half:
             self.halves.committed(record.half, now)
 
-    def _batch_ended(self, sink: SinkBatch, now: float) -> None:
-        """What else was begun for it, or for a query that the sink was taken from, is aborted."""
-        for txn in list(self._of_sink.get(sink.sink_id, ())):
-            owned = self._unused[txn].owned if txn in self._unused else self._live[txn].owned
-            assert owned.tag is not None, "it is of a sink"
-            if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
-                self._void(txn, Reason.SUPERSEDED, now)
-        self._again(self._sinks_in_doubt.pop(sink.sink_id), now)
-
-    def _resolved(self, live: Live, now: float) -> None:
-        later, live.later = live.later, []
-        self._again(later, now)
-
-    def _again(self, intents: Iterable[Intent], now: float) -> None:
-        for intent in intents:
-            self._receive(intent, now)
-
-    # ------------------------------------------------------------------ settling
-    def _end(
-        self, txn: int, is_committed: bool, waiting: Iterable[Participant], owned: Owned | None, began: float, *,
-        is_durable: bool,
-    ) -> None:  # fmt: skip
-        each_waiting = {each.topic: each for each in waiting}
-        if not each_waiting:
-            if is_durable and txn in self.state.unsettled:
-                self._lazy.append(_Decision(Done([txn])))
-            return
-        self._ending[txn] = Ending(is_committed, each_waiting, owned, began, is_durable)
-        self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
-
-    def settled(self, txn: int, topic: str) -> list[Effect]:
-        """The topic has stored the outcome; repeated, or late: nothing."""
-        self._settled(txn, topic)
-        return self.take_effects()
-
-    def _settled(self, txn: int, topic: str) -> None:
-        ending = self._ending.get(txn)
-        if ending is None or ending.waiting.pop(topic, None) is None or ending.waiting:
-            return
-        self.counters.settled += 1
-        state = TxnState.COMMITTED if ending.committed else TxnState.ABORTED
-        self._effects += [Answer(request, state) for request in ending.visible]
-        ending.visible.clear()
-        if ending.is_durable:
-            self._lazy.append(_Decision(Done([txn])))
-        else:
-            del self._ending[txn]
-
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
         """To be called about once a second."""
@@ -870,33 +305,12 @@ class Coordinator:
         while self._marks and now - self._marks[0][0] >= limits.retention_s:
             below = max(below, self._marks.popleft()[1])
         if below > self.state.forgotten and not any(isinstance(each.record, Forgotten) for each in self._lazy):
-            self._lazy.append(_Decision(Forgotten(below)))
+            self._lazy.append(Decision(Forgotten(below)))
         if now - self._names_looked_at > limits.name_idle_s / 1000:
             self._names_looked_at = now
             self._forget_names(now)
 
-    def _lowest(self) -> int:
-        """The lowest id that has no outcome, or whose outcome is not stored everywhere."""
-        return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
-
-    def _forget_names(self, now: float) -> None:
-        idle = [
-            name for name, each in self.state.names.items()
-            if now - self._used_names.get(name, now) + each.idle_s >= self.limits.name_idle_s
-            and name not in self._of_name
-        ]  # fmt: skip
-        taken = {each.record.name for each in (*self._gathered, *self._writing) if isinstance(each.record, Named)}
-        idle = [name for name in idle if name not in taken]
-        if idle:
-            self._decide(Unnamed(idle), None)
-            for name in idle:
-                self._used_names.pop(name, None)
-
     # ------------------------------------------------------------------ the end of the epoch
-    def _give_up(self, why: str) -> None:
-        self.is_over = True
-        self._effects.append(GiveUp(why))
-
     def given_up(self) -> list[Effect]:
         """Ends all that waits, without an outcome: the next epoch reads the ledger."""
         self.is_over = True
@@ -937,48 +351,12 @@ class Coordinator:
         return records
 
     # ------------------------------------------------------------------ views
-    def _id(self, txn: int) -> TxnId:
-        return TxnId(self.number, txn)
-
-    def _answer(self, intent: Intent, result: Result) -> None:
-        self._effects.append(Answer(intent.request, result))
-
-    def take_effects(self) -> list[Effect]:
-        """Of a fact about a half (`halves.left`, `published`, `not_published`)."""
-        effects, self._effects = self._effects, []
-        return effects
-
-    @property
-    def has_decided(self) -> bool:
-        return bool(self._gathered)
-
-    @property
-    def has_lazy(self) -> bool:
-        return bool(self._lazy)
-
     @property
     def is_idle(self) -> bool:
         """Nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a client
         asks."""
         open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
-
-    @property
-    def next_id(self) -> int:
-        return self._next
-
-    @property
-    def done_below(self) -> int:
-        """Ids below it have ended, and every participant has stored how."""
-        return self._lowest()
-
-    def oldest_s(self, now: float) -> float:
-        """How long the oldest transaction without an outcome is open; 0: there is none."""
-        began = (live.began for live in self._live.values())
-        return now - min(began, default=now)
-
-    def sink(self, sink_id: str) -> SinkBatch | None:
-        return self.state.sinks.get(sink_id)
 
     def statistics(self) -> dict[str, int]:
         prepared = sum(live.phase is Phase.PREPARED for live in self._live.values())
@@ -991,33 +369,6 @@ class Coordinator:
             "aborted": sum(self.counters.aborted.values()),
             **{f"halves_{name}": count for name, count in self.halves.statistics().items()},
         }
-
-    def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
-        """The oldest first; `txn`: this one alone."""
-        found = sorted({*self._live, *self._ending}) if txn is None else [txn]
-        return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
-
-    def _row(self, txn: int, now: float) -> Row | None:
-        live, ending = self._live.get(txn), self._ending.get(txn)
-        if live is not None:
-            left_s = max(0.0, live.deadline - now)
-            owned, waiting = live.owned, list(live.participants)
-            return Row(
-                txn, _state(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
-                owned.address, owned.timeout_s,
-            )  # fmt: skip
-        if ending is not None:
-            owned = ending.owned or Owned("", 0.0)
-            reason = "" if ending.committed else self._reasons.get(txn, Reason.LOST).value
-            return Row(
-                txn, _state(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0, list(ending.waiting),
-                reason, owned.address, owned.timeout_s,
-            )  # fmt: skip
-        if txn >= self._next or txn in self._unused:
-            return None
-        committed_ = self.state.is_committed(txn)
-        reason = "" if committed_ else self._reasons.get(txn, Reason.LOST).value
-        return Row(txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason)
 
     def check(self) -> None:
         """Raises AssertionError."""
@@ -1042,15 +393,3 @@ class Coordinator:
         for txn, ending in self._ending.items():
             assert ending.committed is self.state.is_committed(txn), "committed is durable"
         assert len(self._live) + len(self._unused) <= self.limits.open_max + BLOCK_MAX, "the bound holds"
-
-
-def _is_to_wait(ending: Ending, intent: End) -> bool:
-    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is Verb.COMMIT)
-
-
-def _state(found: Live | Ending | TxnState) -> TxnState:
-    if isinstance(found, Live):
-        return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
-    if isinstance(found, Ending):
-        return TxnState.COMMITTED if found.committed else TxnState.ABORTED
-    return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from magnetar.broker.transaction.core.coordinator import COUNTER_MAX, EPOCH_MAX
 from magnetar.broker.transaction.core.intents import Begin, Begun, CommitBatch, End, Join, Limits, Status, Verb
+from magnetar.broker.transaction.core.live import COUNTER_MAX, EPOCH_MAX
 from magnetar.broker.transaction.core.records import Tag
 from magnetar.proto.errors import (
     BackPressure,

@@ -1,0 +1,150 @@
+"""The ids that a coordinator gave, and what is known of each: whose it is, when it is void, and how it ended.
+
+It holds and finds; what a transaction becomes is decided by those that build on it (core/outcomes.py). An id is in one
+of three tables (core/live.py), or has ended: then it is committed if the durable state says so, and else aborted.
+An index leads from an owner, a name and a sink to the ids without an outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from ....proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
+from ....proto.transactions import COUNTER_BITS, TxnId, TxnState
+from .intents import Counters, Limits, Reason, Row
+from .live import EPOCH_MAX, Ending, Lease, Live, state_of
+from .records import Owned, SinkBatch, Tag
+from .state import State
+
+REASONS_MAX = 100_000
+"""Why the last ones were aborted: only the text of an error."""
+
+
+class Table:
+    """`state` is what the ledger says, and from here on the coordinator alone applies records to it."""
+
+    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+        assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
+        self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
+        self.counters = Counters()
+        self._next = epoch << COUNTER_BITS
+        self._unused: dict[int, Lease] = {}
+        self._live: dict[int, Live] = {}
+        self._ending: dict[int, Ending] = {}
+        self._per_owner: dict[str, int] = {}
+        self._of_name: dict[str, set[int]] = {}  # unused and live ones
+        self._of_sink: dict[str, set[int]] = {}
+        self._reasons: dict[int, Reason] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    # ------------------------------------------------------------------ what is added and removed
+    def _lease(self, txns: Iterable[int], owned: Owned, now: float) -> None:
+        lease = Lease(owned, now + self.limits.lease_s)
+        for txn in txns:
+            self._unused[txn] = lease
+            heapq.heappush(self._deadlines, (lease.until, txn))
+            self._index(txn, owned)
+
+    def _add(self, live: Live) -> None:
+        self._live[live.txn] = live
+        heapq.heappush(self._deadlines, (live.deadline, live.txn))
+        self._index(live.txn, live.owned)
+
+    def _remove(self, live: Live) -> None:
+        del self._live[live.txn]
+        self._unindex(live.txn, live.owned)
+
+    def _index(self, txn: int, owned: Owned) -> None:
+        self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
+        if owned.name:
+            self._of_name.setdefault(owned.name, set()).add(txn)
+        if owned.tag is not None:
+            self._of_sink.setdefault(owned.tag.sink_id, set()).add(txn)
+
+    def _unindex(self, txn: int, owned: Owned) -> None:
+        self._per_owner[owned.owner] -= 1
+        if not self._per_owner[owned.owner]:
+            del self._per_owner[owned.owner]
+        for key, index in ((owned.name, self._of_name), (owned.tag.sink_id if owned.tag else "", self._of_sink)):
+            if key in index:
+                index[key].discard(txn)
+                if not index[key]:
+                    del index[key]
+
+    # ------------------------------------------------------------------ what is known of an id
+    def _id(self, txn: int) -> TxnId:
+        return TxnId(self.number, txn)
+
+    def _is_superseded(self, tag: Tag | None) -> bool:
+        sink = self.state.sinks.get(tag.sink_id) if tag is not None else None
+        return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
+
+    def _check_holder(self, name: str, holder: int) -> None:
+        found = self.state.names.get(name) if name else None
+        if name and (found is None or found.holder != holder):
+            raise TransactionFenced(f"a later holder of {name!r} took over")
+
+    def _remember(self, txn: int, reason: Reason) -> None:
+        self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
+        self._reasons[txn] = reason
+        if len(self._reasons) > REASONS_MAX:
+            del self._reasons[next(iter(self._reasons))]
+
+    def _why_aborted(self, txn: int) -> MagnetarError:
+        if txn < self.state.forgotten:
+            return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
+        lost = txn >> COUNTER_BITS < self.epoch
+        reason = self._reasons.get(txn, Reason.LOST if lost else Reason.TIMEOUT)
+        if reason is Reason.FENCED:
+            return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
+        return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
+
+    # ------------------------------------------------------------------ views
+    @property
+    def next_id(self) -> int:
+        return self._next
+
+    @property
+    def done_below(self) -> int:
+        """Ids below it have ended, and every participant has stored how."""
+        return self._lowest()
+
+    def _lowest(self) -> int:
+        """The lowest id that has no outcome, or whose outcome is not stored everywhere."""
+        return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
+
+    def oldest_s(self, now: float) -> float:
+        """How long the oldest transaction without an outcome is open; 0: there is none."""
+        began = (live.began for live in self._live.values())
+        return now - min(began, default=now)
+
+    def sink(self, sink_id: str) -> SinkBatch | None:
+        return self.state.sinks.get(sink_id)
+
+    def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
+        """The oldest first; `txn`: this one alone."""
+        found = sorted({*self._live, *self._ending}) if txn is None else [txn]
+        return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
+
+    def _row(self, txn: int, now: float) -> Row | None:
+        live, ending = self._live.get(txn), self._ending.get(txn)
+        if live is not None:
+            left_s = max(0.0, live.deadline - now)
+            owned, waiting = live.owned, list(live.participants)
+            return Row(
+                txn, state_of(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
+                owned.address, owned.timeout_s,
+            )  # fmt: skip
+        if ending is not None:
+            owned = ending.owned or Owned("", 0.0)
+            reason = "" if ending.committed else self._reasons.get(txn, Reason.LOST).value
+            return Row(
+                txn, state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
+                list(ending.waiting), reason, owned.address, owned.timeout_s,
+            )  # fmt: skip
+        if txn >= self._next or txn in self._unused:
+            return None
+        committed_ = self.state.is_committed(txn)
+        reason = "" if committed_ else self._reasons.get(txn, Reason.LOST).value
+        return Row(txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason)
