@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from tests.crashes.mutants import MUTANTS as ON_DISK
 from tests.mutants import bookies, brokers, clients, coordinators, halves, ledgers, pending, security, transactions
 from tests.mutants.ledgers import Plant
+from tests.simulation.tiers import TRANSACTIONS
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
@@ -213,6 +214,8 @@ def _of_coordinators() -> Iterator[Mutant]:
          f"{half}test_a_silent_half_is_asked_about_after_its_time_and_then_with_pauses_that_double"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, fells, target, "seeds with transactions are slow: a test of its own is enough")
+    yield _of("M98d", halves.dropped_when_unknown, CLUSTER, "98", TRANSACTIONS)
+    yield _of("M98e", halves.open_again_after_a_take_over, CLUSTER, "66 96", TRANSACTIONS)
 
 
 def _of_security() -> Iterator[Mutant]:

@@ -1,4 +1,4 @@
-"""Defects of half messages: patches of the core of a coordinator."""
+"""Defects of half messages: patches of the core of a coordinator, and of what its next epoch reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from msgspec.structs import replace
 
 from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.halves import Half, Halves
+from magnetar.broker.transaction.core.halves import Phase as HalfPhase
 from magnetar.broker.transaction.core.intents import EndHalf, HalfVerb
 from magnetar.broker.transaction.core.live import Phase
-from magnetar.broker.transaction.core.records import HalfRolledBack, Participant, committed
+from magnetar.broker.transaction.core.records import Committed, HalfRolledBack, Participant, committed
+from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.log import CoordinatorLog
 from tests.mutants.ledgers import Stack, put
 
 
@@ -48,3 +51,40 @@ def failures_count(stack: Stack) -> None:
         honest(self, half, replace(intent, verb=HalfVerb.UNKNOWN), now)
 
     put(stack, Halves, "_undecided", undecided)
+
+
+def dropped_when_unknown(stack: Stack) -> None:
+    """M98d: a half whose checks are used up is rolled back, and not parked."""
+    honest = Halves._park
+
+    def park(self: Halves, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
+        if not unknown:
+            honest(self, half, why, now)
+            return
+        self._leave(half)
+        half.phase = HalfPhase.ROLLING_BACK
+        self._desk.decide(HalfRolledBack(half.record.half))
+        self._ask(half.key, now)
+
+    put(stack, Halves, "_park", park)
+
+
+class _Forgetful(State):
+    __slots__ = ()
+
+    def _committed(self, record: Committed) -> None:
+        super()._committed(replace(record, half=0))
+
+
+def open_again_after_a_take_over(stack: Stack) -> None:
+    """M98e: a half that is committed is open again in the next epoch, and is published once more."""
+    honest = CoordinatorLog.recover_ledger
+
+    async def recover_ledger(self: CoordinatorLog) -> None:
+        self._state.__class__ = _Forgetful
+        try:
+            await honest(self)
+        finally:
+            self._state.__class__ = State
+
+    put(stack, CoordinatorLog, "recover_ledger", recover_ledger)

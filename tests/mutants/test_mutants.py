@@ -42,6 +42,12 @@ def test_the_fast_tier_kills(id_: str) -> None:
     assert kill.killed, BANK[id_].what
 
 
+@pytest.mark.parametrize("id_", ["M98d", "M98e"])
+def test_seeds_with_half_messages_kill(id_: str) -> None:
+    kill = hunt(id_, 10)
+    assert kill.killed, BANK[id_].what
+
+
 @pytest.mark.parametrize(("id_", "node"), [(id_, node) for id_, nodes in FENCE.items() for node in nodes])
 def test_each_test_of_the_fence_falls_when_the_fence_is_not_durable(id_: str, node: str) -> None:
     with planted(BANK[id_]):

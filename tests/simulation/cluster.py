@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
@@ -375,6 +376,9 @@ class Cluster:
             cursor_flush_s=0.5, trim_interval_s=3.0, cache_bytes=options.cache_bytes,
             deduplication=options.deduplication, dedup_snapshot_entries=options.ledger_entries_max,
             dedup_snapshot_s=5, delayed_seal_entries=5, transaction_coordinators=2,
+            transaction_half_check_after_s=1.0, transaction_half_pause_s=0.5, transaction_half_pause_s_max=2.0,
+            transaction_half_answer_s=2.0, transaction_half_unknown_max=4,
+            transaction_half_open_s=random.Random(f"halves {options.seed}").choice((20.0, 3600.0)),
         )  # fmt: skip
 
         async def start(world: World) -> None:

@@ -3,7 +3,8 @@
 Each topic has COINS coins, sent before anything fails. Workers take what a subscription `bank` gives them, send each
 coin to a topic of the seed's choice and acknowledge what they took, all in one transaction; they commit, abort, or
 leave it to its time-out. Some have a name, under which two fence each other. Beside them plain messages are sent and
-acknowledged. `audit` is there all the time and reads what is committed. After the faults the cluster is healed: every
+acknowledged. Programs prepare half messages (load/halves.py).
+`audit` is there all the time and reads what is committed. After the faults the cluster is healed: every
 transaction must end, and what topics hold and show is judged (verdict/transactions.py).
 """
 
@@ -28,6 +29,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
+from tests.simulation.load.halves import HalfLoad
 from tests.simulation.load.topics import id_of
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
@@ -63,6 +65,7 @@ class TransactionLoad:
         self._pause_s = self._options.seconds / rng.choice((20, 60))
         self.history = TransferHistory(self._topics, COINS * len(self._topics))
         self.coordination = cluster.coordination
+        self._halves = HalfLoad(cluster, self._topics, self._client, self._bytes)
         self.violations: list[str] = []
         self._over = False
         self._number = 0
@@ -75,7 +78,7 @@ class TransactionLoad:
         return {
             "transfers": len(transfers), "committed": outcomes.count(True), "aborted": outcomes.count(False),
             "shown": sum(map(len, self.history.shown.values())), "stored": sum(map(len, self.history.stored.values())),
-            "take_overs": self.coordination.take_overs,
+            "take_overs": self.coordination.take_overs, **self._halves.figures,
         }  # fmt: skip
 
     def _in_client(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -92,15 +95,23 @@ class TransactionLoad:
             for topic in self._topics for number in range(self._workers)
         ]  # fmt: skip
         workers.append(self._in_client(self._send_plain()))
+        programs = [self._in_client(self._halves.run(number)) for number in range(self._halves.programs)]
+        workers.append(self._simulation.spawn(ADMIN, self._halves.operate()))
         await Nemesis(self._cluster).run()
         await self._cluster.heal()
         self._over = True
+        self._halves.over()
         what = "workers end"
         try:
             async with asyncio.timeout(LIVENESS_S) as limit:
                 await asyncio.gather(*workers)
                 what = "every transaction has an outcome"
                 await self._in_client(self._learn())
+                what = "every half has an outcome"
+                await self._simulation.spawn(ADMIN, self._halves.settle())
+                await self._in_client(self._halves.learn())
+                self._halves.end()
+                await asyncio.gather(*programs)
                 what = "every topic is stable to its end"
                 await self._until_stable()
                 what = "topics are read"
@@ -117,10 +128,12 @@ class TransactionLoad:
                 raise
             self.violations.append(f"stuck: not within {LIVENESS_S} s after healing: {what}; {self._statistics}")
             self.violations += self.coordination.violations + self.history.violations
+            self.violations += self._halves.history.violations
             return
         for audit in audits:
             audit.cancel()
         self.violations += self.history.check(self.coordination)
+        self.violations += self._halves.history.check(self.history.shown)
         if not self.violations:
             self.violations += await at_rest(self._cluster)
 

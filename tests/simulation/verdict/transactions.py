@@ -1,12 +1,14 @@
 """The judge of transactions: what coordinators made durable and answered, and what topics hold in the end.
 
-Two halves. `Coordination` watches every coordinator in the moment of each event (docs/invariants.md, 60 + n for TX-n):
+Two halves. `Coordination` watches every coordinator in the moment of each event (docs/invariants.md, 60 + n for TX-n).
+Ids of half messages are among those of transactions; verdict/halves.py judges the rest of them.
 
 | 61 | no id is given twice |
 | 62 | an id has one outcome, over all epochs and answers |
 | 63 | COMMITTED is answered after its record is durable |
 | 64 | ABORTED is answered of no id whose commit is durable, or is in doubt (65) |
 | 66 | what an epoch is told is durable the next epoch has read |
+| 98 | a half that is stored has an outcome, or is open in each later epoch |
 
 `TransferHistory.check` judges what is left when everything has ended. Each topic was read from its beginning twice:
 what readers of committed data see (`shown`), and all that is in the log (`stored`).
@@ -33,7 +35,7 @@ from unittest import mock
 from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.broker.transaction.core.intents import Result
-from magnetar.broker.transaction.core.records import AnyRecord, Committed
+from magnetar.broker.transaction.core.records import AnyRecord, Committed, HalfStored
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.together import Question
@@ -70,6 +72,7 @@ class Coordination:
         self._refuted: dict[TxnId, None] = {}  # in doubt, and not in the log that the next epoch read
         self._aborted: dict[TxnId, None] = {}  # as answered
         self._given: dict[TxnId, None] = {}
+        self._stored: dict[TxnId, None] = {}  # halves
 
     def _violated(self, text: str) -> None:
         self._simulation.note(f"VIOLATION {text}")
@@ -77,11 +80,15 @@ class Coordination:
 
     # ------------------------------------------------------------------ events
     def appending(self, number: int, records: Sequence[AnyRecord]) -> list[TxnId]:
-        txns = [TxnId(number, each[0]) for record in records if isinstance(record, Committed) for each in record.txns]
+        """What is committed when they are durable: transactions, and the halves that these publish."""
+        found = [record for record in records if isinstance(record, Committed)]
+        txns = [TxnId(number, each[0]) for record in found for each in record.txns]
+        txns += [TxnId(number, record.half) for record in found if record.half]
         self._doubtful |= dict.fromkeys(txns)
         return txns
 
-    def appended(self, number: int, txns: Sequence[TxnId]) -> None:
+    def appended(self, number: int, txns: Sequence[TxnId], records: Sequence[AnyRecord]) -> None:
+        self._stored |= {TxnId(number, each.half): None for each in records if isinstance(each, HalfStored)}
         for txn in txns:
             self._doubtful.pop(txn, None)
             if txn in self._refuted:
@@ -98,11 +105,14 @@ class Coordination:
     def taken_over(self, number: int, state: State) -> None:
         self.take_overs += 1
         for txn in [each for each in self.durable if each.most == number]:
-            if not state.is_committed(txn.least) and txn.least >= state.forgotten:
+            if not _is_committed(state, txn.least) and txn.least >= state.forgotten:
                 self._violated(f"66: coordinator {number} is taken over without the commit of {txn}")
+        for half in [each for each in self._stored if each.most == number]:
+            if half.least not in state.halves.open and state.halves.outcome(half.least) is None:
+                self._violated(f"98: coordinator {number} is taken over without the half {half}, which did not end")
         for txn in [each for each in self._doubtful if each.most == number]:
             del self._doubtful[txn]
-            if state.is_committed(txn.least):
+            if _is_committed(state, txn.least):
                 self._committed(txn)
             else:
                 self._refuted[txn] = None
@@ -136,14 +146,14 @@ class Coordination:
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
             txns = self.appending(log.number, records)
             await append(log, records, *args)
-            self.appended(log.number, txns)
+            self.appended(log.number, txns, records)
 
         def appended_now(log: CoordinatorLog, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
             future = append_now(log, records)
             if future is not None:
                 txns = self.appending(log.number, records)
                 future.add_done_callback(
-                    lambda done: done.cancelled() or done.exception() or self.appended(log.number, txns)
+                    lambda done: done.cancelled() or done.exception() or self.appended(log.number, txns, records)
                 )
             return future
 
@@ -197,6 +207,10 @@ class Coordination:
             mock.patch.object(RunningCoordinator, "status", asked),
         ):
             yield
+
+
+def _is_committed(state: State, least: int) -> bool:
+    return state.is_committed(least) or state.halves.outcome(least) is TxnState.COMMITTED
 
 
 # ---------------------------------------------------------------------------------- what clients did and saw
