@@ -1,5 +1,7 @@
 """Transactions in the forms of Pulsar's admin REST v3: the classes `Transaction…Stats` and `TransactionMetadata`.
 
+Half messages have a form of our own.
+
 A field of Pulsar that has nothing to tell here is null, 0 or empty: low water marks (an outcome is kept until every
 participant has stored it), segments of snapshots, times of a topic's recovery.
 """
@@ -85,6 +87,16 @@ def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
         "entries": found.entries, "bytes": found.bytes, "first": optional_place(found, "first"),
         "holds": found.holds, "waiting": found.waiting, "pending": pending,
     }
+
+
+def half_row(found: wire.HalfInfo) -> dict[str, Any]:
+    """As `magnetar transactions halves show` has it."""
+    return {
+        "half": str(TxnId(found.half.most, found.half.least)), "state": wire.HalfInfo.State.Name(found.state),
+        "owner": found.owner, "group": found.group, "checkKey": found.check_key, "ageMs": found.age_ms,
+        "unknown": found.unknown, "members": found.members, "bytes": found.bytes, "topics": list(found.topics),
+        "reason": found.reason,
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------ of a coordinator

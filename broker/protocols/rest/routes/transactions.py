@@ -30,7 +30,7 @@ LIST_DEFAULT = 1_000
 
 
 # ------------------------------------------------------------------ what a request names
-def _txn(call: Call) -> TxnId:
+def txn_of(call: Call) -> TxnId:
     """InvalidRequest."""
     return TxnId.checked(*(call.number(call.names[each], f"the half {each} of an id") for each in ("most", "least")))
 
@@ -40,7 +40,7 @@ def _topic(call: Call) -> TopicName:
     return call.topic
 
 
-def _wire(txn: TxnId) -> wire.TransactionId:
+def wire_of(txn: TxnId) -> wire.TransactionId:
     return wire.TransactionId(most=txn.most, least=txn.least)
 
 
@@ -51,7 +51,7 @@ def _coordinator(call: Call, text: str) -> int:
     return number
 
 
-async def _numbers(call: Call) -> list[int]:
+async def numbers(call: Call) -> list[int]:
     """The coordinator of the query, or all of them."""
     if asked := call.query.get("coordinatorId", ""):
         return [_coordinator(call, asked)]
@@ -66,7 +66,7 @@ async def _listed(call: Call, number: int, limit: int = 1) -> wire.ListTransacti
 
 async def _found(call: Call, txn: TxnId) -> wire.TransactionInfo:
     """NotFound: it has not begun."""
-    found = await call.at_coordinator("ListTransactions", wire.ListTransactionsRequest(txn=_wire(txn), limit=1))
+    found = await call.at_coordinator("ListTransactions", wire.ListTransactionsRequest(txn=wire_of(txn), limit=1))
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
     item: wire.TransactionInfo = found.items[0]
@@ -114,7 +114,7 @@ async def coordinators(call: Call) -> object:
 @route("GET", BASE + "/coordinatorStats", "Statistics of each coordinator, or of `coordinatorId`.",
        answer="{id: TransactionCoordinatorStats} | TransactionCoordinatorStats")  # fmt: skip
 async def coordinator_stats(call: Call) -> object:
-    found = {number: forms.coordinator_stats(await _listed(call, number)) for number in await _numbers(call)}
+    found = {number: forms.coordinator_stats(await _listed(call, number)) for number in await numbers(call)}
     return next(iter(found.values())) if call.query.get("coordinatorId") else found
 
 
@@ -137,14 +137,14 @@ async def coordinator_replicas(call: Call) -> None:
 @route("GET", BASE + "/transactionMetadata" + ID, "A transaction, and what each of its topics has of it.",
        answer="TransactionMetadata")  # fmt: skip
 async def transaction_metadata(call: Call) -> object:
-    return await _metadata(call, await _found(call, _txn(call)))
+    return await _metadata(call, await _found(call, txn_of(call)))
 
 
 @route("GET", BASE + "/slowTransactions/{timeout}", "Those that are open for so many ms; `coordinatorId`: of this one.",
        answer="{id: TransactionMetadata}")  # fmt: skip
 async def slow_transactions(call: Call) -> object:
     least_ms, slow = call.number(call.names["timeout"], "a time in ms"), {}
-    for number in await _numbers(call):
+    for number in await numbers(call):
         items = (await _listed(call, number, LIST_DEFAULT)).items
         found = [each for each in items if each.age_ms >= least_ms and forms.state_of(each) in ("OPEN", "PREPARED")]
         for position, each in enumerate(found):
@@ -154,15 +154,15 @@ async def slow_transactions(call: Call) -> object:
 
 @route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
 async def abort_transaction(call: Call) -> None:
-    txn = _txn(call)
-    found = await call.at_coordinator("AbortTransaction", _wire(txn))
+    txn = txn_of(call)
+    found = await call.at_coordinator("AbortTransaction", wire_of(txn))
     if wire.TransactionState.Name(found.state) == "COMMITTED":
         raise TransactionEnded(f"transaction {txn} is committed")
 
 
 # ------------------------------------------------------------------ of one topic
 async def _here(call: Call) -> wire.TopicTransactionReply:
-    asked = wire.TopicTransactionRequest(topic=_topic(call).full, txn=_wire(_txn(call)))
+    asked = wire.TopicTransactionRequest(topic=_topic(call).full, txn=wire_of(txn_of(call)))
     found: wire.TopicTransactionReply = await call.admin("TopicTransaction", asked)
     return found
 
@@ -170,7 +170,7 @@ async def _here(call: Call) -> wire.TopicTransactionReply:
 async def _outcome(call: Call) -> wire.TransactionInfo | None:
     """None: its coordinator does not say, or not to this caller."""
     try:
-        return await _found(call, _txn(call))
+        return await _found(call, txn_of(call))
     except MagnetarError:
         return None
 
@@ -259,20 +259,20 @@ async def buffer_internals(call: Call) -> object:
        answer="[{txn, state, owner, address, …, topics}]")  # fmt: skip
 async def list_transactions(call: Call) -> object:
     limit = call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
-    numbers = await _numbers(call)
-    found = [each for number in numbers for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
+    asked = await numbers(call)
+    found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
     return [forms.row(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
 @route("GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]")
 async def status(call: Call) -> object:
-    return [forms.coordinator_row(number, await _listed(call, number)) for number in await _numbers(call)]
+    return [forms.coordinator_row(number, await _listed(call, number)) for number in await numbers(call)]
 
 
 @route("GET", BASE + "/id" + ID, "Who began it, and for each topic what it has there and what waits for its end.",
        answer="{txn, state, owner, address, …, at}")  # fmt: skip
 async def show(call: Call) -> object:
-    found = await _found(call, _txn(call))
+    found = await _found(call, txn_of(call))
     at = [
         {"topic": topic, "error": str(here)} if isinstance(here, MagnetarError)
         else {"topic": topic, **forms.here_of(here)}
@@ -283,12 +283,12 @@ async def show(call: Call) -> object:
 
 @route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
 async def abort(call: Call) -> object:
-    txn = _txn(call)
-    found = await call.at_coordinator("AbortTransaction", _wire(txn))
+    txn = txn_of(call)
+    found = await call.at_coordinator("AbortTransaction", wire_of(txn))
     return {"txn": str(txn), "state": wire.TransactionState.Name(found.state)}
 
 
 @route("POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic")
 async def detach(call: Call) -> None:
-    topic = TopicName.parse(call.json(str)).full
-    await call.at_coordinator("DetachTransaction", wire.DetachTransactionRequest(txn=_wire(_txn(call)), topic=topic))
+    topic, txn = TopicName.parse(call.json(str)).full, wire_of(txn_of(call))
+    await call.at_coordinator("DetachTransaction", wire.DetachTransactionRequest(txn=txn, topic=topic))

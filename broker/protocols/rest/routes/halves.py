@@ -1,0 +1,60 @@
+"""Half messages: what `magnetar transactions halves` does. Pulsar has none; the paths are in the way of its v3.
+
+Any broker answers: it asks the one that has the coordinator. The forms: ../transactions.py.
+"""
+
+from __future__ import annotations
+
+from .....proto import wire_pb2 as wire
+from .....proto.errors import NotFound
+from .. import transactions as forms
+from ..call import Call
+from ..table import route
+from .transactions import BASE, ID, LIST_DEFAULT, numbers, txn_of, wire_of
+
+HALVES = BASE + "/halves"
+
+
+@route("GET", HALVES, "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
+       "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
+async def list_halves(call: Call) -> object:
+    limit = min(call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
+    group, parked, rows = call.query.get("group", ""), call.flag("parked"), []
+    for number in await numbers(call):
+        asked = wire.ListHalvesRequest(coordinator=number, group=group, limit=limit)
+        rows += [forms.half_row(each) for each in (await call.at_coordinator("ListHalves", asked)).items]
+    return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
+
+
+@route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
+       answer="{half, state, owner, group, …, reason}")  # fmt: skip
+async def show(call: Call) -> object:
+    half = txn_of(call)
+    found = await call.at_coordinator("ListHalves", wire.ListHalvesRequest(half=wire_of(half), limit=1))
+    if not found.items:
+        raise NotFound(f"no half {half} is open")
+    return forms.half_row(found.items[0])
+
+
+async def _change(call: Call, verb: wire.ChangeHalfRequest.Verb) -> None:
+    await call.at_coordinator("ChangeHalf", wire.ChangeHalfRequest(half=wire_of(txn_of(call)), verb=verb))
+
+
+@route("POST", HALVES + ID + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.")
+async def park(call: Call) -> None:
+    await _change(call, wire.ChangeHalfRequest.PARK)
+
+
+@route("POST", HALVES + ID + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.")
+async def revive(call: Call) -> None:
+    await _change(call, wire.ChangeHalfRequest.REVIVE)
+
+
+@route("POST", HALVES + ID + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.")
+async def commit(call: Call) -> None:
+    await _change(call, wire.ChangeHalfRequest.COMMIT)
+
+
+@route("POST", HALVES + ID + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.")
+async def rollback(call: Call) -> None:
+    await _change(call, wire.ChangeHalfRequest.ROLLBACK)
