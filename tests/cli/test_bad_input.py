@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,11 @@ def stranger() -> Iterator[int]:
                     connection, _ = server.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):  # it goes away, or stays without a word
+                    connection.settimeout(2)
                     connection.sendall(b"220 mail.example ESMTP\r\n")
+                    while connection.recv(4096):
+                        pass
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()

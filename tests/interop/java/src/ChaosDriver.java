@@ -38,7 +38,8 @@ public final class ChaosDriver {
     }
 
     public static void main(String[] arguments) throws Exception {
-        PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).enableTransaction(true).build();
+        PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).enableTransaction(true)
+                .operationTimeout(10, TimeUnit.SECONDS).build();
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             take(client, JSON.readTree(line));
