@@ -94,13 +94,14 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
 
 async def _fill(store: Store, size: int) -> None:
     """Closed logs, of which 60 % are dead: ledgers of 1 MiB, written together."""
-    from magnetar.ledger.format.peer import ENTRY_HEADER, KEY_BYTES, Status
+    from magnetar.ledger.core.stored import seal
+    from magnetar.ledger.format.peer import KEY_BYTES, Status
 
     payload, key, ledgers = os.urandom(64 << 10), bytes(KEY_BYTES), range(1_000, 1_000 + (size >> 20))
     for ledger in ledgers:
         entries = []
         for entry in range(16):
-            header = ENTRY_HEADER.pack(ledger, entry, entry - 1, len(payload), 0)  # the CRC of an entry is its reader's
+            header = seal(ledger, entry, entry - 1, len(payload), (payload,))
             entries.append((entry, (header, payload), len(header) + len(payload)))
         total = sum(each for _, _, each in entries)
         if not store.has_room:
