@@ -150,8 +150,6 @@ def inner_of(txn: object) -> AsyncTransaction | None:
     """InvalidMessage: it is none."""
     if txn is None:
         return None
-    if type(txn) is Transaction and txn._epoch == EPOCH[0]:
-        return txn._inner
     if not isinstance(txn, Transaction):
         raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
     return txn.inner()

@@ -64,7 +64,7 @@ class ProducerCore:
         self.closing: MagnetarError | None = None  # no further message is taken
         self.turn_wanted = False  # the driver was told to call `turn`
         self._options = options
-        self.lock = self._lock = lock
+        self.lock = lock  # also of our shares of transactions
         self._backoff = backoff
         self._uuid = uuid
         first = options.initial_sequence_id
@@ -88,7 +88,7 @@ class ProducerCore:
         """
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
-        with self._lock:
+        with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
             txn = None
@@ -109,7 +109,7 @@ class ProducerCore:
         """Raises what the encoding of the message raises."""
         if len(message.payload) > self.payload_max:
             return Added.TOO_LARGE
-        with self._lock:
+        with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
             if self._early is None:
@@ -188,7 +188,7 @@ class ProducerCore:
         """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
         theirs in order, so the youngest entry of this moment is waited for."""
         effects = self.send_now(now, wall_ms)
-        with self._lock:
+        with self.lock:
             if self._early:
                 self._early.append((None, waiter))
             else:
@@ -209,7 +209,7 @@ class ProducerCore:
 
     def _close_batches(self) -> None:
         self._delay_due = None
-        with self._lock:
+        with self.lock:
             self._batcher.close()
 
     def _take_ready(self, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
@@ -219,7 +219,7 @@ class ProducerCore:
                 self._encode(ready.popleft(), now, wall_ms, effects)
             if not self._urgent or self._entries:
                 break
-            with self._lock:
+            with self.lock:
                 self._urgent = False
                 if not self._batcher.close():
                     break
@@ -277,7 +277,7 @@ class ProducerCore:
         """What came before the producer was open gets its ids."""
         if self._early is None:
             return
-        with self._lock:  # at once: nothing that comes now may get in front of it
+        with self.lock:  # at once: nothing that comes now may get in front of it
             early, self._early = self._early, None
             for message, called in early:
                 if message is None:
@@ -330,7 +330,7 @@ class ProducerCore:
         self.stored += batch.count
         if batch.chunks is not None:
             batch.chunks.append(Position(ledger_id, entry_id))
-        with self._lock:
+        with self.lock:
             self.pending -= batch.count
         return [Settle(batch, None, ledger_id, entry_id)]
 
@@ -363,7 +363,7 @@ class ProducerCore:
     def _expire(self, effects: list[ProducerEffect]) -> None:
         error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.reason}")
         was_sent, expired = bool(self._entries.sent), self._entries.pop_all()
-        with self._lock:
+        with self.lock:
             self._batcher.rewind(expired[0].sequence_id)
         for batch in expired:
             self._settle(batch, error, effects)
@@ -372,7 +372,7 @@ class ProducerCore:
             self._reconnect(effects)
 
     def _settle(self, batch: Batch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
-        with self._lock:
+        with self.lock:
             self.pending -= batch.count
         effects.append(Settle(batch, error))
 
@@ -384,7 +384,7 @@ class ProducerCore:
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
         """A message that is added from now on is refused with this; what was added goes its way."""
-        with self._lock:
+        with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
@@ -396,7 +396,7 @@ class ProducerCore:
         """No more messages; those without an outcome get this one."""
         effects: list[ProducerEffect] = []
         self.state = State.CLOSED
-        with self._lock:
+        with self.lock:
             if self.error is None:
                 self.error = error
             self._batcher.close()

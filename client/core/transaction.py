@@ -14,9 +14,9 @@ Intents and facts in, effects out, in order; the driver (client/transactions/tra
 | ABORTING | | an answer, or none in time: no commit was ever sent | ABORTED |
 
 **Operations.** A send or an acknowledgement belongs to the transaction from `enter`, or from when a producer counted it
-in its `Share`, to its outcome. `commit` waits for
-all of them (`Idle` is the effect of the last one), so the coordinator is told the receipts of all. One that failed
-makes the transaction abort: its message may be stored, and would be shown.
+in its `Share`, to its outcome. `commit` waits for all of them (`Idle` is the effect of the last one), so the
+coordinator is told the receipts of all. One that failed makes the transaction abort: its message may be stored, and
+would be shown.
 **Receipts.** Of each topic the number of entries with a receipt, and the last of their positions: an entry after it had
 no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
 -1 entries: every entry of the transaction counts, and each of them has its receipt.

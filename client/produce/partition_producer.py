@@ -84,15 +84,16 @@ class PartitionProducer:
         """The same in a transaction."""
         share = self._share
         if share is None or share.txn is not txn:
-            share = self._share = txn.share(self, self._connections, self.core.lock)
-        added = self.core.add(payload, callback, share)
+            share = self._share_of(txn)
+        while (added := self.core.add(payload, callback, share)) is Added.NOT_IN:
+            share = self._share_of(txn)
         if added is not None:
-            while added is Added.NOT_IN:
-                self._share = None
-                share = self._share = txn.share(self, self._connections, self.core.lock)
-                added = self.core.add(payload, callback, share)
-            if added is not None:
-                self._after_adding(added, len(payload))
+            self._after_adding(added, len(payload))
+
+    def _share_of(self, txn: InTransaction) -> Share:
+        self._share = None  # of an earlier one, which is kept no longer
+        share = self._share = txn.share(self, self._connections, self.core.lock)
+        return share
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         if message.txn is None:

@@ -109,6 +109,17 @@ async def test_every_rpc_is_denied_to_whom_the_table_denies_it_and_changes_nothi
     assert tried > 500
 
 
+async def test_what_all_brokers_take_is_for_super_users(acme: Roles) -> None:
+    before = await tree(acme)
+    for role in WHO:
+        for path, request in (
+            ("Admin.GetPolicies", wire.PoliciesRequest()),
+            ("Admin.ChangePolicies", wire.ChangePoliciesRequest(set='{"max_topics": 1}')),
+        ):
+            assert await tells(acme, role, path, request) == (role == ROOT)
+        assert (await tree(acme) == before) == (role != ROOT)
+
+
 async def tells(acme: Roles, role: str, path: str, request: Any) -> bool:
     """Whether the caller may: any other error is the handler's."""
     try:
