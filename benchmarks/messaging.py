@@ -167,14 +167,19 @@ class Paced:
     """Single sends at a fixed rate, not batched; one that starts late counts from when it should have started."""
 
     def __init__(self, client: Any, contents: list[bytes], rate: float) -> None:
-        self._producer = client.create_producer(TOPIC, batching_enabled=False)
+        self._producer = client.create_producer(TOPIC, batching_enabled=False, block_if_queue_full=True)
         self._contents, self._rate = contents, rate
         self._pending = threading.Semaphore(0)
+        self._failed: Any = None
         self.samples: list[float] = []  # seconds, of the last stretch
 
     def _one(self, due: float) -> Any:
-        def done(_result: Any, _id: Any) -> None:
+        import magnetar
+
+        def done(result: Any, _id: Any) -> None:
             self.samples.append(time.perf_counter() - due)
+            if result != magnetar.Result.Ok:
+                self._failed = result
             self._pending.release()
 
         return done
@@ -190,6 +195,8 @@ class Paced:
             count += 1
         for _ in range(count):
             self._pending.acquire()
+        if self._failed is not None:
+            raise AssertionError(f"a send failed: {self._failed}")
         return count
 
 

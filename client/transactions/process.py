@@ -125,7 +125,8 @@ async def process(
     properties, or another producer), a list, tuple or generator of either, or None. `messages_max` messages, or what
     came within `linger_ms`, are one transaction of `timeout` seconds; `transactions_max` are under way.
     `idle_timeout_ms`: it returns when no message came for so long; else it runs until it is cancelled, and then ends
-    what it has begun.
+    what it has begun. Messages of a transaction whose abort no broker answered come again when its `timeout` passed: a
+    shorter `idle_timeout_ms` may return before them, and they are the next consumer's.
 
     `on_error`: "raise" what the function raises, or "nack" the message: it comes again, and becomes a dead letter by
     the consumer's `dead_letter_policy`. Raises OutcomeUnknown, TransactionFenced, and what ends the consumer.
