@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types bench proto docs clean
+.PHONY: demo test compiled test-compiled lint types bench proto docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -44,6 +44,17 @@ test: $(STAMP)
 	@$(BIN)/python -m tests.postgres
 	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses 3
 	$(BIN)/python -m pytest -m 'processes or spark' --numprocesses 3 --dist loadfile --durations 25
+
+# The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(VENV)/compiled runs on it.
+compiled: $(STAMP)
+	@command -v cc >/dev/null || { echo "The compiled wheel needs a C compiler; on Debian and Ubuntu: apt-get install gcc libc6-dev" >&2; exit 2; }
+	rm -rf $(VENV)/compiled
+	MAGNETAR_COMPILE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --target $(VENV)/compiled .
+
+# The tests of what is compiled.
+test-compiled: compiled
+	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(VENV)/compiled $(BIN)/python -m pytest --numprocesses 3 \
+		-m 'not processes and not spark and not interop' tests/test_compiled.py tests/proto tests/client/core tests/client/produce
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
 interop: $(STAMP)

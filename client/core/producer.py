@@ -221,8 +221,9 @@ class ProducerCore:
                 break
             with self.lock:
                 self._urgent = False
-                if not self._batcher.close():
-                    break
+                more = self._batcher.close()
+            if not more:
+                break
         self._publish(effects)
 
     def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:

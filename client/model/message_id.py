@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from google.protobuf.message import DecodeError
 
@@ -26,6 +26,10 @@ from ..common.checks import (
 
 _U64 = 1 << 64
 _I63 = 1 << 63
+Whole = int | Any
+Text = str | Any
+Bytes = bytes | Any
+"""Compiled, this module would refuse another type than these in front of our own checks, which say what is wrong."""
 
 
 class MessageId:
@@ -42,7 +46,7 @@ class MessageId:
     latest: ClassVar[MessageId]
 
     def __init__(
-        self, partition: int = -1, ledger_id: int = -1, entry_id: int = -1, batch_index: int = -1,
+        self, partition: Whole = -1, ledger_id: Whole = -1, entry_id: Whole = -1, batch_index: Whole = -1,
         _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
     ) -> None:  # fmt: skip
         check(
@@ -108,14 +112,14 @@ class MessageId:
         return data.SerializeToString()
 
     @classmethod
-    def wrap(cls, msg_id: MessageId) -> MessageId:
+    def wrap(cls, msg_id: MessageId | Any) -> MessageId:
         """The id itself: of Pulsar's client, which has two kinds."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shown(msg_id)}")
         return msg_id
 
     @staticmethod
-    def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+    def deserialize(message_id_bytes: Bytes, topic: Text | None = None) -> MessageId:
         """The id that `serialize` wrote; `topic`: its full name. InvalidMessage: the bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a message id is made of bytes, not of {shown(message_id_bytes)}")
@@ -139,7 +143,7 @@ class MessageId:
             raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id: {error}") from error
 
     @staticmethod
-    def parse(text: str) -> MessageId:
+    def parse(text: Text) -> MessageId:
         """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         check_one("text", TEXT, text)
         try:
@@ -180,6 +184,10 @@ class MessageId:
 
     def __ge__(self, other: MessageId) -> bool:
         return self.order() >= other.order() if isinstance(other, MessageId) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = self._partition, self._ledger_id, self._entry_id, self._batch_index
+        return type(self), (*fields, self._size, self._topic, self._chunks)
 
     def __str__(self) -> str:
         return f"({self._ledger_id},{self._entry_id},{self._partition},{self._batch_index})"

@@ -259,7 +259,7 @@ _tables_are_fresh: list[bool] = []
 def _ci(place: Place, command: Command) -> None:
     script = ROOT / command.words[0]
     assert os.access(script, os.X_OK)
-    for target in re.findall(r"^make (\w+)$", script.read_text(encoding="utf-8"), re.M):
+    for target in re.findall(r"^make ([\w-]+)$", script.read_text(encoding="utf-8"), re.M):
         _make(place, Command(command.line, ["make", target], runs=False))
 
 

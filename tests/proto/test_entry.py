@@ -24,6 +24,7 @@ from magnetar.proto.entry import (
 )
 from magnetar.proto.entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import CorruptEntry
+from tests.compiled import reads_docstring
 
 KINDS = st.sampled_from(list(Compression))
 KEYS = st.one_of(st.none(), st.text(max_size=20))
@@ -45,6 +46,7 @@ EXAMPLE = bytes.fromhex(
 )
 
 
+@reads_docstring
 def test_the_example_of_the_specification() -> None:
     made = broker_part(1, 1001) + batch([b"hi", b"you"])
     assert made == EXAMPLE

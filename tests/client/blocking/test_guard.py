@@ -29,6 +29,7 @@ from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.client.produce.partition_producer import PartitionProducer
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
+from tests.compiled import COMPILED
 
 SCHEDULERS = {"call_soon", "call_soon_threadsafe", "call_later", "call_at", "create_task", "ensure_future"}
 BY_ITSELF = {("loop_thread.py", "call_soon_threadsafe")}  # `loop.stop`, and tasks that have an owner
@@ -74,6 +75,8 @@ async def ends(what: str, work: Awaitable[Any], hanging: list[str]) -> None:
 def test_whatever_breaks_everybody_who_waits_gets_an_outcome(
     kind: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if COMPILED and kind in (PartitionProducer, ProducerCore, ConsumerCore):
+        pytest.skip("a compiled class calls its own methods without a look-up: none can be broken from outside")
     broken: list[str] = []
     hanging: list[str] = []
     real = getattr(kind, name)

@@ -24,6 +24,7 @@ from magnetar.proto import errors as wire_errors
 from magnetar.proto.entry import decode_batch
 from tests.client.fake_broker import FakeBroker, Topic
 from tests.client.simulated import simulate
+from tests.compiled import replaces_code
 
 FULL = "persistent://public/default/t"
 
@@ -582,6 +583,7 @@ def test_a_broker_that_does_not_answer_to_the_close_fails_no_message(caplog: pyt
         simulate(body)
 
 
+@replaces_code
 def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the border lets through by mistake, and no codec takes."""
     from magnetar.client.core import pending as core

@@ -1,0 +1,27 @@
+"""The compiled twin is tested where it is asked for; `make test-compiled`."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+from magnetar.client.core import batcher, producer
+from magnetar.client.model import message_id
+from magnetar.proto import entry
+from tests.compiled import COMPILED
+
+
+def test_the_twin_that_is_asked_for_is_tested() -> None:
+    wanted = os.environ.get("MAGNETAR_TEST_COMPILED") == "1"
+    for each in (batcher, producer, entry, message_id):
+        assert str(each.__file__).endswith(".py") is not wanted, f"{each.__file__} is tested"
+    assert COMPILED is wanted
+
+
+def test_an_id_is_copied_and_pickled() -> None:
+    made = message_id.MessageId(1, 2, 3, 4)
+    for each in (made, message_id.KnownId(1, 2, 3, 4, 5, "topic")):
+        assert copy.copy(each) == copy.deepcopy(each) == pickle.loads(pickle.dumps(each)) == made
+        assert type(pickle.loads(pickle.dumps(each))) is type(each)
+        assert pickle.loads(pickle.dumps(each)).batch_size() == each.batch_size()
