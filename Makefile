@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compiled test-compiled lint types bench proto docs clean
+.PHONY: demo test compiled test-compiled lint types bench peers proto docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -73,6 +73,15 @@ types: $(STAMP)
 bench: $(STAMP)
 	$(compile)
 	$(BIN)/python -m benchmarks all
+
+# This broker in turns with Pulsar and Kafka, on a machine that does nothing else. Maven brings their servers; a peer that
+# cannot be had is named in the table.
+PEERS := benchmarks/results/peers
+peers: $(STAMP)
+	-$(BIN)/python -m pip install --quiet --editable '.[peers]'
+	$(compile)
+	@mkdir -p $(PEERS)
+	$(BIN)/python -m benchmarks.peers --json $(PEERS)/ratios.json --table $(PEERS)/ratios.md --plot $(PEERS)/ratios.svg
 
 proto: $(STAMP)
 	@mkdir -p $(VENV)/generated

@@ -36,7 +36,7 @@ from typing import Any
 
 from .harness import Options, Run, progress, server
 from .messaging import PENDING, TOPIC, Paced, Sending, payloads
-from .small_sends import THREADS, _Sender
+from .small_sends import THREADS, Sender
 
 WARM_UP_S = 1.5
 PROFILE_HZ = 400
@@ -171,7 +171,7 @@ def _lone(client: Any, options: Options) -> Load:
 def _fifty(client: Any, options: Options) -> Load:
     begin = threading.Barrier(THREADS + 1)
     contents = payloads(options.size, options.seed)
-    senders = [_Sender(client.create_producer(f"small-{n}"), contents, begin) for n in range(THREADS)]
+    senders = [Sender(client.create_producer(f"small-{n}"), contents, begin) for n in range(THREADS)]
     for sender in senders:
         sender.start()
     begin.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import random
@@ -34,11 +35,14 @@ class Sending:
     """Sends as fast as acks allow and counts them; `acked` is what counts, not what was handed over."""
 
     def __init__(self, producer: Any, contents: list[bytes]) -> None:
+        import magnetar
+
+        self._ok = magnetar.Result.Ok
         self.producer, self.contents = producer, contents
         self.sent = self.acked = self.failed = 0
         self.samples: list[float] = []
 
-    def _done(self, result: Any, _id: Any) -> None:
+    def done(self, result: Any, _id: Any) -> None:
         if result == self._ok:
             self.acked += 1
         else:
@@ -46,10 +50,7 @@ class Sending:
 
     def run(self, seconds: float | None = None, messages: int | None = None) -> float:
         """Until the time is over or so many are sent; then until all are acknowledged. The seconds it took."""
-        import magnetar
-
-        self._ok = magnetar.Result.Ok
-        send, done, contents, count = self.producer.send_async, self._done, self.contents, len(self.contents)
+        send, done, contents, count = self.producer.send_async, self.done, self.contents, len(self.contents)
         begin = time.perf_counter()
         deadline = begin + seconds if seconds is not None else float("inf")
         goal = self.sent + messages if messages is not None else None
@@ -57,17 +58,17 @@ class Sending:
             block = SAMPLE if goal is None else min(SAMPLE, goal - self.sent)
             for i in range(block - 1):
                 send(contents[i % count], done)
-            send(contents[-1], self._timed(time.perf_counter()))
+            send(contents[-1], self.timed(time.perf_counter()))
             self.sent += block
         self.producer.flush()
         return time.perf_counter() - begin
 
-    def _timed(self, at: float) -> Any:
-        def done(result: Any, message_id: Any) -> None:
+    def timed(self, at: float) -> Any:
+        def timed(result: Any, message_id: Any) -> None:
             self.samples.append(time.perf_counter() - at)
-            self._done(result, message_id)
+            self.done(result, message_id)
 
-        return done
+        return timed
 
 
 def produce(options: Options) -> Run:
@@ -115,11 +116,11 @@ def roundtrip(options: Options) -> Run:
         child.start()
         try:
             consumer.acknowledge(consumer.receive(30_000))
-            _consume(consumer, seconds=WARM_UP_S)
+            consume(consumer, seconds=WARM_UP_S)
             run = Run(0.0)
             with measured(run, server=running.pid, producer=child.pid or 0):
                 begin = time.perf_counter()
-                count, latencies = _consume(consumer, seconds=options.seconds)
+                count, latencies = consume(consumer, seconds=options.seconds)
                 run.value = count / (time.perf_counter() - begin)
             run.latencies_ms = percentiles(latencies)
             acked, taken, _rss = report.get(timeout=60)
@@ -130,7 +131,7 @@ def roundtrip(options: Options) -> Run:
     return run
 
 
-def _consume(
+def consume(
     consumer: Any, *, seconds: float = float("inf"), messages: float = float("inf")
 ) -> tuple[int, list[float]]:
     """Receives and acknowledges one by one; end-to-end latency of one message in SAMPLE, from its publish time."""
@@ -157,16 +158,20 @@ def catchup(options: Options) -> Run:
         run = Run(0.0)
         with measured(run, server=running.pid):
             begin = time.perf_counter()
-            count, _ = _consume(consumer, messages=options.messages)
+            count, _ = consume(consumer, messages=options.messages)
             run.value = count / (time.perf_counter() - begin)
         run.detail = {"messages": count}
         return run
 
 
 class Paced:
-    """Single sends at a fixed rate, not batched; one that starts late counts from when it should have started."""
+    """Single sends at a fixed rate, not batched; one that starts late counts from when it should have started.
 
-    def __init__(self, client: Any, contents: list[bytes], rate: float) -> None:
+    `api`: the module of the client, ours or Pulsar's.
+    """
+
+    def __init__(self, client: Any, contents: list[bytes], rate: float, api: str = "magnetar") -> None:
+        self._ok = importlib.import_module(api).Result.Ok
         self._producer = client.create_producer(TOPIC, batching_enabled=False, block_if_queue_full=True)
         self._contents, self._rate = contents, rate
         self._pending = threading.Semaphore(0)
@@ -174,11 +179,9 @@ class Paced:
         self.samples: list[float] = []  # seconds, of the last stretch
 
     def _one(self, due: float) -> Any:
-        import magnetar
-
         def done(result: Any, _id: Any) -> None:
             self.samples.append(time.perf_counter() - due)
-            if result != magnetar.Result.Ok:
+            if result != self._ok:
                 self._failed = result
             self._pending.release()
 

@@ -16,7 +16,7 @@ THREADS = 50
 WARM_UP_S = 2.0
 
 
-class _Sender(threading.Thread):
+class Sender(threading.Thread):
     def __init__(self, producer: object, contents: list[bytes], begin: threading.Barrier) -> None:
         super().__init__(daemon=True)
         self.samples: list[tuple[float, float]] = []  # (when it was over, seconds)
@@ -44,7 +44,7 @@ def small_sends(options: Options) -> Run:
     contents = payloads(options.size, options.seed)
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
         begin = threading.Barrier(THREADS + 1)
-        senders = [_Sender(client.create_producer(f"small-{n}"), contents, begin) for n in range(THREADS)]
+        senders = [Sender(client.create_producer(f"small-{n}"), contents, begin) for n in range(THREADS)]
         for sender in senders:
             sender.start()
         begin.wait()

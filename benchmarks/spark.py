@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from .harness import Options, Run, measured, server
@@ -14,12 +15,13 @@ from .messaging import TOPIC, Sending, payloads
 WARM_UP_ROWS = 20_000
 
 
-def session() -> Any:
+def session(more: Mapping[str, str] | None = None) -> Any:
+    """Spark in local[2]; `more`: settings that it takes at its start."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers take the first python3 of PATH
     return (
-        SparkSession.builder.master("local[2]").appName("magnetar-benchmark")
+        SparkSession.builder.master("local[2]").appName("magnetar-benchmark").config(map=dict(more or {}))
         .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()

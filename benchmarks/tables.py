@@ -13,7 +13,7 @@ def _name(result: dict[str, Any]) -> str:
     )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
@@ -28,8 +28,8 @@ def as_table(results: Sequence[dict[str, Any]]) -> str:
             f"{name} {used['cpu_s']:.1f} ({used['peak_rss_mb']:.0f})" for name, used in result["processes"].items()
         )
         lines.append(
-            f"| {_name(result)} | {_number(result['value'])} {result['unit']} "
-            f"| {_number(result['min'])} – {_number(result['max'])} | "
+            f"| {_name(result)} | {number(result['value'])} {result['unit']} "
+            f"| {number(result['min'])} – {number(result['max'])} | "
             + (f"{latencies['p50']:.2f} / {latencies['p99']:.2f}" if latencies else "–")
             + f" | {cost or '–'} | {result['commit'][:7]} |"
         )
@@ -78,4 +78,4 @@ def ratio_line(result: dict[str, Any]) -> list[str]:
         return []
     found = result["compared"]
     differs = f"; not the same: {', '.join(found['differs'])}" if found["differs"] else ""
-    return ["", f"{found['ratio']:.2f} × the {_number(found['before'])} {result['unit']} of {found['with']}{differs}"]
+    return ["", f"{found['ratio']:.2f} × the {number(found['before'])} {result['unit']} of {found['with']}{differs}"]

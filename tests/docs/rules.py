@@ -16,6 +16,7 @@
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
 | `python -m tests.spark.kills`  | reads its options                                                               |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
+| `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
 | `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
@@ -38,6 +39,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.peers.__main__ import main as peers
 from magnetar.cli.main import root
 from tests.chaos.__main__ import main as chaos
 from tests.crashes.__main__ import options_of as crashes
@@ -237,6 +239,11 @@ def _benchmark_of_java(place: Place, command: Command) -> None:
         assert word.isdigit() or re.search(rf"(^|\s){re.escape(word)}\b", told), word
 
 
+def _peers(place: Place, command: Command) -> None:
+    """Its options are read: it starts Pulsar and Kafka. tests/benchmarks/peers has its parts one by one."""
+    peers.make_context("python -m benchmarks.peers", command.words[3:])
+
+
 def _pytest(place: Place, command: Command) -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:]],
@@ -282,6 +289,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"python -m tests\.spark\.kills( |$)", _kills),
     (r"python -m benchmarks (pulsar-java-|.*--peer)", _benchmark_of_java),
     (r"python -m benchmarks \S", _benchmark),
+    (r"python -m benchmarks\.peers( |$)", _peers),
     (r"python -m tests\.docs\.tables$", _tables),
     (r"\.venv/bin/pytest( |$)", _pytest),
     (r"\.ci/run$", _ci),

@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -62,19 +63,22 @@ def free_ports(count: int) -> list[int]:
 
 
 class Pulsar:
-    """Ends with the block, or with the test run; its log is in the folder."""
+    """Ends with the block, or with the test run; its log is in the folder. `more` goes before SETTINGS."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, *, bookies: int = 1, more: Mapping[str, str] | None = None
+    ) -> None:
         broker, http, bookie, metrics = free_ports(4)
         self.url, self.http_url = f"pulsar://127.0.0.1:{broker}", f"http://127.0.0.1:{http}"
         ports = {"brokerServicePort": broker, "webServicePort": http, "prometheusStatsHttpPort": metrics}
         folder.mkdir(parents=True, exist_ok=True)
         settings = folder / "standalone.conf"
-        settings.write_text("".join(f"{name}={value}\n" for name, value in {**SETTINGS, **ports}.items()))
+        written = {**SETTINGS, **(more or {}), **ports}
+        settings.write_text("".join(f"{name}={value}\n" for name, value in written.items()))
         arguments = [
             "Standalone", "--config", str(settings), "--no-functions-worker", "--no-stream-storage",
-            "--num-bookies", "1", "--bookkeeper-port", str(bookie), "--bookkeeper-dir", str(folder / "bookkeeper"),
-            "--metadata-dir", str(folder / "metadata"),
+            "--num-bookies", str(bookies), "--bookkeeper-port", str(bookie),
+            "--bookkeeper-dir", str(folder / "bookkeeper"), "--metadata-dir", str(folder / "metadata"),
         ]  # fmt: skip
         self._log = folder / "pulsar.log"
         with self._log.open("wb") as log:
