@@ -30,7 +30,7 @@ UNLIMITED = 10_000_000
 """Messages a second. Its 0 is refused by its own rate limiter."""
 CATCH_UP_WARM_UP_S = 3
 """Of a backlog; there is a line for each second."""
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 TENANT = "persistent://public/default"
 _INTERVAL = re.compile(
     r"Throughput (?:produced|received): +\d+ msg --- +([\d.]+) +msg/s .*?med: +([\d.]+)(?: ms)? - .*?99pct: +([\d.]+)"

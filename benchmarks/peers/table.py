@@ -94,11 +94,15 @@ def as_table(records: Sequence[Record]) -> str:
     ]
     lines += [
         f"| {each.row} | {each.title} | {each.peer} | {number(each.ours)} | {number(each.theirs)} | {each.unit} "
-        f"| **{each.ratio:.2f}** | {each.low:.2f} – {each.high:.2f} ({each.rounds}) "
+        f"| **{_ratio(each.ratio)}** | {_ratio(each.low)} – {_ratio(each.high)} ({each.rounds}) "
         f"| {each.stolen[0]:.1f} %, {each.stolen[1]:.1f} % |"
         for each in ratios(records)
     ]
     return "\n".join([*lines, "", *_where(records), *_busy(records), *_absent(records)])
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _where(records: Sequence[Record]) -> list[str]:

@@ -15,6 +15,7 @@ from benchmarks.peers.maven import Missing
 from benchmarks.peers.rows import MSG_S, OURS, P50, P99, PERF, PULSAR, ROWS, Plan, Row, Side
 from benchmarks.peers.servers import Servers
 from benchmarks.peers.turns import Figures, Load, Turn, Turns
+from tests import layout
 
 
 def _turns(*sides: tuple[str, list[tuple[Figures, float]]]) -> Turns:
@@ -73,6 +74,11 @@ def test_the_table_has_the_stolen_time_and_names_what_is_missing_or_failed() -> 
     ]
 
 
+def test_a_very_small_ratio_is_not_rounded_to_nothing() -> None:
+    turns = _turns((OURS, [({"p50_ms": 2.0, "p99_ms": 2.0}, 0.0)]), (PERF, [({"p50_ms": 5000.0, "p99_ms": 9.0}, 0.0)]))
+    assert "| **0.0004** | 0.0004 – 0.0004 (1) |" in table.as_table([_record("latency", turns)])
+
+
 def test_rows_that_are_measured_anew_replace_the_old_ones_of_a_file(tmp_path: Path) -> None:
     old, path = [_record("latency", LATENCY), _record("small-sends", SMALL)], tmp_path / "ratios.json"
     path.write_text(table.as_json(old))
@@ -96,7 +102,7 @@ def test_the_picture_has_every_ratio_and_the_same_ratios_make_the_same_bytes(tmp
         as_plot(found, str(tmp_path / name))
         pictures.append((tmp_path / name).read_text())
     assert pictures[0] == pictures[1]
-    for each in ("small-sends, messages/s | Pulsar, Python client", "latency, p99 ms | Pulsar, pulsar-perf", "3×"):
+    for each in ("small-sends, messages/s | Pulsar, Python client", "latency, p99 ms | Pulsar, pulsar-perf", "3.00×"):
         assert f"<!-- {each} -->" in pictures[0], each
 
 
@@ -186,3 +192,11 @@ def test_rows_are_a_contract_and_their_first_side_is_ours() -> None:
     ]  # fmt: skip
     assert {row.sides[0].name for row in ROWS.values()} == {OURS}
     assert ROWS["latency"].figures == (P50, P99)
+
+
+def test_results_in_the_repository_are_of_this_command() -> None:
+    folder = layout.ROOT / "benchmarks" / "results" / "peers"
+    records = table.stored(folder / "ratios.json")
+    assert {each["row"] for each in records} == set(ROWS)
+    assert (folder / "ratios.md").read_text() == table.as_table(records) + "\n"
+    assert (folder / "ratios.json").read_text() == table.as_json(records)
