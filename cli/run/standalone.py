@@ -1,4 +1,4 @@
-"""`magnetar standalone`: metadata, bookies and broker in one process and one event loop, on one folder.
+"""`magnetar standalone`: metadata, bookies and broker on one folder, in one process and one event loop.
 
     DIR/lock               locked while a process uses the folder
     DIR/metadata.sqlite    the metadata tree
@@ -6,7 +6,7 @@
 
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
-shrink: ledgers are on all of them.
+shrink: ledgers are on all of them. With `--processes N` there are several processes: standalone_processes.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from .processes import processes_option
 from .servers import (
     SECURITY,
     asks_and_encrypts,
@@ -37,6 +38,7 @@ from .servers import (
 
 if TYPE_CHECKING:
     from ...bookie.server import Bookie
+    from ...broker.common.config import BrokerConfig
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
@@ -68,14 +70,15 @@ HTTP_PORTS = (8080, 8443)
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
+@processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
 @SECURITY
 @server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    security: str | None, config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str,
-    log_format: str,
+    processes: int, security: str | None, config: str | None, metrics: str | None, insecure: bool,
+    metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
-    """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
+    """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
     Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are
     free Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
@@ -84,6 +87,7 @@ def standalone(
     Examples:
       magnetar standalone
       magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
+      magnetar standalone --bookies 3 --processes 2
     """
     from ...runtime.network import Endpoint
 
@@ -96,6 +100,10 @@ def standalone(
     given = Given(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
     )
+    if processes > 1:
+        from .standalone_processes import several
+
+        return several(given, processes, log_level, log_format)
     return serve(lambda world: run(world, given), log_level, log_format)
 
 
@@ -123,29 +131,20 @@ async def run(world: World, given: Given) -> None:
 
 
 async def _serve(world: World, given: Given) -> None:
-    from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
-    from ...runtime.config import load
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InsideNetwork
     from ..metrics.samples import Measured, pulsars_names, second_names
 
-    folder, config, security = given.folder, given.config, given.security
+    folder, security = given.folder, given.security
     world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
-    count = _count(folder, given.bookies)
-    copies = min(3, count)
-    overrides = {
-        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
-        "http_listen": None if given.http is None else str(given.http),
-        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
-    }  # fmt: skip
-    settings = load(BrokerConfig, "broker", file=config, overrides=overrides, defaults={"cluster": CLUSTER})
+    count = count_bookies(folder, given.bookies)
+    settings = broker_settings(given, count)
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
-        numbers = range(1, count + 1)
-        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
+        started = await start_bookies(parts, world, store, given, count)
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
@@ -156,6 +155,19 @@ async def _serve(world: World, given: Given) -> None:
         facts |= door_facts(broker)
         ready(f"{scheme(security)}://{broker.endpoint}", **facts)
         await serve_for_ever(given.warning)
+
+
+def broker_settings(given: Given, bookies: int) -> BrokerConfig:
+    from ...broker.common.config import BrokerConfig
+    from ...runtime.config import load
+
+    copies = min(3, bookies)
+    overrides = {
+        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
+        "http_listen": None if given.http is None else str(given.http),
+        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
+    }  # fmt: skip
+    return load(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
 
 
 def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
@@ -174,7 +186,7 @@ def _door(host: str, port: int | None, wanted: int | None, default: int, what: s
     return Endpoint(host, default)
 
 
-def _count(folder: Path, wanted: int | None) -> int:
+def count_bookies(folder: Path, wanted: int | None) -> int:
     """How many bookies to start: as many as have data in the folder, or more."""
     from ...proto.errors import InvalidConfiguration
 
@@ -185,6 +197,11 @@ def _count(folder: Path, wanted: int | None) -> int:
             f"--bookies {there} or more, or leave it out"
         )
     return wanted or max(there, 1)
+
+
+async def start_bookies(parts: Parts, world: World, store: SqliteStore, given: Given, count: int) -> list[Bookie]:
+    folders = [given.folder / f"bookie-{number}" for number in range(1, count + 1)]
+    return [await _bookie(parts, world, store, folder, given.config) for folder in folders]
 
 
 async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
