@@ -114,7 +114,7 @@ def processes_of(
     return found
 
 
-def said(facts: dict[str, dict[str, Any]]) -> tuple[str, dict[str, object]]:
+def said(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
     """The URL and the facts of the first broker, where clients connect."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
@@ -164,7 +164,7 @@ def broker(
     metadata_: str,
     wait_s: float,
     session_s: float,
-    processes: int,
+    processes_: int,
     name: str | None,
     security: str | None,
     config: str | None,
@@ -199,8 +199,8 @@ def broker(
     }  # fmt: skip
     settings = load(BrokerConfig, "broker", file=config, overrides=given)
     one = Given(settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning)
-    if processes > 1:
-        return _several(one, processes, log_level, log_format)
+    if processes_ > 1:
+        return _several(one, processes_, log_level, log_format)
     return serve(lambda world: run(one, world, Alone()), log_level, log_format)
 
 
@@ -211,7 +211,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     tiers = [processes_of(given, count, base, ports, log_level, log_format)]
     several.preload(*LOADED)
 
-    def ready(facts: dict[str, dict[str, Any]]) -> tuple[str, dict[str, object]]:
+    def ready(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
         url, first = said(facts)
         return url, {"processes": count, **first}
 

@@ -9,7 +9,6 @@ runtime/children/ has the parent, and what happens when a process ends.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -38,10 +37,10 @@ LOCK_WAIT_S = 2.0
 Main = Callable[["World", OneOf], Any]
 
 
-def processes_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
-        "--processes", type=click.IntRange(1, PROCESSES_MAX), default=1, show_default=True, metavar="N", help=help,
-        envvar="MAGNETAR_PROCESSES",
+        "--processes", "processes_", type=click.IntRange(1, PROCESSES_MAX), default=default, metavar="N", help=help,
+        show_default=default is not None,
     )  # fmt: skip
 
 
@@ -78,18 +77,11 @@ def another(where: Endpoint, number: int) -> Endpoint:
 
     if not number or not where.port:
         return where
-    if _is_loopback(where.host):
+    if where.is_loopback:
         return where._replace(port=0)
     if where.port + number > 65535:
         raise InvalidConfiguration(f"process {number + 1} would listen at port {where.port + number}: there is none")
     return where._replace(port=where.port + number)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def lock(folder: str) -> File:
@@ -129,14 +121,14 @@ def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool 
 
 
 def run(
-    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, Any]]], tuple[str, dict[str, object]]],
+    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, dict[str, object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
     """Runs them to the end of the server; its exit code. `said`: the ready line, of what each says of itself."""
     from ...runtime.children.parent import Parent
     from ...runtime.monitoring import logs
 
-    def on_serve(facts: dict[str, dict[str, Any]]) -> None:
+    def on_serve(facts: dict[str, dict[str, str]]) -> None:
         url, shown = said(facts)
         print_ready(url, **shown)
 

@@ -75,7 +75,7 @@ HTTP_PORTS = (8080, 8443)
 @server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    processes: int, security: str | None, config: str | None, metrics: str | None, insecure: bool,
+    processes_: int, security: str | None, config: str | None, metrics: str | None, insecure: bool,
     metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
@@ -100,10 +100,10 @@ def standalone(
     given = Given(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
     )
-    if processes > 1:
+    if processes_ > 1:
         from .standalone_processes import several
 
-        return several(given, processes, log_level, log_format)
+        return several(given, processes_, log_level, log_format)
     return serve(lambda world: run(world, given), log_level, log_format)
 
 

@@ -54,7 +54,7 @@ def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     ]
     processes.preload(*brokers.LOADED, *LOADED)
 
-    def said(facts: dict[str, dict[str, Any]]) -> tuple[str, dict[str, object]]:
+    def said(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
         url, first = brokers.said(facts)
         return url, {"data": given.folder, "bookies": bookies, "processes": count, **first}
 

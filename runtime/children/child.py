@@ -73,7 +73,8 @@ class Child:
             self._writer.close()
 
     def ready(self, **facts: object) -> None:
-        self._send(Frame(Kind.READY, 0, json.dumps(facts, default=str).encode()))
+        shown = {name: str(value) for name, value in facts.items()}
+        self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
     async def others(self) -> Others:
         async with self._asking:

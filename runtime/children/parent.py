@@ -40,7 +40,7 @@ from .link import Frame, Frames, Kind, packed
 
 _LOG = logging.getLogger("magnetar.parent")
 
-Facts = dict[str, dict[str, object]]
+Facts = dict[str, dict[str, str]]
 """Name of a process → what it says of itself when it serves."""
 
 READ_BYTES = 1 << 20
