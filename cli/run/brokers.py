@@ -105,7 +105,10 @@ def processes_of(
     found = []
     for number in range(count):
         asked = {each: getattr(given.settings, each) for each in DOORS}
-        doors = {each: at and ports.reserve(several.another(at, number)) for each, at in asked.items()}
+        forwarded = given.settings.advertised is not None
+        doors = {
+            each: at and ports.reserve(several.another(at, number, forwarded=forwarded)) for each, at in asked.items()
+        }  # fmt: skip
         one = given._replace(settings=shared(given.settings, number, base, doors, count))
         if number:
             one = one._replace(metrics=None, warning="")

@@ -70,14 +70,15 @@ class Ports:
         return where._replace(port=held.getsockname()[1])
 
 
-def another(where: Endpoint, number: int) -> Endpoint:
-    """Where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, where somebody
-    has to let them through, at the ports after the first one's. InvalidConfiguration."""
+def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
+    """Where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and where an
+    advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the first
+    one's. InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
         return where
-    if where.is_loopback:
+    if where.is_loopback and not forwarded:
         return where._replace(port=0)
     if where.port + number > 65535:
         raise InvalidConfiguration(f"process {number + 1} would listen at port {where.port + number}: there is none")

@@ -176,7 +176,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
         rack = f"/{given.advertise or given.listen.host}"
     specs = []
     for number, name in enumerate(names):
-        listen = ports.reserve(processes.another(given.listen, number))
+        listen = ports.reserve(processes.another(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
         if number:
             one = one._replace(metrics=None, warning="")

@@ -255,6 +255,7 @@ def test_security_needs_members_that_know_each_other(tmp_path: Path) -> None:
 def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_ones() -> None:
     assert processes.another(Endpoint("127.0.0.1", 7650), 0) == Endpoint("127.0.0.1", 7650)
     assert processes.another(Endpoint("127.0.0.1", 7650), 2) == Endpoint("127.0.0.1", 0)
+    assert processes.another(Endpoint("127.0.0.1", 7650), 2, forwarded=True) == Endpoint("127.0.0.1", 7652)
     assert processes.another(Endpoint("0.0.0.0", 7650), 2) == Endpoint("0.0.0.0", 7652)
     assert processes.another(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
     with pytest.raises(InvalidConfiguration, match="65536"):

@@ -11,8 +11,11 @@ WAIT_S = 30.0
 
 
 def pids(parent: int) -> list[int]:
-    """Of the children of a process, the oldest first."""
-    return sorted(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+    """Of the children of a process, the oldest first; none of one that has just ended."""
+    try:
+        return sorted(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+    except OSError:
+        return []
 
 
 def children(server: Process) -> dict[str, int]:
