@@ -103,6 +103,7 @@ def processes_of(
     """`count` brokers that share what any of them is asked for. The first has the doors, the metrics and the warning of
     `given`, the others doors of their own. Busy, InvalidConfiguration."""
     found = []
+    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number in range(count):
         asked = {each: getattr(given.settings, each) for each in DOORS}
         forwarded = given.settings.advertised is not None

@@ -175,6 +175,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     if given.rack is None and rack == DEFAULT_RACK:
         rack = f"/{given.advertise or given.listen.host}"
     specs = []
+    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number, name in enumerate(names):
         listen = ports.reserve(processes.another(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)

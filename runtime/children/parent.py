@@ -122,10 +122,10 @@ class Parent:
                 self._flush(running)
             if events & selectors.EVENT_READ:
                 self._read(running)
-        self._reap()
-        if self._signals:
+        if self._signals:  # first: a signal to the whole group has ended processes too
             code = 130 if self._signals.pop(0) == signal.SIGINT else 0
             self._do(self._schedule.stop(code, time.monotonic()))
+        self._reap()
         self._do(self._schedule.tick(time.monotonic()))
 
     def _reap(self) -> None:
