@@ -7,6 +7,7 @@ one's address; look-ups, of all protocols, lead to the process that has the topi
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,7 +119,7 @@ def processes_of(
     return found
 
 
-def said(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
+def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
     """The URL and the facts of the first broker, where clients connect."""
     first = dict(facts["broker-1"])
     return first.pop("url"), first
@@ -215,7 +216,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     tiers = [processes_of(given, count, base, ports, log_level, log_format)]
     several.preload(*LOADED)
 
-    def ready(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
+    def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         url, first = said(facts)
         return url, {"processes": count, **first}
 

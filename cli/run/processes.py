@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool 
 
 
 def run(
-    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, dict[str, object]]],
+    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
     """Runs them to the end of the server; its exit code. `said`: the ready line, of what each says of itself."""

@@ -37,9 +37,10 @@ from .servers import (
 )
 
 if TYPE_CHECKING:
+    from ...bookie.node.registration import NewSession
     from ...bookie.server import Bookie
     from ...broker.common.config import BrokerConfig
-    from ...metadata.sqlite import SqliteStore
+    from ...metadata.store import MetadataStore
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
@@ -144,7 +145,8 @@ async def _serve(world: World, given: Given) -> None:
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
-        started = await start_bookies(parts, world, store, given, count)
+        numbers = range(1, count + 1)
+        started = [await start_bookie(parts, world, given, number, store.session()) for number in numbers]
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
@@ -199,15 +201,14 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-async def start_bookies(parts: Parts, world: World, store: SqliteStore, given: Given, count: int) -> list[Bookie]:
-    folders = [given.folder / f"bookie-{number}" for number in range(1, count + 1)]
-    return [await _bookie(parts, world, store, folder, given.config) for folder in folders]
-
-
-async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
+async def start_bookie(
+    parts: Parts, world: World, given: Given, number: int, store: MetadataStore, new_session: NewSession | None = None
+) -> Bookie:
+    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
     from ...bookie.server import Bookie, BookieConfig
     from ...runtime.config import load
 
-    given = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    settings = load(BookieConfig, "bookie", file=config, overrides=given)
-    return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)
+    folder = given.folder / f"bookie-{number}"
+    own = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
+    settings = load(BookieConfig, "bookie", file=given.config, overrides=own)
+    return await parts.start(folder.name, Bookie.start(world, settings, store, new_session), Bookie.close)

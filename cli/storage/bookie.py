@@ -6,6 +6,7 @@ port; one command starts them and ends them (cli/run/processes.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,7 +184,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
             one = one._replace(metrics=None, warning="")
         specs.append(processes.spec(name, partial(run, one), log_level, log_format, shows=not number))
 
-    def said(facts: dict[str, dict[str, str]]) -> tuple[str, dict[str, object]]:
+    def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         first = dict(facts[names[0]])
         ids = ",".join(facts[name]["id"] for name in names)
         return first.pop("url"), {**first, "id": ids, "data": given.folder, "processes": count}

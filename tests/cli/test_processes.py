@@ -16,6 +16,7 @@ import pytest
 import magnetar
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.run import processes
+from magnetar.cli.run.standalone_processes import bookies_by_process
 from magnetar.cli.storage.bookie import count_processes
 from magnetar.proto.errors import Busy, InvalidConfiguration
 from magnetar.runtime.network import Endpoint
@@ -91,7 +92,7 @@ def test_pulsars_client_is_led_to_the_owner(started: Processes, tmp_path: Path) 
 def test_one_page_has_the_metrics_of_all_and_the_log_says_which_process_wrote_a_line(
     started: Processes, tmp_path: Path
 ) -> None:
-    server = _standalone(started, tmp_path, 3, "--metrics", "0", "--log-level", "info", "--bookies", "2")
+    server = _standalone(started, tmp_path, 4, "--metrics", "0", "--log-level", "info", "--bookies", "2")
     url, facts = server.wait_ready(), _facts(server)
     with magnetar.Client(url) as client:
         for topic in TOPICS:
@@ -101,9 +102,10 @@ def test_one_page_has_the_metrics_of_all_and_the_log_says_which_process_wrote_a_
         assert page.value("magnetar_broker_topics", process="broker-1") > 0
         assert page.value("magnetar_broker_topics", process="broker-2") > 0
         assert page.value("magnetar_broker_topics") == len(TOPICS)
-        assert page.value("magnetar_bookie_ledgers", process="storage") > 0
+        assert page.value("magnetar_bookie_disk_free_bytes", process="storage") > 0
+        assert page.value("magnetar_bookie_disk_free_bytes", process="storage-2") > 0
         assert page.value("magnetar_metadata_sessions", process="storage") >= 2
-        for name in ("storage", "broker-1", "broker-2"):
+        for name in ("storage", "storage-2", "broker-1", "broker-2"):
             assert page.value("magnetar_process_resident_memory_bytes", process=name) > 0
             assert page.value("magnetar_processes_shown", child=name) == 1
             assert page.value("magnetar_processes_restarts_total", child=name) == 0
@@ -115,7 +117,7 @@ def test_one_page_has_the_metrics_of_all_and_the_log_says_which_process_wrote_a_
     assert server.stop() == 0
     lines = [line for line in server.output().splitlines() if " magnetar" in line and not line.startswith("ready ")]
     assert lines
-    named = tuple(f"[{name}] magnetar" for name in ("parent", "storage", "broker-1", "broker-2"))
+    named = tuple(f"[{name}] magnetar" for name in ("parent", "storage", "storage-2", "broker-1", "broker-2"))
     assert [line for line in lines if not any(name in line for name in named)] == []
     assert any("[parent]" in line and f"process broker-1 ({killed}) ended with signal 9" in line for line in lines)
 
@@ -276,6 +278,13 @@ def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_one
         processes.another(Endpoint("0.0.0.0", 65535), 1)
 
 
+def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None:
+    assert bookies_by_process(1, 2) == bookies_by_process(1, 5) == [[1]]
+    assert bookies_by_process(3, 2) == [[1, 2, 3]]
+    assert bookies_by_process(3, 3) == [[1, 3], [2]]
+    assert bookies_by_process(3, 4) == bookies_by_process(3, 9) == [[1], [2], [3]]
+
+
 def test_a_reserved_port_is_one_where_the_server_alone_may_listen_again_and_again() -> None:
     ports = processes.Ports()
     where = ports.reserve(Endpoint("127.0.0.1", 0))
@@ -302,7 +311,7 @@ def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started
     assert run_cli("security", "init", str(tmp_path / "security")).code == 0
     settings = {"MAGNETAR_SECURITY": str(tmp_path / "security" / "security.toml")}
     server = started.start(
-        "server", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--processes", "3", "--bookies", "2",
+        "server", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--processes", "4", "--bookies", "2",
         environment=settings,
     )  # fmt: skip
     url = server.wait_ready()
@@ -315,8 +324,9 @@ def test_processes_of_a_secured_server_know_each_other_and_ask_who_calls(started
     for topic in TOPICS[:4]:
         assert run_cli("produce", topic, "-m", topic, "--url", url, **own).code == 0
         assert run_cli("consume", topic, "-s", "s", "-n", "1", "--url", url, **own).out == f"{topic}\n"
-    storage = children(server)["storage"]
-    os.kill(storage, signal.SIGKILL)
-    wait_another(server, "storage", storage)
-    assert run_cli("produce", "t0", "-m", "x", "--url", url, **own).code == 0
+    for name in ("storage", "storage-2"):
+        killed = children(server)[name]
+        os.kill(killed, signal.SIGKILL)
+        wait_another(server, name, killed)
+        assert run_cli("produce", "t0", "-m", "x", "--url", url, **own).code == 0
     assert server.stop() == 0
