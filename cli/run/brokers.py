@@ -59,7 +59,7 @@ class Given(NamedTuple):
     warning: str = ""
 
 
-DOORS = ("listen", "pulsar_listen", "http_listen")
+LISTENING = ("listen", "pulsar_listen", "http_listen")
 LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
 """What the processes of several brokers import: once, in the parent."""
 
@@ -101,17 +101,17 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 def processes_of(
     given: Given, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
-    """`count` brokers that share what any of them is asked for. The first has the doors, the metrics and the warning of
-    `given`, the others doors of their own. Busy, InvalidConfiguration."""
+    """`count` brokers that share what any of them is asked for. The first has the ports, the metrics and the warning
+    of `given`, the others ports of their own. Busy, InvalidConfiguration."""
     found = []
     given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number in range(count):
-        asked = {each: getattr(given.settings, each) for each in DOORS}
+        asked = {each: getattr(given.settings, each) for each in LISTENING}
         forwarded = given.settings.advertised is not None
-        doors = {
+        listening = {
             each: at and ports.reserve(several.another(at, number, forwarded=forwarded)) for each, at in asked.items()
         }  # fmt: skip
-        one = given._replace(settings=shared(given.settings, number, base, doors, count))
+        one = given._replace(settings=shared(given.settings, number, base, listening, count))
         if number:
             one = one._replace(metrics=None, warning="")
         name = f"broker-{number + 1}"
@@ -126,7 +126,7 @@ def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
 
 
 def shared(
-    settings: BrokerConfig, number: int, base: str, doors: dict[str, Endpoint | None], count: int
+    settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None], count: int
 ) -> BrokerConfig:
     """The settings of process `number`, from 0, of `count` that share what they are asked for. InvalidConfiguration."""
     import msgspec
@@ -142,7 +142,7 @@ def shared(
     return msgspec.structs.replace(
         settings, name=f"{base}-{number + 1}", share_group=settings.share_group or base,
         advertised=known_as if known_as is None or not number else known_as._replace(port=0),
-        client_memory_bytes=settings.client_memory_bytes or memory_bytes() // 4 // count, **doors,
+        client_memory_bytes=settings.client_memory_bytes or memory_bytes() // 4 // count, **listening,
     )  # fmt: skip
 
 

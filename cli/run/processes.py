@@ -3,7 +3,7 @@
     N is checked → the folder is locked → ports are reserved → everything is imported → the parent forks
 
 A *reserved* port is bound here, not listened at, for as long as the server lives: the process that serves there may be
-started again, and meanwhile the system gives the port to nobody, not even to a connection that a client opens.
+started again, and meanwhile the system gives the port to no other one, not even to a connection that a client opens.
 runtime/children/ has the parent, and what happens when a process ends.
 """
 
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.exits import NOT_AVAILABLE, Failure, outcome_of
-from .servers import print_ready, serve
-from .voice import OneOf
+from .servers import serve
+from .voice import OneOf, print_ready
 
 if TYPE_CHECKING:
     from ...runtime.children.child import Child
@@ -89,14 +89,16 @@ def lock(folder: str) -> File:
     """The lock of the folder, which the parent and all its processes hold. Busy."""
     from ...bookie.node.identity import lock_directory
     from ...proto.errors import Busy
+    from ...runtime.clock import SystemClock
     from ...runtime.disk import SystemFiles
 
-    files, deadline = SystemFiles(), time.monotonic() + LOCK_WAIT_S
+    files, now = SystemFiles(), SystemClock().monotonic
+    deadline = now() + LOCK_WAIT_S
     while True:
         try:
             return lock_directory(files, folder)
         except Busy:
-            if time.monotonic() >= deadline:
+            if now() >= deadline:
                 raise
         time.sleep(0.05)
 

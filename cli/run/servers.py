@@ -18,6 +18,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from .members import as_member, asks_members
+from .voice import Measure, OneOf, is_ready, ready
 
 if TYPE_CHECKING:
     from ...broker.server import Broker
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
-    from .voice import Measure, OneOf
 
 _LOG = logging.getLogger("magnetar")
 
@@ -214,7 +214,7 @@ def serve(
     async def guarded() -> int:
         try:
             if voice is None:
-                await begin(SystemClock(), lambda: main(process.real_world()), lambda: _READY in _said)
+                await begin(SystemClock(), lambda: main(process.real_world()), is_ready)
             else:
                 await voice.attach()
                 await begin(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
@@ -230,11 +230,6 @@ def serve(
     if failures:
         raise failures[0]
     return code
-
-
-_READY = "ready"
-_said: list[str] = []
-"""The lines that this process printed: it is one server."""
 
 
 async def begin(
@@ -256,16 +251,6 @@ async def begin(
                 raise
             _LOG.warning("the start begins again: %s", error)
         await asyncio.sleep(pause_s)
-
-
-def ready(url: str, **facts: object) -> None:
-    """The line that scripts wait for; nothing else is printed on stdout."""
-    _said.append(_READY)
-    print_ready(url, **facts)
-
-
-def print_ready(url: str, **facts: object) -> None:
-    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
 def door_facts(broker: Broker) -> dict[str, object]:

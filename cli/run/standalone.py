@@ -16,7 +16,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,7 +27,6 @@ from .servers import (
     check_reach,
     door_facts,
     metrics_endpoint,
-    ready,
     scheme,
     secured,
     serve,
@@ -35,19 +34,14 @@ from .servers import (
     serve_metrics,
     server_options,
 )
+from .standalone_parts import Given, broker_settings, count_bookies, start_bookie
+from .voice import ready
 
 if TYPE_CHECKING:
-    from ...bookie.node.registration import NewSession
-    from ...bookie.server import Bookie
-    from ...broker.common.config import BrokerConfig
-    from ...metadata.store import MetadataStore
-    from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
 DATA = "magnetar-data"
-CLUSTER = "standalone"
-"""As Pulsar's standalone calls it, and set-up scripts."""
 PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 HTTP_PORTS = (8080, 8443)
@@ -108,21 +102,6 @@ def standalone(
     return serve(lambda world: run(world, given), log_level, log_format)
 
 
-class Given(NamedTuple):
-    """What the command was given."""
-
-    folder: Path
-    listen: Endpoint
-    pulsar: Endpoint | None = None
-    http: Endpoint | None = None
-    bookies: int | None = None
-    config: str | None = None
-    metrics: Endpoint | None = None
-    compat: str = "none"
-    warning: str = ""
-    security: str | None = None
-
-
 async def run(world: World, given: Given) -> None:
     from ...bookie.node.identity import lock_directory
 
@@ -159,19 +138,6 @@ async def _serve(world: World, given: Given) -> None:
         await serve_for_ever(given.warning)
 
 
-def broker_settings(given: Given, bookies: int) -> BrokerConfig:
-    from ...broker.common.config import BrokerConfig
-    from ...runtime.config import load
-
-    copies = min(3, bookies)
-    overrides = {
-        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
-        "http_listen": None if given.http is None else str(given.http),
-        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
-    }  # fmt: skip
-    return load(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
-
-
 def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
     """Where that is served. None: its default port is taken, which is said."""
     from ...runtime.network import Endpoint
@@ -186,29 +152,3 @@ def _door(host: str, port: int | None, wanted: int | None, default: int, what: s
             print(f"magnetar: port {default} is taken; {what} is not served", file=sys.stderr)
             return None
     return Endpoint(host, default)
-
-
-def count_bookies(folder: Path, wanted: int | None) -> int:
-    """How many bookies to start: as many as have data in the folder, or more."""
-    from ...proto.errors import InvalidConfiguration
-
-    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
-    if wanted is not None and wanted < there:
-        raise InvalidConfiguration(
-            f"{folder} has the data of {there} bookies, and topics lie on all of them: "
-            f"--bookies {there} or more, or leave it out"
-        )
-    return wanted or max(there, 1)
-
-
-async def start_bookie(
-    parts: Parts, world: World, given: Given, number: int, store: MetadataStore, new_session: NewSession | None = None
-) -> Bookie:
-    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
-    from ...bookie.server import Bookie, BookieConfig
-    from ...runtime.config import load
-
-    folder = given.folder / f"bookie-{number}"
-    own = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    settings = load(BookieConfig, "bookie", file=given.config, overrides=own)
-    return await parts.start(folder.name, Bookie.start(world, settings, store, new_session), Bookie.close)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import brokers, processes
 from .members import as_member, asks_members, join
 from .servers import connect, disconnect, serve_for_ever
-from .standalone import CLUSTER, Given, broker_settings, count_bookies, start_bookie
+from .standalone_parts import CLUSTER, Given, broker_settings, count_bookies, start_bookie
 
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore

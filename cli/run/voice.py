@@ -10,13 +10,29 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
-from .servers import ready
-
 if TYPE_CHECKING:
     from ...runtime.children.child import Child
     from ...runtime.monitoring.metrics import Page
 
 Measure = Callable[["Page"], Awaitable[None]]
+
+
+_said: list[str] = []
+"""The ready lines that this process printed: one at most, for it is one server."""
+
+
+def is_ready() -> bool:
+    return bool(_said)
+
+
+def ready(url: str, **facts: object) -> None:
+    """The line that scripts wait for; nothing else is printed on stdout."""
+    _said.append(url)
+    print_ready(url, **facts)
+
+
+def print_ready(url: str, **facts: object) -> None:
+    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 
 class Voice(Protocol):

@@ -16,8 +16,9 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from ..tasks import Tasks
 from .link import Frame, Frames, Kind, packed
 
 _LOG = logging.getLogger("magnetar.child")
@@ -53,22 +54,18 @@ class Child:
         self.name = name
         self._link = link
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(on_failure=lambda error: self._end())  # its own bug: it would not see the parent's end
         self._asking = asyncio.Lock()
         self._questions: dict[int, _Question] = {}
         self._last = 0
 
     async def attach(self, text: Text) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._link)
-        self._reading = asyncio.create_task(self._read(reader, text), name="child-link")
+        self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
         """The end of this process: nothing more is said, and the parent's end is not watched."""
-        tasks = [task for task in (self._reading, *self._answering) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -103,16 +100,13 @@ class Child:
                 data = b""
             if not data:
                 _LOG.error("the parent of this process is gone: it ends")
-                logging.shutdown()
-                os._exit(1)
+                self._end()
             for frame in frames.take(data):
                 self._take(frame, text)
 
     def _take(self, frame: Frame, text: Text) -> None:
         if frame.kind is Kind.ASK:
-            task = asyncio.create_task(self._answer(frame.number, text), name="child-page")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._tasks.spawn(self._answer(frame.number, text), "child-page")
             return
         question = self._questions.get(frame.number)
         if question is None:
@@ -124,6 +118,10 @@ class Child:
             name, _, page = frame.body.partition(b"\n")
             question.pages[name.decode()] = page
         question.look()
+
+    def _end(self) -> NoReturn:
+        logging.shutdown()
+        os._exit(1)
 
     async def _answer(self, number: int, text: Text) -> None:
         try:

@@ -29,10 +29,10 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..clock import SystemClock
 from ..process import tune_memory
 from .child import Child
 from .core.schedule import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
@@ -76,6 +76,7 @@ class Parent:
         self._questions = 0
         self._signals: list[int] = []
         self._code: int | None = None
+        self._now = SystemClock().monotonic
 
     def run(self) -> int:
         """The exit code of the server: 0 after SIGTERM, 130 after SIGINT, else that of a process that did not start."""
@@ -88,7 +89,7 @@ class Parent:
         signal.set_wakeup_fd(write.fileno())
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         try:
-            self._do(self._schedule.start(time.monotonic()))
+            self._do(self._schedule.start(self._now()))
             while self._code is None:
                 self._turn()
             return self._code
@@ -111,7 +112,7 @@ class Parent:
 
     def _turn(self) -> None:
         at = self._schedule.next_at
-        ready = self._selector.select(None if at is None else max(0.0, at - time.monotonic()))
+        ready = self._selector.select(None if at is None else max(0.0, at - self._now()))
         for key, events in ready:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
@@ -124,9 +125,9 @@ class Parent:
                 self._read(running)
         if self._signals:  # first: a signal to the whole group has ended processes too
             code = 130 if self._signals.pop(0) == signal.SIGINT else 0
-            self._do(self._schedule.stop(code, time.monotonic()))
+            self._do(self._schedule.stop(code, self._now()))
         self._reap()
-        self._do(self._schedule.tick(time.monotonic()))
+        self._do(self._schedule.tick(self._now()))
 
     def _reap(self) -> None:
         for running in list(self._running.values()):
@@ -142,7 +143,7 @@ class Parent:
         running.link.close()
         for question in [q for q, (asker, _) in self._asked.items() if asker == running.name]:
             del self._asked[question]
-        now, stopping = time.monotonic(), self._schedule.stopping
+        now, stopping = self._now(), self._schedule.stopping
         effects = self._schedule.ended(running.name, 128 - code if code < 0 else code, now)
         if not stopping:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -228,7 +229,7 @@ class Parent:
         match frame.kind:
             case Kind.READY:
                 self._facts[running.name] = json.loads(frame.body)
-                self._do(self._schedule.became_ready(running.name, time.monotonic()))
+                self._do(self._schedule.became_ready(running.name, self._now()))
             case Kind.ASK:
                 self._ask_others(running, frame.number)
             case Kind.PAGE:

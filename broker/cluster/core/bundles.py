@@ -30,7 +30,7 @@ def bundle_number(topic: TopicName, bundles: int) -> int:
 
 def among(brokers: Collection[str], folder: str, number: int) -> str:
     """The broker that takes bundle `number` of a folder (a namespace): those that follow each other go to different
-    brokers, and so does the first bundle of different folders. Whoever knows the same names finds the same one.
+    brokers, and so does the first bundle of different folders. Brokers that know the same names find the same one.
     """
     ordered = sorted(brokers)
     return ordered[(crc32(folder.encode()) + number) % len(ordered)]
