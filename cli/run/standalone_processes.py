@@ -62,7 +62,7 @@ def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
 
     def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
         url, first = brokers.said(facts)
-        return url, {"data": given.folder, "bookies": bookies, "processes": count, **first}
+        return url, {"data": given.folder, "bookies": bookies, "processes": count, "metadata": tree, **first}
 
     try:
         return processes.run(tiers, said, log_level, log_format)

@@ -29,6 +29,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -76,17 +77,19 @@ class Parent:
         self._questions = 0
         self._signals: list[int] = []
         self._code: int | None = None
+        self._effects: deque[Effect] = deque()
+        self._doing = False
         self._now = SystemClock().monotonic
 
     def run(self) -> int:
         """The exit code of the server: 0 after SIGTERM, 130 after SIGINT, else that of a process that did not start."""
         tune_memory()
         self._selector = selectors.DefaultSelector()
-        self._wake, write = socket.socketpair()
-        for each in (self._wake, write):
+        self._wake, self._waker = socket.socketpair()
+        for each in (self._wake, self._waker):
             each.setblocking(False)
         before = {each: signal.signal(each, self._heard) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-        signal.set_wakeup_fd(write.fileno())
+        signal.set_wakeup_fd(self._waker.fileno())
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         try:
             self._do(self._schedule.start(self._now()))
@@ -101,7 +104,7 @@ class Parent:
                 os.kill(running.pid, signal.SIGKILL)
             self._selector.close()
             self._wake.close()
-            write.close()
+            self._waker.close()
 
     # ------------------------------------------------------------------ facts
     def _heard(self, number: int, _frame: object) -> None:
@@ -154,19 +157,33 @@ class Parent:
 
     # ------------------------------------------------------------------ effects
     def _do(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Fork(name):
-                    self._fork(self._specs[name])
-                case Terminate(name):
-                    os.kill(self._running[name].pid, signal.SIGTERM)
-                case Kill(name):
-                    _LOG.error("process %s did not end in time: it is killed", name)
-                    os.kill(self._running[name].pid, signal.SIGKILL)
-                case Serve():
-                    self._on_serve(self._facts)
-                case Exit(code):
-                    self._code = code
+        """In their order, also those that come of one of them."""
+        self._effects += effects
+        while self._effects and not self._doing:
+            self._doing = True
+            try:
+                self._carry_out(self._effects.popleft())
+            finally:
+                self._doing = False
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Fork(name):
+                self._fork(self._specs[name])
+            case Terminate(name):
+                self._signal(name, signal.SIGTERM)
+            case Kill(name):
+                _LOG.error("process %s did not end in time: it is killed", name)
+                self._signal(name, signal.SIGKILL)
+            case Serve():
+                self._on_serve(self._facts)
+            case Exit(code):
+                self._code = code
+
+    def _signal(self, name: str, number: int) -> None:
+        """One that could not be forked has ended before it was told to."""
+        if name in self._running:
+            os.kill(self._running[name].pid, number)
 
     def _fork(self, spec: Spec) -> None:
         ours, theirs = socket.socketpair()
@@ -176,11 +193,19 @@ class Parent:
         parent = os.getpid()
         heard = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
         signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # the system has no room for one more now
+            _LOG.error("process %s could not be started: %s", spec.name, error)
+            pid = -1
         if not pid:
             self._be(spec, parent, ours, theirs)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         theirs.close()
+        if pid < 0:
+            ours.close()
+            self._do(self._schedule.ended(spec.name, 1, self._now()))
+            return
         ours.setblocking(False)
         running = self._running[spec.name] = _Running(spec.name, pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, running)
@@ -198,6 +223,7 @@ class Parent:
             ours.close()
             self._selector.close()
             self._wake.close()
+            self._waker.close()
             for other in self._running.values():
                 other.link.close()  # or that one would not see the parent's end while this one lives
             signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,34 @@ def test_one_that_cannot_start_ends_all_with_its_code(kind: str, code: int, text
     assert "ready" not in out
     assert "stopped sound-1" in out
     assert text in err
+
+
+def test_where_the_system_has_no_room_for_a_process_it_is_started_later_and_at_the_beginning_all_ends() -> None:
+    full = """
+class Full:
+    left, fork = int(os.environ["ROOM"]), staticmethod(os.fork)
+    def __call__(self):
+        self.left -= 1
+        if self.left in (-1, -2):
+            raise BlockingIOError(11, "no room")
+        return self.fork()
+os.fork = Full()
+schedule.RETRY_MIN_S = 0.1
+schedule.STOP_S"""
+    command = [sys.executable, "-c", PROGRAM.replace("schedule.STOP_S", full, 1), "sound-1,sound-2"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env={**os.environ, "ROOM": "2"}) as process:
+        assert _line(process) == "ready sound-1 sound-2"
+        first, second = pids(process.pid)
+        os.kill(second, signal.SIGKILL)
+        assert first in _wait_pids(process, 2, second)
+        process.terminate()
+        _, err = process.communicate(timeout=WAIT_S)
+    assert err.count("process sound-2 could not be started: [Errno 11] no room") == 2
+    for room in ("0", "1"):
+        with subprocess.Popen(command, **pipes, env={**os.environ, "ROOM": room}) as process:
+            out, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, "ready" in out, "Traceback" in err) == (1, False, False)
 
 
 def test_a_killed_parent_takes_its_processes_with_it() -> None:
