@@ -20,6 +20,7 @@ import asyncio, os, signal, sys, time
 from magnetar.runtime.children import parent as parents
 from magnetar.runtime.children.core import schedule
 from magnetar.runtime.children.parent import Parent, Spec
+from magnetar.runtime.children.link import Frame, Kind, packed
 from magnetar.runtime.process import run
 
 async def text():
@@ -49,11 +50,15 @@ def deaf(child):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return run(lambda: serve(child), ())
 
+def stuck(child):
+    child._link.sendall(packed(Frame(Kind.READY, 0, b"{}")))
+    time.sleep(1000)
+
 def raises(child):
     raise RuntimeError("a bug")
 
 schedule.STOP_S = 0.5
-kinds = {"sound": sound, "asker": sound, "broken": broken, "deaf": deaf, "raises": raises}
+kinds = {"sound": sound, "asker": sound, "broken": broken, "deaf": deaf, "stuck": stuck, "raises": raises}
 tiers = [[Spec(name, kinds[name.partition("-")[0]]) for name in tier.split(",")] for tier in sys.argv[1:]]
 sys.exit(Parent(tiers, lambda facts: print("ready", *sorted(facts), flush=True)).run())
 """
@@ -149,9 +154,9 @@ schedule.STOP_S"""
         assert (process.returncode, "ready" in out, "Traceback" in err) == (1, False, False)
 
 
-def test_a_killed_parent_takes_its_processes_with_it() -> None:
-    with parent("sound-1,deaf-2") as process:
-        assert _line(process) == "ready deaf-2 sound-1"
+def test_a_killed_parent_takes_its_processes_with_it_also_one_that_is_stuck() -> None:
+    with parent("sound-1,stuck-2") as process:
+        assert _line(process) == "ready sound-1 stuck-2"
         theirs = pids(process.pid)
         process.kill()
         wait_gone(*theirs)
