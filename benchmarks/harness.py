@@ -91,6 +91,12 @@ class Usage:
         return {name: round(value, 3 if name == "cpu_s" else 1) for name, value in total.items()}
 
 
+def shared_mb(pid: int) -> float:
+    """Memory of a process and its descendants, where what several of them share is counted once (Pss)."""
+    rollups = [_proc(each, "smaps_rollup") for each in _with_descendants(pid, ())]
+    return sum(int(text.partition("\nPss:")[2].split()[0]) for text in rollups) / 1024
+
+
 def _proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 

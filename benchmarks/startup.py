@@ -6,7 +6,7 @@ import time
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from .harness import ROOT, Options, Run, Usage, server
+from .harness import ROOT, Options, Run, Usage, server, shared_mb
 
 SETTLE_S = 3.0
 
@@ -56,5 +56,8 @@ def idle(options: Options) -> Run:
         return Run(
             used["rss_mb"],
             processes={"server": used},
-            detail={"cpu_percent": round(100 * used["cpu_s"] / options.seconds, 2)},
+            detail={
+                "cpu_percent": round(100 * used["cpu_s"] / options.seconds, 2),
+                "pss_mb": round(shared_mb(running.pid), 1),
+            },
         )
