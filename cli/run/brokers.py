@@ -141,7 +141,7 @@ def shared(
     known_as = settings.advertised
     return msgspec.structs.replace(
         settings, name=f"{base}-{number + 1}", share_group=settings.share_group or base,
-        advertised=known_as if known_as is None or not number else known_as._replace(port=0),
+        advertised=known_as and known_as._replace(port=known_as.port and known_as.port + number),
         client_memory_bytes=settings.client_memory_bytes or memory_bytes() // 4 // count, **listening,
     )  # fmt: skip
 

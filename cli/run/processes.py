@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 PROCESSES_MAX = 64
 """More than a machine has cores for; each has its own memory and connections."""
-LOCK_WAIT_S = 2.0
-"""For the processes of a server whose parent was killed to end with it: milliseconds."""
+WAIT_S = 1.0
+"""For the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more."""
+T = TypeVar("T")
 
 Main = Callable[["World", OneOf], Any]
 
@@ -59,15 +60,18 @@ class Ports:
         """With the port that was found, where it is 0. Busy."""
         from ...proto.errors import Busy
 
-        held = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind((where.host, where.port))
-        except OSError as error:
-            held.close()
-            raise Busy(f"cannot listen on {where}: the port is taken or not ours", endpoint=where) from error
-        self._held.append(held)
-        return where._replace(port=held.getsockname()[1])
+        def bound() -> socket.socket:
+            found = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                found.bind((where.host, where.port))
+            except OSError as error:
+                found.close()
+                raise Busy(f"cannot listen on {where}: the port is taken or not ours", endpoint=where) from error
+            return found
+
+        self._held.append(_after_the_last_one(bound))
+        return where._replace(port=self._held[-1].getsockname()[1])
 
 
 def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
@@ -88,15 +92,21 @@ def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoin
 def lock(folder: str) -> File:
     """The lock of the folder, which the parent and all its processes hold. Busy."""
     from ...bookie.node.identity import lock_directory
-    from ...proto.errors import Busy
-    from ...runtime.clock import SystemClock
     from ...runtime.disk import SystemFiles
 
-    files, now = SystemFiles(), SystemClock().monotonic
-    deadline = now() + LOCK_WAIT_S
+    return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
+
+
+def _after_the_last_one(take: Callable[[], T]) -> T:
+    """What `take` returns, once the processes of a server whose parent was killed have ended with it. Busy."""
+    from ...proto.errors import Busy
+    from ...runtime.clock import SystemClock
+
+    now = SystemClock().monotonic
+    deadline = now() + WAIT_S
     while True:
         try:
-            return lock_directory(files, folder)
+            return take()
         except Busy:
             if now() >= deadline:
                 raise

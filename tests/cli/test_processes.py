@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import magnetar
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.processes import Cluster, Process, Processes
-from magnetar.cli.run import processes
+from magnetar.cli.run import brokers, processes
 from magnetar.cli.run.standalone_processes import bookies_by_process
 from magnetar.cli.storage.bookie import count_processes
 from magnetar.proto.errors import Busy, InvalidConfiguration
@@ -276,6 +278,24 @@ def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_one
     assert processes.another(Endpoint("0.0.0.0", 0), 2) == Endpoint("0.0.0.0", 0)
     with pytest.raises(InvalidConfiguration, match="65536"):
         processes.another(Endpoint("0.0.0.0", 65535), 1)
+
+
+def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other() -> None:
+    settings = BrokerConfig(advertised=Endpoint("b1.example", 9000))
+    seen = [brokers.shared(settings, number, "b", {}, 2) for number in range(2)]
+    assert [each.advertised for each in seen] == [Endpoint("b1.example", 9000), Endpoint("b1.example", 9001)]
+    assert [(each.name, each.share_group) for each in seen] == [("b-1", "b"), ("b-2", "b")]
+    assert seen[0].client_memory_bytes > 0
+    free = BrokerConfig(advertised=Endpoint("b1.example", 0), client_memory_bytes=1 << 20, share_group="all")
+    assert brokers.shared(free, 1, "b", {}, 2).advertised == Endpoint("b1.example", 0)
+    assert brokers.shared(free, 1, "b", {}, 2).share_group == "all"
+    assert brokers.shared(BrokerConfig(), 1, "b", {}, 2).advertised is None
+
+
+def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    held = processes.lock(str(tmp_path))
+    threading.Timer(0.2, held.close).start()
+    processes.lock(str(tmp_path)).close()
 
 
 def test_each_bookie_has_a_process_as_long_as_one_is_left_for_a_broker() -> None:
