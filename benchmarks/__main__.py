@@ -205,6 +205,10 @@ def _help() -> str:
     help="Bytes of a message (default 1024; Spark, txn-small and process 100; journal 131072).",
 )
 @click.option("--bookies", type=click.Choice(["1", "3"]), default="1", help="1: one copy; 3: 3/3/2.")
+@click.option(
+    "--processes", type=click.IntRange(1), default=1,
+    help="Of the server (startup, idle, produce, roundtrip, catchup, latency, shared, key-shared).",
+)
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), help="How many (catchup, recover, Spark: 1,000,000; delayed: ten).")
@@ -224,8 +228,8 @@ def _help() -> str:
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False), help="An earlier result: print the ratio.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
-    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, exactly_once: bool,
+    name: str, size: int | None, bookies: str, processes: int, seconds: float, rate: float, messages: int | None,
+    mib: int | None, gib: int | None, ledgers: int | None, topics: int | None, baseline: str | None, exactly_once: bool,
     url: str | None, peer: str | None, one_core: bool, only: str | None, runs: int, seed: int, as_json: bool,
     compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
@@ -244,7 +248,7 @@ def main(
         return
     small = name.startswith("spark") or name in ("txn-small", "process")
     default_size = 131072 if name == "journal" else 100 if small else 1024
-    result = run_one(name, Options(size=size or default_size, bookies=int(bookies), **base))
+    result = run_one(name, Options(size=size or default_size, bookies=int(bookies), processes=processes, **base))
     if compare:
         result["compared"] = compared(result, load(compare))
     if plot:

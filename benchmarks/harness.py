@@ -32,6 +32,7 @@ class Options:
 
     size: int = 1024
     bookies: int = 1
+    processes: int = 1
     seconds: float = 5.0
     rate: float = 1000.0
     messages: int = 1_000_000
@@ -90,6 +91,12 @@ class Usage:
         return {name: round(value, 3 if name == "cpu_s" else 1) for name, value in total.items()}
 
 
+def shared_mb(pid: int) -> float:
+    """Memory of a process and its descendants, where what several of them share is counted once (Pss)."""
+    rollups = [_proc(each, "smaps_rollup") for each in _with_descendants(pid, ())]
+    return sum(int(text.partition("\nPss:")[2].split()[0]) for text in rollups) / 1024
+
+
 def _proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
@@ -113,8 +120,9 @@ def _with_descendants(pid: int, apart: Collection[int]) -> list[int]:
 class Server:
     """A `magnetar standalone` process of ours; killed by pid, never by name."""
 
-    def __init__(self, directory: str, bookies: int, *more: str) -> None:
-        self.directory, self.bookies, self.more = directory, bookies, more
+    def __init__(self, directory: str, bookies: int, *more: str, processes: int = 1) -> None:
+        self.directory, self.bookies = directory, bookies
+        self.more = (*more, *(["--processes", str(processes)] if processes > 1 else []))
         self.process: subprocess.Popen[str] | None = None
         self.url = self.pulsar_url = self.http_url = ""
 
@@ -161,9 +169,9 @@ class Server:
 
 
 @contextmanager
-def server(bookies: int = 1, *, start: bool = True) -> Iterator[Server]:
+def server(bookies: int = 1, *, start: bool = True, processes: int = 1) -> Iterator[Server]:
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")
-    running = Server(directory, bookies)
+    running = Server(directory, bookies, processes=processes)
     try:
         if start:
             running.start()
@@ -175,9 +183,9 @@ def server(bookies: int = 1, *, start: bool = True) -> Iterator[Server]:
 
 @contextmanager
 def measured(run: Run, *, tree: bool = False, **pids: int) -> Iterator[None]:
-    """Notes what this process and the named ones cost during the block; `tree`: with our descendants."""
+    """Notes what this process and the named ones, with their descendants, cost during the block; `tree`: with ours."""
     usages = {"client": Usage(os.getpid(), tree=tree, apart=pids.values())} | {
-        name: Usage(pid) for name, pid in pids.items()
+        name: Usage(pid, tree=True) for name, pid in pids.items()
     }
     yield
     run.processes = {name: usage.read() for name, usage in usages.items()}

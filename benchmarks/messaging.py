@@ -74,7 +74,7 @@ class Sending:
 def produce(options: Options) -> Run:
     import magnetar
 
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         sending = Sending(_producer(client), payloads(options.size, options.seed))
         sending.run(seconds=WARM_UP_S)
         sending.samples.clear()
@@ -106,7 +106,7 @@ def roundtrip(options: Options) -> Run:
     import magnetar
 
     context = multiprocessing.get_context("spawn")
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         consumer = client.subscribe(
             TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest, receiver_queue_size=5000
         )
@@ -151,7 +151,7 @@ def consume(
 def catchup(options: Options) -> Run:
     import magnetar
 
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         client.subscribe(TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest).close()
         Sending(_producer(client), payloads(options.size, options.seed)).run(messages=options.messages)
         consumer = client.subscribe(TOPIC, "bench", receiver_queue_size=5000)
@@ -207,7 +207,7 @@ def latency(options: Options) -> Run:
     """p99 of single sends at --rate."""
     import magnetar
 
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         paced = Paced(client, payloads(options.size, options.seed), options.rate)
         paced.stretch(WARM_UP_S)
         run = Run(0.0)

@@ -6,7 +6,7 @@ import time
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from .harness import ROOT, Options, Run, Usage, server
+from .harness import ROOT, Options, Run, Usage, server, shared_mb
 
 SETTLE_S = 3.0
 
@@ -19,7 +19,7 @@ def startup(options: Options) -> Run:
     import magnetar
     import magnetar.asyncio  # the driver: its import belongs to the user's program
 
-    with server(options.bookies, start=False) as running:
+    with server(options.bookies, start=False, processes=options.processes) as running:
         begin = time.perf_counter()
         ready = running.start()
         with magnetar.Client(running.url) as client:
@@ -30,7 +30,7 @@ def startup(options: Options) -> Run:
             return Run(
                 elapsed,
                 detail={"ready_s": round(ready, 3), "bytecode": _has_bytecode(ROOT / "broker" / "server.py")},
-                processes={"server": Usage(running.pid, from_start=True).read()},
+                processes={"server": Usage(running.pid, from_start=True, tree=True).read()},
             )
 
 
@@ -46,15 +46,18 @@ def idle(options: Options) -> Run:
     """RSS of a standalone server that has served one message and has nothing to do; its CPU share is in the detail."""
     import magnetar
 
-    with server(options.bookies) as running:
+    with server(options.bookies, processes=options.processes) as running:
         with magnetar.Client(running.url) as client:
             client.create_producer("first").send(b"hello")
         time.sleep(SETTLE_S)
-        usage = Usage(running.pid)
+        usage = Usage(running.pid, tree=True)
         time.sleep(options.seconds)
         used = usage.read()
         return Run(
             used["rss_mb"],
             processes={"server": used},
-            detail={"cpu_percent": round(100 * used["cpu_s"] / options.seconds, 2)},
+            detail={
+                "cpu_percent": round(100 * used["cpu_s"] / options.seconds, 2),
+                "pss_mb": round(shared_mb(running.pid), 1),
+            },
         )

@@ -30,7 +30,7 @@ def shared(options: Options) -> Run:
     """Messages per second that CONSUMERS consumers of one Shared subscription acknowledge, one by one."""
     import magnetar
 
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         kind = magnetar.ConsumerType.Shared
         client.subscribe(TOPIC, "bench", kind, initial_position=magnetar.InitialPosition.Earliest).close()
         producer = client.create_producer(
@@ -44,7 +44,7 @@ def key_shared(options: Options) -> Run:
     """The same of a Key_Shared subscription with KEYS keys; every key's messages have to come in order."""
     import magnetar
 
-    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         kind = magnetar.ConsumerType.KeyShared
         client.subscribe(TOPIC, "bench", kind, initial_position=magnetar.InitialPosition.Earliest).close()
         rng = random.Random(options.seed)

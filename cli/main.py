@@ -14,7 +14,7 @@ COMMANDS = {
     "standalone": Lazy(".run.standalone", "standalone", "Run everything in one process."),
     "metadata": Lazy(".run.servers", "metadata", "Run the metadata service of a cluster."),
     "bookie": Lazy(".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."),
-    "broker": Lazy(".run.servers", "broker", "Run a broker: owns topics, keeps nothing."),
+    "broker": Lazy(".run.brokers", "broker", "Run a broker: owns topics, keeps nothing."),
     "produce": Lazy(".messages.produce", "produce", "Send messages to a topic."),
     "consume": Lazy(".messages.consume", "consume", "Receive messages of a topic."),
     "migrate": Lazy(".migrate.migrate", "migrate", "Copy topics of an Apache Pulsar cluster."),

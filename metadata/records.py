@@ -130,6 +130,7 @@ class BrokerRecord(Record, frozen=True, kw_only=True):
     endpoint: str  # host:port of its gRPC services, as clients reach it
     pulsar: dict[str, tuple[str, ...]] = {}  # name of a listener ("": the default) → URLs of Pulsar's protocol
     http: str = ""  # http:// or https:// URL of its REST interface; empty: it serves none
+    group: str = ""  # those of one group share what any of them is asked for; empty: it takes that itself
 
 
 class OwnerRecord(Record, frozen=True, kw_only=True):

@@ -64,6 +64,11 @@ class MetadataServer:
     def endpoint(self) -> Endpoint:
         return self._serving.endpoint
 
+    @property
+    def store(self) -> SqliteStore:
+        """For sessions of this process."""
+        return self._store
+
     def statistics(self) -> dict[str, int]:
         return self._store.statistics()
 

@@ -86,38 +86,43 @@ while the event loop waits for it: a tenth of CPython's. p99 of adds of 1 KiB, 2
 a pause, five interleaved pairs on a busy machine: 175/734/133/217/23 ms against 391/63/80/28/14."""
 
 
-def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals] = STOPPING) -> int:
     """Runs a program to its end and returns its exit code.
 
-    SIGTERM and SIGINT cancel `main`, once: its `finally` and `async with` blocks close what it opened. A second signal
-    ends the process with the system's default. Codes: what `main` returns (None: 0); 0 after SIGTERM, 130 after SIGINT;
-    2 for a wrong configuration or request, 1 for another MagnetarError, both with one line on stderr. Another exception
-    is a bug and is raised.
+    SIGTERM and SIGINT (those of `stopping`) cancel `main`, once: its `finally` and `async with` blocks close what it
+    opened. A second signal ends the process with the system's default. Codes: what `main` returns (None: 0); 0 after
+    SIGTERM, 130 after SIGINT; 2 for a wrong configuration or request, 1 for another MagnetarError, both with one line
+    on stderr. Another exception is a bug and is raised.
     """
     tune_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_START)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_until_signal(main))
+            return runner.run(_until_signal(main, stopping))
     except MagnetarError as error:
         print(f"magnetar: {error.message or type(error).__name__}", file=sys.stderr)
         return 2 if isinstance(error, InvalidRequest) else 1
 
 
-async def _until_signal(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+async def _until_signal(
+    main: Callable[[], Coroutine[Any, Any, int | None]], stopping: Sequence[signal.Signals]
+) -> int:
     loop = asyncio.get_running_loop()
     task = loop.create_task(main())
     stopped_by: list[int] = []
 
     def stop(number: int) -> None:
         stopped_by.append(number)
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in stopping:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
         task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stopping:
         loop.add_signal_handler(number, stop, number)
     try:
         return await task or 0

@@ -1,5 +1,11 @@
 """Ownership of bundles of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
 
+Brokers of one group (`share_group`) share: the one that is asked for a bundle without an owner names the broker of its
+group that takes it (core/bundles.py `among`), and that one takes it when it is asked. They compute it from the registry
+of brokers, so they agree once they see the same one; until then a client is sent on once more. A broker that dies is of
+the group until its session ends: it is started again by then, or the others take its share. What is owned stays where
+it is. Guard: tests/broker/cluster/test_share_group.py.
+
 A coordinator of transactions has an owner in the same way (`owner_of`); what is said of a bundle holds for it.
 
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
@@ -29,7 +35,8 @@ from ...metadata.update import get_record
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.unbroken import unbroken
-from .core.bundles import bundle_of
+from .cluster_view import brokers
+from .core.bundles import among, bundle_number, bundle_of
 
 ATTEMPTS_MAX = 10
 """Rounds of read and create: each that fails means that an owner took or released it in between."""
@@ -59,25 +66,32 @@ class Ownership:
         return not self.lost and self.path_of(topic, policies) in self._owned
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """The broker that serves the topic; this one, when no broker did. Unavailable: the owner is just going away."""
-        return await self.owner_of(self.path_of(topic, policies), f"topic {topic}")
+        """The broker that serves the topic; when none did this one, or that of the group whose share it is.
+        Unavailable: the owner is just going away.
+        """
+        number = bundle_number(topic, policies.bundles)
+        return await self.owner_of(self.path_of(topic, policies), number, f"topic {topic}")
 
-    async def owner_of(self, path: str, what: str) -> BrokerRecord:
-        """As `owner`, of whatever has its owner at that path; `what` is for the error's text."""
+    async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
+        """As `owner`, of whatever has its owner at that path, which is `number` of its folder; `what` is for the
+        error's text."""
         if self.owns_path(path):
             return self.me
         async with self._asking[path]:
-            return await self._ask(path, what)
+            return await self._ask(path, number, what)
 
     def owns_path(self, path: str) -> bool:
         return path in self._owned and not self.lost
 
-    async def _ask(self, path: str, what: str) -> BrokerRecord:
+    async def _ask(self, path: str, number: int, what: str) -> BrokerRecord:
         for _ in range(ATTEMPTS_MAX):
             if path in self._owned and not self.lost:
                 return self.me
             found = await get_record(self._store, path, OwnerRecord)
             if found is None:
+                share = await self._share(path, number)
+                if share.name != self.me.name:
+                    return share
                 await self._take(path)
                 continue
             record, version = found
@@ -85,6 +99,14 @@ class Ownership:
                 return await self._registered(record, what)
             await self._store.delete(path, version)  # of this broker before it was restarted: another session's
         raise Unavailable(f"the owner of {what} changes all the time; try again")
+
+    async def _share(self, path: str, number: int) -> BrokerRecord:
+        """The broker of this one's group that takes what has no owner."""
+        if not self.me.group:
+            return self.me
+        group = {each.name: each for each in await brokers(self._store) if each.group == self.me.group}
+        group[self.me.name] = self.me
+        return group[among(group, path.rpartition("/")[0], number)]
 
     async def _take(self, path: str) -> None:
         mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))

@@ -149,7 +149,9 @@ class TopicManager:
         returns.
         """
         self.endpoint = endpoint
-        me = BrokerRecord(name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http)
+        me = BrokerRecord(
+            name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group
+        )  # fmt: skip
         changed = (self._policies_changed, self.access.changed, self._existing, self._elsewhere)
         halves = HalfPublisher(self.outgoing, self.world.clock)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves)

@@ -148,7 +148,7 @@ class TransactionCoordinators:
             return self._ownership.me
         if not self._is_settled() or self._closed:
             raise Unavailable("this broker takes no coordinators at the moment; ask another one, or try again")
-        return await self._ownership.owner_of(owner_path(number), f"coordinator {number}")
+        return await self._ownership.owner_of(owner_path(number), number, f"coordinator {number}")
 
     async def _check_number(self, number: int) -> None:
         count = await self.count()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,13 @@ class Failure(click.ClickException):
 
 def run(command: click.Command) -> int:
     """Runs the command line of this process and returns its exit code."""
+    return outcome_of(lambda: _outcome(command))
+
+
+def outcome_of(work: Callable[[], int]) -> int:
+    """What `work` returns, or the exit code of its error, which is reported."""
     try:
-        code = _outcome(command)
+        code = work()
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where an error still gets a message and a code
         return code

@@ -1,4 +1,4 @@
-"""`magnetar metadata|broker`, and what all processes of a cluster share (`magnetar bookie` is cli/storage/bookie.py).
+"""`magnetar metadata`, and what all processes of a cluster share (the others: brokers.py, cli/storage/bookie.py).
 
 Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
 it in order within seconds; `kill -9` is safe at any moment. Settings without an option are in `--config FILE`
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..common.lazy import Lazy, LazyGroup
-from .members import as_member, asks_members, join
+from .members import as_member, asks_members
+from .voice import Measure, OneOf, is_ready, ready
 
 if TYPE_CHECKING:
     from ...broker.server import Broker
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
-    from ..metrics.samples import Measured
 
 _LOG = logging.getLogger("magnetar")
 
@@ -197,33 +198,38 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
     return f"INSECURE: {reach}"
 
 
-def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
-    """Runs a server to its end; its exit code. Raises errors, which exits.py reports."""
+def serve(
+    main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any, voice: OneOf | None = None
+) -> int:
+    """Runs a server to its end; its exit code. Raises errors, which exits.py reports. `voice`: of one of several
+    processes, which are stopped by their parent alone."""
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock
     from ...runtime.monitoring import logs
 
-    logs.configure(log_format, log_level)
+    logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)
     failures: list[MagnetarError] = []
 
     async def guarded() -> int:
         try:
-            await begin(SystemClock(), lambda: main(process.real_world()), lambda: _READY in _said)
+            if voice is None:
+                await begin(SystemClock(), lambda: main(process.real_world()), is_ready)
+            else:
+                await voice.attach()
+                await begin(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
         except MagnetarError as error:
             failures.append(error)
             return 1
+        finally:
+            if voice is not None:
+                await voice.child.detach()
         return 0
 
-    code = process.run(guarded)
+    code = process.run(guarded, process.STOPPING if voice is None else (signal.SIGTERM,))
     if failures:
         raise failures[0]
     return code
-
-
-_READY = "ready"
-_said: list[str] = []
-"""The lines that this process printed: it is one server."""
 
 
 async def begin(
@@ -247,12 +253,6 @@ async def begin(
         await asyncio.sleep(pause_s)
 
 
-def ready(url: str, **facts: object) -> None:
-    """The line that scripts wait for; nothing else is printed on stdout."""
-    _said.append(_READY)
-    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
-
-
 def door_facts(broker: Broker) -> dict[str, object]:
     """Of the ready line: where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
@@ -260,7 +260,7 @@ def door_facts(broker: Broker) -> dict[str, object]:
     return found | ({"http": broker.http_url} if broker.http_url else {})
 
 
-async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
+async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure) -> dict[str, object]:
     """Serves metrics if requested; returns the fact for the ready line. Busy: the port is taken."""
     if where is None:
         return {}
@@ -359,87 +359,6 @@ def metadata(
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server))
             ready(f"metadata://{server.endpoint}", data=folder, **facts)
-            await serve_for_ever(warning)
-
-    return serve(main, log_level, log_format)
-
-
-@click.command()
-@click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
-@click.option(
-    "--pulsar-listen", default=None, metavar="HOST:PORT", help="Serve Pulsar's protocol there (default: nowhere)."
-)
-@click.option(
-    "--http-listen", default=None, metavar="HOST:PORT",
-    help="Serve REST administration, look-ups and metrics there (default: nowhere).",
-)  # fmt: skip
-@click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
-@metadata_options
-@click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
-@SECURITY
-@server_options("info", compat=["pulsar"])
-def broker(
-    listen: str,
-    pulsar_listen: str | None,
-    http_listen: str | None,
-    advertise: str | None,
-    metadata_: str,
-    wait_s: float,
-    session_s: float,
-    name: str | None,
-    security: str | None,
-    config: str | None,
-    metrics: str | None,
-    insecure: bool,
-    metrics_compat: str,
-    log_level: str,
-    log_format: str,
-) -> int:
-    """Run a broker: it owns topics for a while and keeps nothing itself.
-
-    Example: magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
-    """
-    pulsar = None if pulsar_listen is None else endpoint(pulsar_listen, "--pulsar-listen")
-    http = None if http_listen is None else endpoint(http_listen, "--http-listen")
-    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
-    known_as = None if advertise is None else endpoint(advertise, "--advertise")
-    scraped = metrics_endpoint(metrics)
-    doors = {"listen": where, "pulsar-listen": pulsar, "http-listen": http}
-    warning = check_reach(insecure, **({} if asks_and_encrypts(security) else doors), metrics=scraped)
-
-    async def main(world: World) -> None:
-        from ...broker.common.config import BrokerConfig
-        from ...broker.server import Broker
-        from ...runtime.config import load
-        from ...runtime.lifecycle import Parts
-        from ..metrics.samples import Measured, pulsars_names
-
-        given = {
-            "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
-            "pulsar_listen": None if pulsar is None else str(pulsar),
-            "http_listen": None if http is None else str(http),
-        }  # fmt: skip
-        settings = load(BrokerConfig, "broker", file=config, overrides=given)
-        world = as_member(world, security, "broker")
-        async with Parts(world.clock) as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-            serving = await join(parts, world, security, "broker", lambda: connect(world, tree, wait_s, session_s))
-            later: list[MetadataStore] = []
-
-            async def session() -> MetadataStore:
-                later.append(await connect(world, tree, wait_s, session_s))
-                return later[-1]
-
-            async def close(running: Broker) -> None:
-                await running.close()
-                for each in later:
-                    await each.close()
-
-            starting = Broker.start(secured(serving, security), settings, store, session)
-            running = await parts.start("broker", starting, close)
-            running.rest.measure = measured = Measured(broker=running, pulsar=pulsars_names(metrics_compat))
-            facts = await serve_metrics(parts, scraped, measured) | door_facts(running)
-            ready(f"{scheme(security)}://{running.endpoint}", **facts)
             await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)

@@ -1,4 +1,4 @@
-"""`magnetar standalone`: metadata, bookies and broker in one process and one event loop, on one folder.
+"""`magnetar standalone`: metadata, bookies and broker on one folder, in one process and one event loop.
 
     DIR/lock               locked while a process uses the folder
     DIR/metadata.sqlite    the metadata tree
@@ -6,7 +6,7 @@
 
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
-shrink: ledgers are on all of them.
+shrink: ledgers are on all of them. With `--processes N` there are several processes: standalone_processes.py.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
+from .processes import processes_option
 from .servers import (
     SECURITY,
     asks_and_encrypts,
     check_reach,
     door_facts,
     metrics_endpoint,
-    ready,
     scheme,
     secured,
     serve,
@@ -34,17 +34,14 @@ from .servers import (
     serve_metrics,
     server_options,
 )
+from .standalone_parts import Given, broker_settings, count_bookies, start_bookie
+from .voice import ready
 
 if TYPE_CHECKING:
-    from ...bookie.server import Bookie
-    from ...metadata.sqlite import SqliteStore
-    from ...runtime.lifecycle import Parts
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
 DATA = "magnetar-data"
-CLUSTER = "standalone"
-"""As Pulsar's standalone calls it, and set-up scripts."""
 PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 HTTP_PORTS = (8080, 8443)
@@ -68,14 +65,15 @@ HTTP_PORTS = (8080, 8443)
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
+@processes_option("One for the storage, the others brokers that share the topics; 1: everything in one process.")
 @SECURITY
 @server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    security: str | None, config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str,
-    log_format: str,
+    processes_: int, security: str | None, config: str | None, metrics: str | None, insecure: bool,
+    metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
-    """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
+    """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
     Without --data everything is stored in ./magnetar-data. Without --port it serves gRPC on 7650, and if they are
     free Pulsar's protocol on 6650 (with TLS 6651) and REST on 8080 (8443); the line names them.
@@ -84,6 +82,7 @@ def standalone(
     Examples:
       magnetar standalone
       magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
+      magnetar standalone --bookies 3 --processes 2
     """
     from ...runtime.network import Endpoint
 
@@ -96,22 +95,11 @@ def standalone(
     given = Given(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
     )
+    if processes_ > 1:
+        from .standalone_processes import several
+
+        return several(given, processes_, log_level, log_format)
     return serve(lambda world: run(world, given), log_level, log_format)
-
-
-class Given(NamedTuple):
-    """What the command was given."""
-
-    folder: Path
-    listen: Endpoint
-    pulsar: Endpoint | None = None
-    http: Endpoint | None = None
-    bookies: int | None = None
-    config: str | None = None
-    metrics: Endpoint | None = None
-    compat: str = "none"
-    warning: str = ""
-    security: str | None = None
 
 
 async def run(world: World, given: Given) -> None:
@@ -123,29 +111,21 @@ async def run(world: World, given: Given) -> None:
 
 
 async def _serve(world: World, given: Given) -> None:
-    from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
-    from ...runtime.config import load
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InsideNetwork
     from ..metrics.samples import Measured, pulsars_names, second_names
 
-    folder, config, security = given.folder, given.config, given.security
+    folder, security = given.folder, given.security
     world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
-    count = _count(folder, given.bookies)
-    copies = min(3, count)
-    overrides = {
-        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
-        "http_listen": None if given.http is None else str(given.http),
-        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
-    }  # fmt: skip
-    settings = load(BrokerConfig, "broker", file=config, overrides=overrides, defaults={"cluster": CLUSTER})
+    count = count_bookies(folder, given.bookies)
+    settings = broker_settings(given, count)
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
-        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
+        started = [await start_bookie(parts, world, given, number, store.session()) for number in numbers]
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
@@ -172,25 +152,3 @@ def _door(host: str, port: int | None, wanted: int | None, default: int, what: s
             print(f"magnetar: port {default} is taken; {what} is not served", file=sys.stderr)
             return None
     return Endpoint(host, default)
-
-
-def _count(folder: Path, wanted: int | None) -> int:
-    """How many bookies to start: as many as have data in the folder, or more."""
-    from ...proto.errors import InvalidConfiguration
-
-    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
-    if wanted is not None and wanted < there:
-        raise InvalidConfiguration(
-            f"{folder} has the data of {there} bookies, and topics lie on all of them: "
-            f"--bookies {there} or more, or leave it out"
-        )
-    return wanted or max(there, 1)
-
-
-async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
-    from ...bookie.server import Bookie, BookieConfig
-    from ...runtime.config import load
-
-    given = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    settings = load(BookieConfig, "bookie", file=config, overrides=given)
-    return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)

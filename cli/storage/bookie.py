@@ -1,13 +1,20 @@
-"""`magnetar bookie`: runs a bookie. `magnetar bookie inspect …`: looks into its directory (cli/storage/inspect.py)."""
+"""`magnetar bookie`: runs a bookie. `magnetar bookie inspect …`: looks into its directory (cli/storage/inspect.py).
+
+With `--processes N` it runs N bookies of one machine. Each is a process with its own folder (DIR/bookie-1 …), id and
+port; one command starts them and ends them (cli/run/processes.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from ..run import processes
 from ..run.members import as_member, asks_members, join
 from ..run.servers import (
     LISTEN_HELP,
@@ -19,15 +26,21 @@ from ..run.servers import (
     metadata_address,
     metadata_options,
     metrics_endpoint,
-    ready,
     serve,
     serve_for_ever,
     serve_metrics,
     server_options,
 )
+from ..run.voice import Alone, Voice
 
 if TYPE_CHECKING:
+    from ...bookie.server import BookieConfig
+    from ...metadata.address import Address
+    from ...metadata.store import MetadataStore
+    from ...runtime.network import Endpoint
     from ...runtime.world import World
+
+DEFAULT_RACK = "/default"
 
 TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's directory, also beside a running one.")}
 
@@ -39,6 +52,7 @@ TABLE = {"inspect": Lazy(".storage.inspect", "inspect", "Look into a bookie's di
 )
 @metadata_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
+@processes.processes_option("Bookies, each in its own folder in --data (default 1, or as many as there are).", None)
 @click.option("--rack", default=None, help="Where it stands (default /default).")
 @SECURITY
 @server_options("info", compat=["bookkeeper"])
@@ -51,6 +65,7 @@ def bookie(
     wait_s: float,
     session_s: float,
     data: str,
+    processes_: int | None,
     rack: str | None,
     security: str | None,
     config: str | None,
@@ -64,7 +79,10 @@ def bookie(
 
     With a command after it, it runs that instead.
 
-    Example: magnetar bookie --listen 127.0.0.1:7660 --metadata 127.0.0.1:7640 --data /data
+    \b
+    Examples:
+      magnetar bookie --listen 127.0.0.1:7660 --metadata 127.0.0.1:7640 --data /data
+      magnetar bookie --listen 10.0.0.3:7660 --metadata meta:7640 --data /data --processes 2 --security bookie.toml
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -72,24 +90,107 @@ def bookie(
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
     warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
-    async def main(world: World) -> None:
-        from ...bookie.server import Bookie, BookieConfig
+    given = Given(
+        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning
+    )
+    count = count_processes(folder, processes_)
+    if count > 1:
+        return _several(given, count, log_level, log_format)
+    return serve(lambda world: run(given, world, Alone()), log_level, log_format)
+
+
+class Given(NamedTuple):
+    """What a process with a bookie in it was given."""
+
+    folder: Path
+    listen: Endpoint
+    advertise: str
+    rack: str | None
+    config: str | None
+    tree: Address
+    wait_s: float
+    session_s: float
+    security: str | None
+    metrics: Endpoint | None
+    compat: str
+    warning: str
+
+    @property
+    def settings(self) -> BookieConfig:
+        from ...bookie.server import BookieConfig
         from ...runtime.config import load
-        from ...runtime.lifecycle import Parts
-        from ..metrics.samples import Measured, second_names
 
-        given = {"data": str(folder), "host": where.host, "port": where.port}
-        given |= {"advertised_host": advertise or None, "rack": rack}
-        settings = load(BookieConfig, "bookie", file=config, overrides=given)
-        world = as_member(world, security, "bookie")
-        async with Parts(world.clock) as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
-            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
-            starting = Bookie.start(serving, settings, store, lambda: connect(world, tree, wait_s, session_s))
-            running = await parts.start("bookie", starting, Bookie.close)
-            measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
-            facts = await serve_metrics(parts, scraped, measured)
-            ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
-            await serve_for_ever(warning)
+        given = {"data": str(self.folder), "host": self.listen.host, "port": self.listen.port}
+        given |= {"advertised_host": self.advertise or None, "rack": self.rack}
+        return load(BookieConfig, "bookie", file=self.config, overrides=given)
 
-    return serve(main, log_level, log_format)
+
+async def run(given: Given, world: World, voice: Voice) -> None:
+    """A process with a bookie in it, until it is cancelled."""
+    from ...bookie.server import Bookie
+    from ...runtime.lifecycle import Parts
+    from ..metrics.samples import Measured, second_names
+
+    security = given.security
+    settings = given.settings
+    world = as_member(world, security, "bookie")
+
+    async def session() -> MetadataStore:
+        return await connect(world, given.tree, given.wait_s, given.session_s)
+
+    async with Parts(world.clock) as parts:
+        store = await parts.start("metadata", session(), disconnect)
+        serving = await join(parts, world, security, "bookie", session)
+        running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
+        page = voice.measure(Measured(bookies=[running], second=second_names(given.compat, world.clock)))
+        facts = await serve_metrics(parts, given.metrics, page)
+        voice.ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
+        await serve_for_ever(given.warning)
+
+
+def count_processes(folder: Path, wanted: int | None) -> int:
+    """As many as have data in the folder, or more. InvalidConfiguration."""
+    from ...bookie.node.identity import COOKIE
+    from ...proto.errors import InvalidConfiguration
+
+    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
+    if wanted is not None and wanted < there:
+        raise InvalidConfiguration(
+            f"{folder} has the data of {there} bookies, and ledgers are on all of them: "
+            f"--processes {there} or more, or leave it out"
+        )
+    if wanted is not None and wanted > 1 and (folder / COOKIE).exists():
+        raise InvalidConfiguration(
+            f"{folder} has the data of one bookie itself: start the others with another --data, or keep --processes 1"
+        )
+    return wanted or max(there, 1)
+
+
+def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+    """The folder's lock is held by all. Copies of a ledger go to distinct racks first, so the bookies of one machine
+    are of one rack of their own, where none is given."""
+    processes.check_fork()
+    held = processes.lock(str(given.folder))
+    ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]
+    rack = given.settings.rack
+    if given.rack is None and rack == DEFAULT_RACK:
+        rack = f"/{given.advertise or given.listen.host}"
+    specs = []
+    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
+    for number, name in enumerate(names):
+        listen = ports.reserve(processes.another(given.listen, number, forwarded=bool(given.advertise)))
+        one = given._replace(folder=given.folder / name, listen=listen, rack=rack)
+        if number:
+            one = one._replace(metrics=None, warning="")
+        specs.append(processes.spec(name, partial(run, one), log_level, log_format, shows=not number))
+
+    def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+        first = dict(facts[names[0]])
+        ids = ",".join(facts[name]["id"] for name in names)
+        return first.pop("url"), {**first, "id": ids, "data": given.folder, "processes": count}
+
+    processes.preload("bookie.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
+    try:
+        return processes.run([specs], said, log_level, log_format)
+    finally:
+        held.close()

@@ -15,10 +15,10 @@ from ..run.servers import (
     disconnect,
     metadata_address,
     metadata_options,
-    ready,
     serve,
     serve_for_ever,
 )
+from ..run.voice import ready
 from .ledgers import ask_any, short, span
 from .operator import operating
 

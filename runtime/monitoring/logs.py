@@ -1,6 +1,6 @@
 """Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
 
-`configure` is called once, at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in `extra`,
+`configure` is called at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in `extra`,
 as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has members.
 A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
 """
@@ -23,15 +23,18 @@ LEVELS = ("debug", "info", "warning", "error")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends all logs of the process to `stream` (default stderr) and replaces the configuration before."""
+def configure(
+    format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
+) -> None:
+    """Sends all logs of the process to `stream` (default stderr) and replaces the configuration before. `process`: its
+    name, on each line, where several processes of one server write to the same stream (runtime/children/)."""
     if format not in ("text", "json"):
         raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
     if level.lower() not in LEVELS:
         allowed = ", ".join(LEVELS)
         raise InvalidConfiguration(f"log level {level!r} is unknown; allowed: {allowed}", setting="log_level")
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    handler.setFormatter(JsonLines(process) if format == "json" else TextLines(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -68,8 +71,9 @@ def facts(record: logging.LogRecord) -> dict[str, object]:
 class TextLines(logging.Formatter):
     """One line per record, with its facts at the end."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    def __init__(self, process: str = "") -> None:
+        whose = f"[{process}] " if process else ""
+        super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {whose}%(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
@@ -79,11 +83,16 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One JSON object per record."""
 
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._whose = {"process": process} if process else {}
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._whose,
             "message": record.getMessage(),
             **facts(record),
         }

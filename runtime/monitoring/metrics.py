@@ -165,6 +165,8 @@ class Page:
         self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # name → metric, names of its labels
         self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
         self._series: list[Series] = []
+        self.process = ""  # which of a server's processes this page is of; "": it is the only one
+        self.others: dict[str, bytes] = {}  # the pages of those (together.py), where this one is of all
 
     def series(self, name: str, kind: str, help: str) -> Series:
         """A counter or gauge of very many things; its samples are not in `shown`."""

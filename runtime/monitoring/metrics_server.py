@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from ...proto.errors import Busy
 from ..network import Endpoint
 from .metrics import Page
+from .together import together
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -78,7 +79,14 @@ def _process() -> CollectorRegistry:
 
 
 def as_text(page: Page) -> Iterator[bytes]:
-    """The page in Prometheus' plain format, with the numbers of this process first."""
+    """The page in Prometheus' plain format, with the numbers of this process first; then those of the others."""
+    if page.process:
+        yield from together({page.process: b"".join(_own(page)), **page.others})
+    else:
+        yield from _own(page)
+
+
+def _own(page: Page) -> Iterator[bytes]:
     from prometheus_client import CollectorRegistry, generate_latest
 
     once = CollectorRegistry(auto_describe=False)

@@ -21,6 +21,8 @@ With `--secured` every process asks who calls: TLS and tokens at the brokers, me
 keys of live members at the bookies. Clients renew tokens of a minute, and `revoke` takes the rights of a role that has
 a producer and a consumer of each topic (tests/chaos/processes/security.py).
 
+With `--processes 2` each broker is two processes that share its address, and `kill_one` kills one of them.
+
 With `--transactions` clients move money between accounts, and messages from topic to topic, in transactions
 (workload/transfers.py), and the judge is another (workload/accounts.py): no half of a transaction is ever shown, what
 was told to be committed is there, and each message is processed once. In the last line then `transactions`,
@@ -73,6 +75,7 @@ BETWEEN = 10
 @click.option("--metadata", type=click.Choice(["sqlite", "zookeeper"]), default="sqlite", help="Which metadata store.")
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
+@click.option("--processes", type=click.IntRange(1, 4), default=1, show_default=True, help="Of each broker.")
 @click.option("--secured", is_flag=True, help="Everything asks who calls: TLS, tokens of a minute, grants and keys.")
 @click.option(
     "--clients", default="sdk,python,java", show_default=True, metavar="NAMES",
@@ -85,7 +88,7 @@ BETWEEN = 10
 )
 def main(
     minutes: float, seed: int | None, metadata: str, kinds: str, every: float, secured: bool, control: bool,
-    logs: str | None, clients: str, transactions: bool,
+    logs: str | None, clients: str, transactions: bool, processes: int,
 ) -> None:  # fmt: skip
     if metadata == "zookeeper" and (why := why_no_zookeeper()):
         raise click.UsageError(why)
@@ -109,7 +112,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="magnetar-chaos-") as folder:
         _log_clients(Path(folder))
         try:
-            how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured}
+            how = {"zookeeper": metadata == "zookeeper", "lies": control, "secured": secured, "processes": processes}
             run = Run(Path(folder), random.Random(seed), wanted, every, how, libraries, transactions)
             result = run.run(minutes * 60)
         finally:
@@ -118,6 +121,7 @@ def main(
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
     result |= {"secured": secured, "clients": libraries}
     load = " --transactions" if transactions else ""
+    load += f" --processes {processes}" if processes > 1 else ""
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
         only += " --secured" if secured else f" --clients {','.join(libraries)}"
@@ -153,7 +157,7 @@ class Run:
     """One cluster from its start to the verdict."""
 
     def __init__(
-        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, bool],
+        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, how: dict[str, Any],
         libraries: Sequence[str] = ("sdk",), transactions: bool = False,
     ) -> None:  # fmt: skip
         """`how`: of ChaosCluster."""

@@ -3,6 +3,7 @@
 | kind | what |
 |---|---|
 | kill | kill -9 of any process, the metadata's too, started again after 0 to 4 s |
+| kill_one | kill -9 of one process of a broker that has several: its parent starts it again (only with `--processes`) |
 | restart | ended in order, and started again |
 | freeze | SIGSTOP of any process beyond its session's time-out, then SIGCONT: it believes in itself |
 | cut, hold, one_way, half_open, slow, delay | of one pair of processes that have talked, for some seconds |
@@ -27,8 +28,11 @@ session is lost while it starts: it says so, and whoever watches over it (here w
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,8 +45,8 @@ from tests.chaos.processes.security import VISITOR
 from tests.chaos.waiting import wait_until
 
 WEIGHTS = {
-    "kill": 6, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1, "delay": 1,
-    "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
+    "kill": 6, "kill_one": 4, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1,
+    "delay": 1, "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
     "revoke": 3,
 }  # fmt: skip
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
@@ -75,8 +79,9 @@ class Faults:
             "power_cut": self._power_cut, "replace": self._replace, "wipe": self._wipe, "lose": self._lose,
         }  # fmt: skip
         self._kinds: dict[str, Callable[[], Begun]] = {
-            "kill": self._kill, "restart": self._restart, "freeze": self._freeze, "slow": self._slow,
-            "delay": self._delay, "cut": lambda: self._link(Mode.CUT), "hold": lambda: self._link(Mode.HOLD),
+            "kill": self._kill, "kill_one": self._kill_one, "restart": self._restart, "freeze": self._freeze,
+            "slow": self._slow, "delay": self._delay, "cut": lambda: self._link(Mode.CUT),
+            "hold": lambda: self._link(Mode.HOLD),
             "one_way": lambda: self._link(self.rng.choice([Mode.HOLD_REQUESTS, Mode.HOLD_ANSWERS])),
             "half_open": lambda: self._link(Mode.HALF_OPEN), "reset": self._reset, "isolate": self._isolate,
             "full_disk": self._full_disk, "revoke": self._revoke,
@@ -101,6 +106,7 @@ class Faults:
         impossible = (
             (kind == "full_disk" and self.cluster.small is None)
             or (kind == "revoke" and self.cluster.security is None)
+            or (kind == "kill_one" and self.cluster.processes == 1)
             or (kind == "replace" and bookies > BOOKIES)
             or (kind == "lose" and bookies <= BOOKIES)
         )
@@ -171,7 +177,8 @@ class Faults:
     def _gave_up(self, node: Target) -> bool:
         if not isinstance(node, Node) or any(line.startswith("ready ") for line in node.lines):
             return False
-        found = node.output().rstrip().rpartition("\n")[2].startswith("magnetar: metadata session")
+        last = node.output().rstrip().splitlines()[-3 * self.cluster.processes :]  # each process ends with a line
+        found = any(line.startswith("magnetar: metadata session") for line in last)
         self.gave_up += found
         return found
 
@@ -205,6 +212,16 @@ class Faults:
         victim.kill()
         away = self._lasting(0.0, self.rng.choice([0.1, 1.0, 4.0]))
         return Begun(f"{victim.name}, back after {away} s", away, lambda: _revive(victim))
+
+    def _kill_one(self) -> Begun:
+        """Of a broker that runs; none may: then nothing is killed."""
+        victim = self._running([*self.cluster.brokers])
+        one = self.rng.random()
+        theirs = victim.pids[1:] if victim.running else []
+        if theirs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(theirs[int(one * len(theirs))], signal.SIGKILL)
+        return Begun(f"of {victim.name}", 0.0, lambda: None)
 
     def _restart(self) -> Begun:
         victim = self._victim()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,11 @@ def _chaos(*arguments: str) -> dict[str, Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("metadata", "kinds", "how"),
-    [("sqlite", "kill+half_open,power_cut,wipe+revoke", ["--secured"]), ("zookeeper", "kill+reset,freeze", [])],
+    [
+        ("sqlite", "kill+half_open,power_cut,wipe+revoke", ["--secured"]),
+        ("sqlite", "kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python"]),
+        ("zookeeper", "kill+reset,freeze", []),
+    ],
 )
 def test_a_cluster_under_faults_loses_nothing_and_says_so(metadata: str, kinds: str, how: list[str]) -> None:
     """Some kinds alone and some that overlap; half an hour of all of them is for by hand."""
@@ -43,7 +48,7 @@ def test_a_cluster_under_faults_loses_nothing_and_says_so(metadata: str, kinds: 
         pytest.skip(why)
     result = _chaos("--minutes", "0.05", "--seed", "7", "--every", "1", "--metadata", metadata, "--kinds", kinds, *how)
     wanted = kinds.replace("+", ",").split(",")
-    assert result["by_kind"] == dict.fromkeys(wanted, 1)
+    assert result["by_kind"] == Counter(wanted)
     assert set(wanted) < set(WEIGHTS)
     assert {name: result[name] for name in ("faults", "lost", "duplicated", "stuck", "failed", "metadata")} == {
         "faults": len(wanted), "lost": 0, "duplicated": 0, "stuck": 0, "failed": 0, "metadata": metadata,
@@ -106,15 +111,15 @@ def _command_lines() -> list[str]:
 
 
 def test_what_is_drawn_costs_data_only_where_it_may_and_comes_first() -> None:
-    cluster = SimpleNamespace(bookies=[None] * BOOKIES, small=None, security=None)
+    cluster = SimpleNamespace(bookies=[None] * BOOKIES, small=None, security=None, processes=1)
     faults = Faults(cluster, random.Random(7))  # type: ignore[arg-type]
     rounds = [faults.draw() for _ in range(2000)]
-    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {"full_disk", "lose", "revoke"}
+    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {"full_disk", "lose", "revoke", "kill_one"}
     assert {len(kinds) for kinds in rounds} == {1, 2, 3}
     assert not [kinds for kinds in rounds if set(kinds[1:]) & set(SUDDEN)]
     cluster.bookies.append(None)
     later = {kind for _ in range(2000) for kind in faults.draw()}
-    assert later == set(WEIGHTS) - {"full_disk", "replace", "revoke"}
+    assert later == set(WEIGHTS) - {"full_disk", "replace", "revoke", "kill_one"}
 
 
 def test_what_a_busy_machine_makes_one_wait_longer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import sys
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
-from magnetar.cli.run.servers import connect, disconnect, ready, serve, serve_for_ever
+from magnetar.cli.run.servers import connect, disconnect, serve, serve_for_ever
+from magnetar.cli.run.voice import ready
 from magnetar.runtime.lifecycle import Parts
 from magnetar.runtime.network import Endpoint, Serving
 from magnetar.runtime.world import World

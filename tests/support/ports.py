@@ -13,11 +13,11 @@ RANGE = range(20_000, 32_000)
 _RNG = random.SystemRandom()
 
 
-def free_port(*hosts: str) -> int:
-    """Nobody listens there now, at any of these addresses."""
+def free_port(*hosts: str, count: int = 1) -> int:
+    """Nobody listens there now, at any of these addresses; nor at the ports after it, `count` in all."""
     while True:
         port = _RNG.choice(RANGE)
-        if all(_is_free(host, port) for host in hosts):
+        if all(_is_free(host, port + number) for host in hosts for number in range(count)):
             return port
 
 

@@ -6,6 +6,7 @@ to broker, broker to broker, broker to bookie, bookie to bookie, and all to the 
 (SQLite) or a real ZooKeeper. Who a connection comes from is asked of /proc; "client" is this process.
 
 With `secured` everything asks who calls: TLS and tokens at the brokers, certificates at the metadata, keys at bookies.
+With `processes` each broker is so many processes, at ports after each other, and one name.
 Auto-recovery runs in the bookies, with shorter times than by default: copies are made again many times in a run.
 """
 
@@ -58,12 +59,14 @@ degraded_roll_s = 10.0
 class ChaosCluster(Processes):
     def __init__(
         self, directory: Path, *, bookies: int = 4, brokers: int = 2, zookeeper: bool = False, lies: bool = False,
-        secured: bool = False,
+        secured: bool = False, processes: int = 1,
     ) -> None:  # fmt: skip
+        """`processes`: of each broker (`--processes`)."""
         super().__init__(directory)
         self.security = Security(directory / "security") if secured else None
         self.environment = {} if self.security is None else self.security.environment
         self.lies = lies
+        self.processes = processes
         self.proxy = Proxy(self._source_of)
         self.proxy.__enter__()
         self.data: dict[str, Path] = {}
@@ -139,8 +142,7 @@ class ChaosCluster(Processes):
     def node(self, name: str, role: str, *arguments: str, port: int | None = None) -> Node:
         """Starts it behind the proxy; at `port` when the proxy listens there already."""
         if port is None:
-            port = free_port(ADVERTISED, HERE)
-            self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
+            port = self._ports(name, self.processes if role == "broker" else 1)
         where = ["--listen", f"{HERE}:{port}"]
         if role != "metadata":
             own = Endpoint(f"127.0.0.{self._next_address}", self.metadata.port)
@@ -149,7 +151,8 @@ class ChaosCluster(Processes):
             where += ["--metadata", self.metadata.at(own.host)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
         if role == "broker":
-            where += ["--pulsar-listen", f"{HERE}:{self._pulsar_port(name)}"]
+            self.pulsar_ports[name] = self._ports(name, self.processes)
+            where += ["--pulsar-listen", f"{HERE}:{self.pulsar_ports[name]}", "--processes", str(self.processes)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"PYTHONPATH": path, **self.environment}
         if role == "bookie":
@@ -161,13 +164,16 @@ class ChaosCluster(Processes):
         self.started.append(node)
         return node
 
-    def _pulsar_port(self, broker: str) -> int:
-        port = self.pulsar_ports[broker] = free_port(ADVERTISED, HERE)
-        self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), broker)
-        return port
+    def _ports(self, name: str, count: int) -> int:
+        """The first one; those after it are for the other processes."""
+        first = free_port(ADVERTISED, HERE, count=count)
+        for port in range(first, first + count):
+            self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
+        return first
 
     def _source_of(self, client: Endpoint, server: Endpoint) -> str:
-        names = {node.pid: node.name for node in self.nodes if node.running} | dict.fromkeys(self.client_pids, "client")
+        names = dict.fromkeys(self.client_pids, "client")
+        names |= {pid: node.name for node in self.nodes if node.running for pid in node.pids}
         return names.get(owner_of(client, server, names) or 0, "unknown")
 
     # ---------------------------------------------------------------------------------------- what may befall it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from magnetar.cli.common.processes import Process
 from tests.chaos.processes.unsynced import UNDO
+from tests.support.children import pids
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 
 READY_S = 180.0
@@ -36,21 +38,37 @@ class Node(Process):
     def wait_ready(self, timeout_s: float = READY_S) -> str:
         return super().wait_ready(timeout_s)
 
+    @property
+    def pids(self) -> list[int]:
+        """Its own, and those of its processes where it has several."""
+        return [self.pid, *pids(self.pid)]
+
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        for pid in self.pids:
+            _signal(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        for pid in reversed(self.pids):
+            _signal(pid, signal.SIGCONT)
 
     def at(self, host: str) -> str:
         """What --metadata says of it, when it is the metadata service and is reached by that host."""
         return f"{host}:{self.port}"
 
 
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 class ZookeeperNode(ZookeeperServer):
     """A real ZooKeeper in the place of the metadata service."""
 
     name = "metadata"
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.pid]
 
     def start(self, *, wait: bool = False) -> None:
         super().start(wait=wait)

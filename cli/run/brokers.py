@@ -1,0 +1,223 @@
+"""`magnetar broker`: one broker, or several processes on one machine that share the topics they are asked for.
+
+With `--processes N` each process is a broker of the cluster, with a name and ports of its own. Clients know the first
+one's address; look-ups, of all protocols, lead to the process that has the topic (broker/cluster/ownership.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from . import processes as several
+from .members import as_member, join
+from .servers import (
+    LISTEN_HELP,
+    SECURITY,
+    asks_and_encrypts,
+    check_reach,
+    connect,
+    disconnect,
+    door_facts,
+    endpoint,
+    metadata_address,
+    metadata_options,
+    metrics_endpoint,
+    scheme,
+    secured,
+    serve,
+    serve_for_ever,
+    serve_metrics,
+    server_options,
+)
+from .voice import Alone, Voice
+
+if TYPE_CHECKING:
+    from ...broker.common.config import BrokerConfig
+    from ...broker.server import Broker
+    from ...metadata.address import Address
+    from ...metadata.store import MetadataStore
+    from ...runtime.children.parent import Spec
+    from ...runtime.network import Endpoint
+    from ...runtime.world import World
+
+
+class Given(NamedTuple):
+    """What a process with a broker in it was given."""
+
+    settings: BrokerConfig
+    tree: Address
+    wait_s: float
+    session_s: float
+    security: str | None = None
+    metrics: Endpoint | None = None
+    compat: str = "none"
+    warning: str = ""
+
+
+LISTENING = ("listen", "pulsar_listen", "http_listen")
+LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
+"""What the processes of several brokers import: once, in the parent."""
+
+
+async def run(given: Given, world: World, voice: Voice) -> None:
+    """A process with a broker in it, until it is cancelled."""
+    from ...broker.server import Broker
+    from ...runtime.lifecycle import Parts
+    from ..metrics.samples import Measured, pulsars_names
+
+    security = given.security
+    world = as_member(world, security, "broker")
+
+    async def session() -> MetadataStore:
+        return await connect(world, given.tree, given.wait_s, given.session_s)
+
+    async with Parts(world.clock) as parts:
+        store = await parts.start("metadata", session(), disconnect)
+        serving = await join(parts, world, security, "broker", session)
+        later: list[MetadataStore] = []
+
+        async def next_session() -> MetadataStore:
+            later.append(await session())
+            return later[-1]
+
+        async def close(running: Broker) -> None:
+            await running.close()
+            for each in later:
+                await each.close()
+
+        starting = Broker.start(secured(serving, security), given.settings, store, next_session)
+        running = await parts.start("broker", starting, close)
+        running.rest.measure = page = voice.measure(Measured(broker=running, pulsar=pulsars_names(given.compat)))
+        facts = await serve_metrics(parts, given.metrics, page) | door_facts(running)
+        voice.ready(f"{scheme(security)}://{running.endpoint}", **facts)
+        await serve_for_ever(given.warning)
+
+
+def processes_of(
+    given: Given, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
+) -> list[Spec]:
+    """`count` brokers that share what any of them is asked for. The first has the ports, the metrics and the warning
+    of `given`, the others ports of their own. Busy, InvalidConfiguration."""
+    found = []
+    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
+    for number in range(count):
+        asked = {each: getattr(given.settings, each) for each in LISTENING}
+        forwarded = given.settings.advertised is not None
+        listening = {
+            each: at and ports.reserve(several.another(at, number, forwarded=forwarded)) for each, at in asked.items()
+        }  # fmt: skip
+        one = given._replace(settings=shared(given.settings, number, base, listening, count))
+        if number:
+            one = one._replace(metrics=None, warning="")
+        name = f"broker-{number + 1}"
+        found.append(several.spec(name, partial(run, one), log_level, log_format, shows=not number))
+    return found
+
+
+def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+    """The URL and the facts of the first broker, where clients connect."""
+    first = dict(facts["broker-1"])
+    return first.pop("url"), first
+
+
+def shared(
+    settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None], count: int
+) -> BrokerConfig:
+    """The settings of process `number`, from 0, of `count` that share what they are asked for. InvalidConfiguration."""
+    import msgspec
+
+    from ...proto.errors import InvalidConfiguration
+    from ...runtime.grpc.limits import memory_bytes
+
+    if settings.pulsar_listeners:
+        raise InvalidConfiguration(
+            "pulsar_listeners says where one broker is reached: it goes with one process", setting="pulsar_listeners"
+        )
+    known_as = settings.advertised
+    return msgspec.structs.replace(
+        settings, name=f"{base}-{number + 1}", share_group=settings.share_group or base,
+        advertised=known_as and known_as._replace(port=known_as.port and known_as.port + number),
+        client_memory_bytes=settings.client_memory_bytes or memory_bytes() // 4 // count, **listening,
+    )  # fmt: skip
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
+@click.option(
+    "--pulsar-listen", default=None, metavar="HOST:PORT", help="Serve Pulsar's protocol there (default: nowhere)."
+)
+@click.option(
+    "--http-listen", default=None, metavar="HOST:PORT",
+    help="Serve REST administration, look-ups and metrics there (default: nowhere).",
+)  # fmt: skip
+@click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
+@metadata_options
+@several.processes_option("Brokers that share the topics which the first is asked for, each at ports of its own.")
+@click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@SECURITY
+@server_options("info", compat=["pulsar"])
+def broker(
+    listen: str,
+    pulsar_listen: str | None,
+    http_listen: str | None,
+    advertise: str | None,
+    metadata_: str,
+    wait_s: float,
+    session_s: float,
+    processes_: int,
+    name: str | None,
+    security: str | None,
+    config: str | None,
+    metrics: str | None,
+    insecure: bool,
+    metrics_compat: str,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run a broker: it owns topics for a while and keeps nothing itself.
+
+    \b
+    Examples:
+      magnetar broker --listen 127.0.0.1:7650 --metadata 127.0.0.1:7640
+      magnetar broker --listen 0.0.0.0:7650 --advertise b1.example.org:7650 --processes 4 --security broker.toml
+    """
+    pulsar = None if pulsar_listen is None else endpoint(pulsar_listen, "--pulsar-listen")
+    http = None if http_listen is None else endpoint(http_listen, "--http-listen")
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_, security)
+    known_as = None if advertise is None else endpoint(advertise, "--advertise")
+    scraped = metrics_endpoint(metrics)
+    doors = {"listen": where, "pulsar-listen": pulsar, "http-listen": http}
+    warning = check_reach(insecure, **({} if asks_and_encrypts(security) else doors), metrics=scraped)
+
+    from ...broker.common.config import BrokerConfig
+    from ...runtime.config import load
+
+    given = {
+        "listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name,
+        "pulsar_listen": None if pulsar is None else str(pulsar),
+        "http_listen": None if http is None else str(http),
+    }  # fmt: skip
+    settings = load(BrokerConfig, "broker", file=config, overrides=given)
+    one = Given(settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning)
+    if processes_ > 1:
+        return _several(one, processes_, log_level, log_format)
+    return serve(lambda world: run(one, world, Alone()), log_level, log_format)
+
+
+def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+    several.check_fork()
+    base = given.settings.name or f"broker-{os.urandom(4).hex()}"
+    ports = several.Ports()
+    tiers = [processes_of(given, count, base, ports, log_level, log_format)]
+    several.preload(*LOADED)
+
+    def ready(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+        url, first = said(facts)
+        return url, {"processes": count, **first}
+
+    return several.run(tiers, ready, log_level, log_format)

@@ -1,0 +1,149 @@
+"""`--processes N` of `magnetar standalone`, `broker` and `bookie`: several processes as one server, on one machine.
+
+    N is checked → the folder is locked → ports are reserved → everything is imported → the parent forks
+
+A *reserved* port is bound here, not listened at, for as long as the server lives: the process that serves there may be
+started again, and meanwhile the system gives the port to no other one, not even to a connection that a client opens.
+runtime/children/ has the parent, and what happens when a process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..common.exits import NOT_AVAILABLE, Failure, outcome_of
+from .servers import serve
+from .voice import OneOf, print_ready
+
+if TYPE_CHECKING:
+    from ...runtime.children.child import Child
+    from ...runtime.children.parent import Spec
+    from ...runtime.files import File
+    from ...runtime.network import Endpoint
+    from ...runtime.world import World
+
+PROCESSES_MAX = 64
+"""More than a machine has cores for; each has its own memory and connections."""
+WAIT_S = 1.0
+"""For the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more."""
+T = TypeVar("T")
+
+Main = Callable[["World", OneOf], Any]
+
+
+def processes_option(help: str, default: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--processes", "processes_", type=click.IntRange(1, PROCESSES_MAX), default=default, metavar="N", help=help,
+        show_default=default is not None,
+    )  # fmt: skip
+
+
+def check_fork() -> None:
+    if not hasattr(os, "fork"):
+        raise Failure("--processes needs a system that forks processes: Linux or macOS", NOT_AVAILABLE)
+
+
+class Ports:
+    """Those that the server holds until it ends."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def reserve(self, where: Endpoint) -> Endpoint:
+        """With the port that was found, where it is 0. Busy."""
+        from ...proto.errors import Busy
+
+        def bound() -> socket.socket:
+            found = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                found.bind((where.host, where.port))
+            except OSError as error:
+                found.close()
+                raise Busy(f"cannot listen on {where}: the port is taken or not ours", endpoint=where) from error
+            return found
+
+        self._held.append(_after_the_last_one(bound))
+        return where._replace(port=self._held[-1].getsockname()[1])
+
+
+def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
+    """Where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and where an
+    advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the first
+    one's. InvalidConfiguration."""
+    from ...proto.errors import InvalidConfiguration
+
+    if not number or not where.port:
+        return where
+    if where.is_loopback and not forwarded:
+        return where._replace(port=0)
+    if where.port + number > 65535:
+        raise InvalidConfiguration(f"process {number + 1} would listen at port {where.port + number}: there is none")
+    return where._replace(port=where.port + number)
+
+
+def lock(folder: str) -> File:
+    """The lock of the folder, which the parent and all its processes hold. Busy."""
+    from ...bookie.node.identity import lock_directory
+    from ...runtime.disk import SystemFiles
+
+    return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
+
+
+def _after_the_last_one(take: Callable[[], T]) -> T:
+    """What `take` returns, once the processes of a server whose parent was killed have ended with it. Busy."""
+    from ...proto.errors import Busy
+    from ...runtime.clock import SystemClock
+
+    now = SystemClock().monotonic
+    deadline = now() + WAIT_S
+    while True:
+        try:
+            return take()
+        except Busy:
+            if now() >= deadline:
+                raise
+        time.sleep(0.05)
+
+
+def preload(*modules: str) -> None:
+    """Imports what the processes will use, so that they share it. `modules` are ours; LIBRARIES come with them."""
+    for name in (*LIBRARIES, *(f"{__package__.partition('.')[0]}.{each}" for each in modules)):
+        import_module(name)
+
+
+LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
+
+
+def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
+    """A process whose `main(world, voice)` serves until it is cancelled; `shows`: the metrics of all are its page."""
+    from ...runtime.children.parent import Spec
+
+    def work(child: Child) -> int:
+        voice = OneOf(child, shows=shows)
+        return outcome_of(lambda: serve(lambda world: main(world, voice), log_level, log_format, voice))
+
+    return Spec(name, work)
+
+
+def run(
+    tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
+    log_level: str, log_format: Any,
+) -> int:  # fmt: skip
+    """Runs them to the end of the server; its exit code. `said`: the ready line, of what each says of itself."""
+    from ...runtime.children.parent import Parent
+    from ...runtime.monitoring import logs
+
+    def on_serve(facts: dict[str, dict[str, str]]) -> None:
+        url, shown = said(facts)
+        print_ready(url, **shown)
+
+    logs.configure(log_format, log_level, process="parent")
+    return Parent(tiers, on_serve).run()
