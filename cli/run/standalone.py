@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from .memory import STANDALONE_BYTES, planned
 from .servers import (
     SECURITY,
     asks_and_encrypts,
@@ -36,9 +37,10 @@ from .servers import (
 )
 
 if TYPE_CHECKING:
-    from ...bookie.server import Bookie
+    from ...bookie.server import Bookie, BookieConfig
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
+    from ...runtime.memory.shares import Plan
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
@@ -72,8 +74,8 @@ HTTP_PORTS = (8080, 8443)
 @server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    security: str | None, config: str | None, metrics: str | None, insecure: bool, metrics_compat: str, log_level: str,
-    log_format: str,
+    security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None, insecure: bool,
+    metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -94,7 +96,8 @@ def standalone(
     pulsar = _door(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
     http = _door(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = Given(
-        Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
+        Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
+        memory_bytes,
     )
     return serve(lambda world: run(world, given), log_level, log_format)
 
@@ -112,6 +115,7 @@ class Given(NamedTuple):
     compat: str = "none"
     warning: str = ""
     security: str | None = None
+    memory_bytes: int | None = None
 
 
 async def run(world: World, given: Given) -> None:
@@ -141,16 +145,20 @@ async def _serve(world: World, given: Given) -> None:
         "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
     }  # fmt: skip
     settings = load(BrokerConfig, "broker", file=config, overrides=overrides, defaults={"cluster": CLUSTER})
+    stored = _bookie_settings(folder / "bookie-1", config)
+    most = STANDALONE_BYTES * (1 + count)
+    plan = planned(config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
+    settings = plan.applied(settings, "broker")
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
-        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
+        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config, plan) for each in numbers]
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
         named = pulsars_names(given.compat)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan)
         broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
         facts |= door_facts(broker)
@@ -187,10 +195,18 @@ def _count(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
-    from ...bookie.server import Bookie, BookieConfig
+def _bookie_settings(folder: Path, config: str | None) -> BookieConfig:
+    from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
     given = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    settings = load(BookieConfig, "bookie", file=config, overrides=given)
+    return load(BookieConfig, "bookie", file=config, overrides=given)
+
+
+async def _bookie(
+    parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None, plan: Plan
+) -> Bookie:
+    from ...bookie.server import Bookie
+
+    settings = plan.applied(_bookie_settings(folder, config), "bookie")
     return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)

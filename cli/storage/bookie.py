@@ -9,6 +9,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..run.members import as_member, asks_members, join
+from ..run.memory import planned
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
@@ -54,6 +55,7 @@ def bookie(
     rack: str | None,
     security: str | None,
     config: str | None,
+    memory_bytes: int | None,
     metrics: str | None,
     insecure: bool,
     metrics_compat: str,
@@ -81,13 +83,15 @@ def bookie(
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
+        plan = planned(config, memory_bytes, bookie=settings)
+        settings = plan.applied(settings, "bookie")
         world = as_member(world, security, "bookie")
         async with Parts(world.clock) as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
             serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
             starting = Bookie.start(serving, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
-            measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock))
+            measured = Measured(bookies=[running], second=second_names(metrics_compat, world.clock), memory=plan)
             facts = await serve_metrics(parts, scraped, measured)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
             await serve_for_ever(warning)
