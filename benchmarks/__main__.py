@@ -250,9 +250,9 @@ def main(
         result["compared"] = compared(result, load(compare))
     if plot:
         as_plot([result], plot)
-    if result["detail"].get("within") is False:
-        progress("a bound was passed")
     print(json.dumps(result) if as_json else "\n".join([as_table([result]), *ratio_line(result)]))
+    if result["detail"].get("within") is False and name == "memory":
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from ...runtime.memory.shares import MIB, NO_LIMIT, Share
 
 SHARES = (
     Share("clients", "broker.client_memory_bytes", 1, 40, 16 * MIB, NO_LIMIT,
-          "requests of all clients that came and are not handled, and answers that have not left; half each"),
+          "what arrives, requests of all clients that are not handled, and answers that have not left"),
     Share("appends", "broker.append_memory_bytes", 1, 24, 8 * MIB, 1 << 30,
           "entries of all ledgers that a bookie has not answered yet"),
     Share("tail-cache", "broker.cache_bytes", 1, 24, 2 * MIB, 64 * MIB, "new entries, for consumers at the tail"),

@@ -6,5 +6,5 @@ from ...runtime.memory.shares import MIB, Share
 
 SHARES = (
     Share("metadata-clients", "metadata.client_memory_bytes", 1, 16, 8 * MIB, 256 * MIB,
-          "requests of brokers and bookies that came and are not handled, and answers that have not left; half each"),
+          "what arrives, requests of brokers and bookies that are not handled, and answers that have not left"),
 )  # fmt: skip

@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import deque
 from typing import Protocol
 
 WINDOW_MIN = (64 << 10) - 1
 """What HTTP/2 gives to each stream in any case."""
-SLOW_S = 10.0
+SLOW_S, SLOW_LOOKS = 10.0, 4
 """For a message of 5 MiB: a connection of 4 Mbit/s."""
 
 
@@ -36,8 +35,9 @@ class Arrivals:
         self._windows_max = self._long_max = limit // 2
         self.windows = 0
         self.long = 0
-        self._places: dict[LongMessage, tuple[int, float]] = {}  # bytes, and since when; the oldest first
+        self._places: dict[LongMessage, tuple[int, float]] = {}  # bytes, and since which look; the oldest first
         self._waiting: dict[LongMessage, int] = {}
+        self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
         self._timer: asyncio.TimerHandle | None = None
 
     def open_window(self, wanted: int) -> int:
@@ -91,19 +91,19 @@ class Arrivals:
 
     def _take(self, message: LongMessage, size: int) -> None:
         self.long += size
-        self._places[message] = size, asyncio.get_running_loop().time()
+        self._places[message] = size, self._looks
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SLOW_S / 4, self._look)
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        late = asyncio.get_running_loop().time() - SLOW_S
-        slow = deque(message for message, (_, since) in self._places.items() if since < late)
-        if self._waiting and slow:
-            slow[0].too_slow()  # one at a time: those that wait may fit then
-            self.end(slow[0])
+        self._looks += 1
+        slow = next((each for each, (_, since) in self._places.items() if self._looks - since >= SLOW_LOOKS), None)
+        if self._waiting and slow is not None:
+            slow.too_slow()  # one at a time: those that wait may fit then
+            self.end(slow)
         if self._waiting:
             self._watch()
 
