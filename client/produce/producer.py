@@ -328,7 +328,7 @@ class Producer(ClosedAfterAsyncWith):
         memory = self.connections.send_memory
         if memory is not None and not memory.has_room:
             free = asyncio.Event()
-            memory.wait(lambda: self._loop.call_soon_threadsafe(free.set))
+            memory.wait(lambda: self.connections.wakes.call(free.set, lambda _: free.set()))
             for each in self.partitions:
                 each.flush_soon()
             if not memory.has_room:
