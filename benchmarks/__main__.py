@@ -77,6 +77,7 @@ BENCHMARKS = {
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
     "control": Benchmark("control", "ms", "p99 of look-ups, administration and health beside a flood of data"),
     "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
+    "memory": Benchmark("memory", "ratio", "peak RSS / (memory_bytes + 60 MB), the worst load; above 1: exit 1"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),
     "txn-large": Benchmark("transactions", "ratio", "messages in transactions of 1,000 / without, taking turns"),
@@ -254,6 +255,8 @@ def main(
     if plot:
         as_plot([result], plot)
     print(json.dumps(result) if as_json else "\n".join([as_table([result]), *ratio_line(result)]))
+    if result["detail"].get("within") is False and name == "memory":
+        sys.exit(1)
 
 
 if __name__ == "__main__":

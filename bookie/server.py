@@ -62,6 +62,7 @@ class BookieConfig(msgspec.Struct, frozen=True):
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
     held_bytes_max: int = 32 << 20  # adds that wait for room; from half of it the socket is read slowly, past it BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
+    reads_bytes_max: int = 256 << 20  # … and what they may bring together; past either BUSY
     free_bytes_min: int = 256 << 20  # below it, or 5 % of the disk, clients' adds are refused; recovery may still write
     disk_full_share: float = 0.95  # used share of the disk at which clients' adds are refused
     disk_low_water_share: float = 0.90  # used share below which they are taken again
@@ -219,6 +220,7 @@ class Bookie:
         self._service = BookieService(
             self._store, self._world.clock, entry_bytes_max=config.entry_bytes_max,
             held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
+            reads_bytes_max=config.reads_bytes_max, read_bytes_max=config.store.read_bytes_max,
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
             slow_down=lambda pressed: self._serving.slow_down(pressed),
         )  # fmt: skip

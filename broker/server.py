@@ -25,6 +25,7 @@ from ..runtime.network import ByteServing, Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .common.config import BrokerConfig
+from .node.state_memory import LOOK_S
 from .node.topic_manager import TopicManager
 from .protocols.grpc import later
 from .protocols.grpc.broker import BrokerService
@@ -100,6 +101,8 @@ class Broker:
         self.background.keep("broker-session", self._keep_session)
         self.background.keep("broker-upkeep", self._look_after_topics)
         self.background.keep("broker-orphans", self._sweep)
+        if config.state_memory_bytes:
+            self.background.keep("broker-memory", self._look_at_memory)
 
     @property
     def name(self) -> str:
@@ -148,6 +151,11 @@ class Broker:
                     await self.owned.transactions.look_after()
             except MagnetarError as error:
                 _LOG.warning("coordinators of transactions were not looked after: %s", error)
+
+    async def _look_at_memory(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.owned.state.look(self.owned.loaded.values())
 
     async def _sweep(self) -> None:
         while True:

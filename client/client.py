@@ -96,8 +96,9 @@ class Client(ClosedAfterAsyncWith):
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
     connects when first used and belongs to the event loop that uses it first. `logger` gets what all clients log, too
-    (client/common/loggers.py). `memory_limit_bytes` bounds the messages that wait in all receiver queues
-    (client/common/receive_memory.py); `world` is for tests. Errors are subclasses of
+    (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers without an outcome
+    (client/common/send_memory.py) and those in all receiver queues (client/common/receive_memory.py) together; without
+    it receiver queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are subclasses of
     PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
     `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
@@ -122,7 +123,7 @@ class Client(ClosedAfterAsyncWith):
         tls_private_key_file_path: str | None = None,
         tls_certificate_file_path: str | None = None,
         *,
-        memory_limit_bytes: int = 64 << 20,
+        memory_limit_bytes: int | None = None,
         world: World | None = None,
     ) -> None:
         self.settings = client_settings(given(locals()))

@@ -34,6 +34,7 @@ from .core.bookie_health import BookieHealth, TroubleKind
 from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, RackRule, choose
 from .damage import DamageReports
 from .format.peer import AnswerHead, Status, decode_answer
+from .memory import AppendMemory
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -48,6 +49,7 @@ class Bookies:
         self._world = world
         self._metadata = metadata
         self._config = config
+        self.memory = AppendMemory(config.memory_bytes_max)
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._keys: dict[str, str] = {}  # of the bookies that `_peers` expect

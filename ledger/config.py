@@ -23,6 +23,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     pending_bytes_max: int = 64 << 20  # … and their bytes, in memory until they are confirmed
     unanswered_bytes_max: int = 256 << 20  # of one ledger at bookies that have not answered, each copy; as above
 
+    memory_bytes_max: int = 512 << 20  # … of all ledgers of a client, copies of an entry once; as above
+
     # ---- performance
     add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and another takes its place
     quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
@@ -41,7 +43,8 @@ class LedgerConfig(msgspec.Struct, frozen=True):
         Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for name in ("add_timeout_s", "quorum_timeout_s", "close_timeout_s", "retry_s", "read_timeout_s",
                      "fence_timeout_s", "speculative_read_s", "recovery_batch", "read_bytes_max", "ids_block",
-                     "pending_entries_max", "pending_bytes_max", "unanswered_bytes_max"):  # fmt: skip
+                     "pending_entries_max", "pending_bytes_max", "unanswered_bytes_max",
+                     "memory_bytes_max"):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
         if self.min_racks_per_write_quorum < 1:

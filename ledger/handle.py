@@ -20,7 +20,8 @@ An idle handle (checked every quarter of that time) sends its LAC to its bookies
 it, and a reader in another process could not read the last entry (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, except for the last one, `pending_bytes_max` bytes are pending.
-At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included.
+At most `unanswered_bytes_max` bytes are at bookies that have not answered, entries that others confirmed included;
+of all ledgers together `memory_bytes_max` (memory.py): past that `has_room` is false, and `append` refuses nothing.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
 """
 
@@ -151,7 +152,12 @@ class LedgerWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next append is within the bounds."""
+        """Whether the next append is within the bounds, that of all ledgers together included."""
+        return self._takes and self._bookies.memory.has_room
+
+    @property
+    def _takes(self) -> bool:
+        """Whether the next append is within the bounds of this ledger."""
         return (
             self._bytes < self._bytes_max
             and self._sender.unanswered_bytes < self._unanswered_max
@@ -176,7 +182,7 @@ class LedgerWriter:
             future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
         elif self._core.state is not WriterState.OPEN and not self._core.takes_appends:
             future.set_exception(self._closed_error())
-        elif not self.has_room:
+        elif not self._takes:
             future.set_exception(BackPressure(
                 f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
                 f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
@@ -190,10 +196,21 @@ class LedgerWriter:
 
     async def ready(self) -> None:
         """Returns when an append is within the bounds, or when the handle is not writable (the append then fails)."""
-        while self.writable and not self.has_room:
-            if self._room is None:
-                self._room = asyncio.Event()
-            await self._room.wait()
+        memory = self._bookies.memory
+        try:
+            while self.writable and not self.has_room:
+                if self._room is None:
+                    self._room = asyncio.Event()
+                if not memory.has_room:
+                    memory.when_room(self._look_for_room)
+                await self._room.wait()
+        finally:
+            memory.forget(self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        if self._room is not None and (self.has_room or not self.writable):
+            self._room.set()
+            self._room = None
 
     def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
         """`tell` gets the new record after each ensemble change, before any entry is confirmed by that ensemble."""
@@ -252,9 +269,7 @@ class LedgerWriter:
             if self._change_task is not None and self._change_task is not asyncio.current_task():
                 self._change_task.cancel()  # its outcome is not needed any more; it may be written or not
             self._finished.set()
-        if self._room is not None and (self.has_room or not self.writable):
-            self._room.set()
-            self._room = None
+        self._look_for_room()
 
     def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
         self._bytes -= add.payload.size

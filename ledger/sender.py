@@ -9,7 +9,8 @@ An answer has a status for each entry. No answer (time-out, broken connection), 
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
 asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. A
 bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer, each
-copy: what a bookie that hangs keeps in memory after the others confirmed it. The handle bounds it.
+copy: what a bookie that hangs keeps in memory after the others confirmed it. The handle bounds it, and memory.py what
+all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 
@@ -30,6 +31,7 @@ from .core.stored import Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
 from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many
+from .memory import Kept
 
 REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
@@ -71,7 +73,9 @@ class AddSender:
         self._receive = receive
         self._failed = failed
         self._loop = asyncio.get_running_loop()
+        self._memory = bookies.memory
         self._waiting: dict[_Place, list[Add]] = {}
+        self._waiting_bytes = 0  # of what is in it, each entry once
         self.unanswered_bytes = 0
         self._closed = False
 
@@ -83,6 +87,8 @@ class AddSender:
             append = add.payload
             if not append.header:
                 append.header = seal(self._ledger, add.entry, lac, add.length, append.frames, append.tail)
+                self._waiting_bytes += append.size
+                self._memory.held += append.size
             place = slot, bookie
             if place in waiting:
                 waiting[place].append(add)
@@ -97,35 +103,45 @@ class AddSender:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         before: list[Add] = []
-        requests: list[tuple[list[Add], bytes, Sequence[Buffer], int]] = []
-        for place, adds in waiting.items():
+        requests: list[tuple[list[Add], bytes, Sequence[Buffer], Kept]] = []
+        several = list(waiting.items())
+        for at, (place, adds) in enumerate(several):
             if adds != before:
-                before, requests = adds, [(part, *self._encode(part)) for part in _parts(adds)]
-            for part, head, frames, size in requests:
-                self.unanswered_bytes += size
-                self._request(place, part, head, frames, size, 0)
+                copies = 1
+                while at + copies < len(several) and several[at + copies][1] == adds:
+                    copies += 1
+                before, requests = adds, [(part, *self._encode(part, copies)) for part in _parts(adds)]
+            for part, head, frames, kept in requests:
+                self.unanswered_bytes += kept.bytes
+                self._request(place, part, head, frames, kept, 0)
+        held, self._waiting_bytes = self._waiting_bytes, 0
+        self._memory.release(held)  # its requests are counted now
 
-    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
+    def _encode(self, adds: Sequence[Add], copies: int) -> tuple[bytes, Sequence[Buffer], Kept]:
         """A request's head, its frames and their bytes."""
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.payload.header, *first.payload.frames)
-            return encode_add(self._ledger, first.entry, self._key), frames, sum(map(len, frames))
+            return encode_add(self._ledger, first.entry, self._key), frames, self._kept(frames, copies)
         frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
-        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
+        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, self._kept(frames, copies)
+
+    def _kept(self, frames: Sequence[Buffer], copies: int) -> Kept:
+        return Kept(self._memory, sum(map(len, frames)), copies)
 
     def _request(
-        self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], size: int, tries: int
+        self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], kept: Kept, tries: int
     ) -> None:
         answer = self._bookies.request(place[1], head, frames, timeout_s=self._config.add_timeout_s)
-        answer.add_done_callback(partial(self._answered, place, adds, size, tries))
+        answer.add_done_callback(partial(self._answered, place, adds, kept, tries))
 
     # ------------------------------------------------------------------------------ answers
     def _answered(
-        self, place: _Place, adds: list[Add], size: int, tries: int, answer: asyncio.Future[Reply]
+        self, place: _Place, adds: list[Add], kept: Kept, tries: int, answer: asyncio.Future[Reply]
     ) -> None:
         """Turns a bookie's answer, or its absence, into facts."""
-        self.unanswered_bytes -= size
+        self.unanswered_bytes -= kept.bytes
+        kept.answered()
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
         if isinstance(error, BackPressure):
             self._ask_again(place, adds, tries)  # nothing was sent
@@ -176,9 +192,9 @@ class AddSender:
         elif tries * self._config.retry_s > self._config.add_timeout_s:
             self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
-            head, frames, size = self._encode(adds)
-            self.unanswered_bytes += size
-            self._loop.call_later(self._config.retry_s, self._request, place, adds, head, frames, size, tries)
+            head, frames, kept = self._encode(adds, 1)
+            self.unanswered_bytes += kept.bytes
+            self._loop.call_later(self._config.retry_s, self._request, place, adds, head, frames, kept, tries)
 
 
 _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}

@@ -13,13 +13,14 @@ remember commits: a client whose answer was lost reads again (metadata/update.py
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ..proto import wire_pb2 as wire
 from ..proto.errors import BackPressure, ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
-from ..runtime.access import Principal, PrincipalKind
+from ..runtime.access import CallerMemory, ListenerAccess, Principal, PrincipalKind
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
 from ..runtime.peer.server import is_local
 from ..runtime.world import World
@@ -45,20 +46,26 @@ SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 class MetadataServer:
     """A store and its service at an endpoint."""
 
-    def __init__(self, store: SqliteStore, serving: Serving) -> None:
+    def __init__(self, store: SqliteStore, serving: Serving, memory: CallerMemory) -> None:
         self._store = store
         self._serving = serving
+        self.memory = memory
 
     @classmethod
-    async def start(cls, world: World, endpoint: Endpoint, path: str) -> MetadataServer:
-        """`path`: the SQLite file. Raises Busy (the port or the file is taken) and what SqliteStore.open raises."""
+    async def start(
+        cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize
+    ) -> MetadataServer:
+        """`path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way. Raises
+        Busy (the port or the file is taken) and what SqliteStore.open raises."""
         store = await SqliteStore.open(world, path)
         try:
-            serving = await world.network.serve(endpoint, [("Metadata", MetadataService(store))])
+            memory = CallerMemory(memory_bytes)
+            access = ListenerAccess(memory=memory)
+            serving = await world.network.serve(endpoint, [("Metadata", MetadataService(store))], access)
         except BaseException:
             await store.close()
             raise
-        return cls(store, serving)
+        return cls(store, serving, memory)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from .memory.arrivals import Arrivals
+
 
 class PrincipalKind(Enum):
     LOCAL = "local"  # nothing was asked: a listener without security
@@ -139,19 +141,24 @@ class MemoryBudget:
 
 
 class CallerMemory:
-    """The memory that all callers of a process hold, half of it each way, so that who does not read stops no publish.
+    """The memory that all callers of a process hold. Requests and answers have parts of their own, so that who does not
+    read stops no publish.
 
-    `requests`: what was received and is not handled, and publishes without an outcome. Above its tight half a publish
-    is not kept for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
-    is read. `answers`: what has not left. Above its tight half little is kept for one caller, and callers that take
-    nothing are cut early; above the limit no message is delivered. Guarding tests: tests/runtime/grpc/test_memory.py.
+    `arrivals`: a quarter, of what came and is not received yet (runtime/memory/arrivals.py). `requests`: a half, of
+    what was received and is not handled, and publishes without an outcome. Above its tight half a publish is not kept
+    for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
+    is read. `answers`: a quarter, of what has not left. Above its tight half little is kept for one caller, and callers
+    that take nothing are cut early; above the limit no message is delivered.
+    Guarding tests: tests/runtime/grpc/test_memory.py.
     """
 
-    __slots__ = ("answers", "requests")
+    __slots__ = ("answers", "arrivals", "connections", "requests")
 
     def __init__(self, limit: int = sys.maxsize) -> None:
+        self.connections = 0  # that are open
         self.requests = MemoryBudget(limit // 2)
-        self.answers = MemoryBudget(limit // 2)
+        self.arrivals = Arrivals(limit // 4)
+        self.answers = MemoryBudget(limit // 4)
 
 
 ROOM_S = 0.01

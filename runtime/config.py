@@ -34,8 +34,8 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 REQUIRED = object()
 """The default of a setting that has none."""
 
-SECTIONS = ("bookie", "broker")
-"""Sections of a file; each process reads its own."""
+SECTIONS = ("bookie", "broker", "process")
+"""Sections of a file; each process reads its own, and [process]."""
 
 
 class Setting(NamedTuple):
@@ -75,6 +75,40 @@ def load(
     except (ValueError, AssertionError, TypeError) as error:
         raise InvalidConfiguration(f"the {section} configuration contradicts itself: {error}") from error
     return config
+
+
+def chosen(
+    kind: type[msgspec.Struct],
+    section: str,
+    *,
+    file: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> frozenset[str]:
+    """Names of the settings that file and environment set, whatever their values; one of a table in the section is
+    `store.memtable_bytes`. `load` has found no mistake in them."""
+    found: set[str] = set()
+    for name, value in ({} if file is None else _from_file(file, section)).items():
+        found |= {f"{name}.{each}" for each in value} if isinstance(value, dict) else {name}
+    prefix = f"MAGNETAR_{section.upper()}_"
+    variables = os.environ if environment is None else environment
+    return frozenset(found | {name[len(prefix) :].lower() for name in variables if name.startswith(prefix)})
+
+
+def value_of(config: msgspec.Struct, name: str) -> object:
+    """Of a setting, as `chosen` names it."""
+    head, _, rest = name.partition(".")
+    value = getattr(config, head)
+    return value_of(value, rest) if rest else value
+
+
+def with_values(config: Config, values: Mapping[str, object]) -> Config:
+    """The configuration with these values of settings, as `chosen` names them."""
+    direct = {name: value for name, value in values.items() if "." not in name}
+    tables = dict.fromkeys(name.partition(".")[0] for name in values if "." in name)
+    for table in tables:
+        inside = {name[len(table) + 1 :]: value for name, value in values.items() if name.startswith(table + ".")}
+        direct[table] = with_values(getattr(config, table), inside)
+    return msgspec.structs.replace(config, **direct)
 
 
 def settings(kind: type) -> list[Setting]:

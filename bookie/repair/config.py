@@ -6,6 +6,9 @@ import msgspec
 
 from ...proto.errors import InvalidConfiguration
 
+BATCH_MEMORY_BYTES = 8 << 20
+"""What one of `batches_at_once` takes with the defaults: of four ledgers each a batch of a mebibyte, twice."""
+
 
 class RepairConfig(msgspec.Struct, frozen=True):
     # ---- behaviour

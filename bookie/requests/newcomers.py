@@ -14,7 +14,7 @@ of a ledger waits here until the record was read; the next ones find its descrip
 So a stranger takes no id before its owner does, and creates no descriptor without an owner. A refusal is not
 remembered: a request that comes before its id was given out is refused, and a later one is not.
 
-Bounds: `WAITING_BYTES_MAX` of requests wait, half of that from one connection, past it BUSY; `LOOKUPS_MAX` records are
+Bounds: `waiting_bytes_max` of requests wait, half of that from one connection, past it BUSY; `LOOKUPS_MAX` records are
 read at a time, one of a ledger. Guarded by tests/bookie/requests/test_newcomers.py.
 """
 
@@ -39,8 +39,6 @@ from .waiting import Waiting, cost_of
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
 LOOKUPS_MAX = 32
-WAITING_BYTES_MAX = 32 << 20
-"""Half of it is the largest message."""
 LOOKUP_TIMEOUT_S = 5.0
 """As long as a writer waits for an add (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed. A request
 that waits for longer is BUSY."""
@@ -54,7 +52,8 @@ class Newcomers:
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
-        again: Callable[[list[Parked]], None], refuse: Callable[[Request, RequestHead, Status], None],
+        again: Callable[[list[Parked]], None], refuse: Callable[[Request, RequestHead, Status], None], *,
+        waiting_bytes_max: int,
     ) -> None:  # fmt: skip
         self._metadata = metadata
         self._introduce = introduce
@@ -63,7 +62,7 @@ class Newcomers:
         self._parked: dict[int, list[Parked]] = {}  # by ledger
         self._next: deque[int] = deque()  # ledgers to be asked for
         self._lookups = Tasks()
-        self._waiting = Waiting(WAITING_BYTES_MAX)
+        self._waiting = Waiting(waiting_bytes_max)
         self._closed = False
         self.lookups = 0
 

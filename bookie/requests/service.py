@@ -16,8 +16,11 @@ request of a ledger here waits until the bookie has asked the metadata for the l
 | what waits for the journal's sync | bound, in all; half of it for one connection | past it |
 |---|---|---|
 | adds | adds.py | |
-| fences, of recovery alone | `FENCES_BYTES_MAX`, a bound of their own | BUSY, nothing was done |
-| explicit LACs | `LACS_BYTES_MAX`, and none while the journal's queue is full | BUSY |
+| fences, of recovery alone | half of `held_bytes_max`, a bound of their own | BUSY, nothing was done |
+| explicit LACs | an eighth of it, and none while the journal's queue is full | BUSY |
+
+What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`; past
+either a read is BUSY, and its client asks again. A lone read is always taken.
 
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
@@ -52,9 +55,14 @@ OnAdmin = Callable[[bytes, Principal, bool], Awaitable[bytes]]
 ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
 
-FENCES_BYTES_MAX = 16 << 20
-LACS_BYTES_MAX = 4 << 20
-"""Each takes about 1 KiB (waiting.py): 16,000 fences, as when brokers take over the topics of another one."""
+FENCES_PART, LACS_PART = 2, 8
+"""One part in so many of `held_bytes_max`. Each takes about 1 KiB (waiting.py): 16,000 fences with the default, as when
+brokers take over the topics of another one."""
+HELD_PARTS = 4
+"""Times `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of ledgers
+once each, fences and LACs less than once."""
+READ_BYTES_MIN = 64 << 10
+"""Of a read, however little was asked for: its entry may be long."""
 
 SEAL_BYTES = 1 << 20
 """The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
@@ -68,22 +76,28 @@ class BookieService:
 
     def __init__(
         self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
+        reads_bytes_max: int = 256 << 20, read_bytes_max: int = 4 << 20,
         metadata: Callable[[], MetadataStore] | None = None, on_admin: OnAdmin | None = None,
         slow_down: Callable[[bool], None] = lambda pressed: None,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._reads_max = reads_max
+        self._reads_bytes_max = reads_bytes_max
+        self._read_bytes_max = read_bytes_max
+        self._reads_bytes = 0
         self.newcomers: Newcomers | None = None  # None: any ledger may begin
         if metadata is not None:
             store.keys.ask_for_newcomers()
-            self.newcomers = Newcomers(metadata, store.keys.introduce, self._take_again, self._refuse)
+            self.newcomers = Newcomers(
+                metadata, store.keys.introduce, self._take_again, self._refuse, waiting_bytes_max=held_bytes_max
+            )
         self.adds = Adds(
             store, clock, self._intend, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
-        self._fences = Waiting(FENCES_BYTES_MAX)
-        self._lacs = Waiting(LACS_BYTES_MAX)
+        self._fences = Waiting(held_bytes_max // FENCES_PART)
+        self._lacs = Waiting(held_bytes_max // LACS_PART)
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
         self._reads = Tasks()
@@ -242,14 +256,18 @@ class BookieService:
             self._read_opened(request, head, came)
 
     def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
-        if len(self._reads) >= self._reads_max:
+        size = max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
+        if len(self._reads) >= self._reads_max or (
+            self._reads_bytes and self._reads_bytes + size > self._reads_bytes_max
+        ):
             self._refuse(request, head, Status.BUSY)
         else:
             result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
             if result is not None:
                 self._answer_read(request, head, result, came)
                 return
-            self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
+            self._reads_bytes += size
+            self._reads.spawn(self._read_disk(request, head, came, size), "bookie-read")
 
     def _say_held(self, request: Request, head: RequestHead) -> None:
         if _is_no_read(head) or head.count > ENTRIES_MAX:
@@ -265,8 +283,11 @@ class BookieService:
             answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
             request.reply(answer.encode(), (encode_runs(held),))
 
-    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
-        result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
+    async def _read_disk(self, request: Request, head: RequestHead, came: float, size: int) -> None:
+        try:
+            result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
+        finally:
+            self._reads_bytes -= size
         if not self._closed:
             self._answer_read(request, head, result, came)
 
@@ -327,6 +348,7 @@ class BookieService:
             "held_bytes": held_bytes,
             "slowed_down": self.adds.pressures,
             "disk_reads": len(self._reads),
+            "disk_reads_bytes": self._reads_bytes,
             "admin_requests": len(self._admins),
             "fences_waiting_bytes": self._fences.bytes,
             "lacs_waiting_bytes": self._lacs.bytes,

@@ -1,7 +1,8 @@
 """Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
 
 A request costs its frames and REQUEST_BYTES for the memory that Python needs until it is answered, so that a flood of
-empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for others.
+empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for others. A lone
+request is always taken: it may be larger than a small bound.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Waiting:
     def add(self, connection: Hashable, size: int) -> bool:
         """False: it is beyond the bound, and was not added."""
         own = self._by_connection.get(connection, 0) + size
-        if self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max:
+        if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False
         self.bytes += size
         self._by_connection[connection] = own
@@ -40,7 +41,8 @@ class Waiting:
             del self._by_connection[connection]
 
     def check(self) -> None:
-        assert self.bytes == sum(self._by_connection.values()) <= self._bytes_max
+        assert self.bytes == sum(self._by_connection.values())
+        assert self.bytes <= self._bytes_max or len(self._by_connection) == 1, "only a lone request exceeds the bound"
         assert all(self._by_connection.values())
 
 

@@ -22,6 +22,8 @@ from .intervals import Intervals
 
 Stored = tuple[bytes, ...]
 """An entry in one or more pieces."""
+TABLES = 3
+"""Times `bytes_max` that both tables have together at most, beside one request."""
 ENTRY_OVERHEAD_BYTES = 200
 """What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400

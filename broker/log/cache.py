@@ -139,7 +139,7 @@ class TailCache:
     """Entries in the order of adding, up to a number of bytes."""
 
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self.recent = recent
         self._ledgers: dict[int, dict[int, StoredEntry]] = {}
         self._order: deque[StoredEntry] = deque()
@@ -161,7 +161,13 @@ class TailCache:
                 self.bytes += entry.size + ENTRY_BYTES
         if not entries:
             del self._ledgers[ledger_id]
-        while self.bytes > self._bytes_max:
+        while self.bytes > self.bytes_max:
+            self._drop_oldest()
+
+    def resize(self, bytes_max: int) -> None:
+        """The oldest entries are dropped that are too many now."""
+        self.bytes_max = bytes_max
+        while self.bytes > bytes_max:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
@@ -204,4 +210,4 @@ class TailCache:
             self.bytes -= sum(entry.weight for entry in entries.values())
 
     def statistics(self) -> dict[str, int]:
-        return {"bytes": self.bytes, "bytes_max": self._bytes_max, "entries": len(self._order)}
+        return {"bytes": self.bytes, "bytes_max": self.bytes_max, "entries": len(self._order)}

@@ -28,7 +28,7 @@ from ...metadata.store import MetadataStore
 from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import CallerMemory
-from ...runtime.grpc.limits import memory_bytes
+from ...runtime.memory.machine import machine_bytes
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks, together
 from ...runtime.unbroken import unbroken
@@ -47,6 +47,7 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
+from ..log.read_memory import ReadMemory
 from ..schema.registry import SchemaRegistry
 from ..topic.maintenance import look_after
 from ..topic.nonpersistent import NonPersistent
@@ -57,6 +58,7 @@ from ..transaction.coordinators import TransactionCoordinators
 from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
 from .participants import Participants
+from .state_memory import StateMemory
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
@@ -100,6 +102,7 @@ class _OwnershipSession:
         quorums = LedgerConfig(
             ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
             min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
+            memory_bytes_max=config.append_memory_bytes,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
         self.participants = Participants(metadata, topic, endpoint, lambda: self.transactions.peers)
@@ -123,8 +126,10 @@ class TopicManager:
         self.world = world
         self.config = config
         self._rates = BrokerRates(config)
-        self.memory = CallerMemory(config.client_memory_bytes or memory_bytes() // 4)
+        self.memory = CallerMemory(config.client_memory_bytes or machine_bytes() // 4)
         self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
+        self.reads = ReadMemory(config.read_memory_bytes)
+        self.state = StateMemory(config, world.clock, self.cache, self.memory)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
@@ -169,6 +174,11 @@ class TopicManager:
         if self._session is None:
             raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
         return self._session
+
+    @property
+    def append_bytes(self) -> int:
+        """Of entries that a bookie has not answered."""
+        return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
     def entered(self) -> bool:
@@ -349,7 +359,7 @@ class TopicManager:
             return NonPersistent(self.world, self.config)
         return DurableStorage(
             self.world, session.metadata, session.ledgers, self.cache, self.config, self.outgoing.publish,
-            self.publish_seconds,
+            self.reads, self.publish_seconds,
         )  # fmt: skip
 
     def _lost(self, topic: Topic) -> None:

@@ -23,6 +23,7 @@ from ..common.token_bucket import Rate, portion, wait_s
 from ..common.turns import SLICE_S
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
+from ..log.read_memory import ReadMemory
 from ..log.topic_log import TopicLogState
 from .consumer import Consumer
 from .core.cursor import Cursor
@@ -54,7 +55,7 @@ class Pump(ABC):
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, dispatcher: Dispatcher, clock: Clock, config: BrokerConfig,
-        delayed: DelayedDelivery | None,
+        delayed: DelayedDelivery | None, memory: ReadMemory | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.cursor = cursor
@@ -69,7 +70,8 @@ class Pump(ABC):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._at_hand = ReadAheadBuffer(name, log, clock, config, dispatcher, self.wake, self._tasks)
+        memory = memory or ReadMemory(config.read_memory_bytes)
+        self._at_hand = ReadAheadBuffer(name, log, clock, config, dispatcher, self.wake, self._tasks, memory)
         self._returns = Returns(dispatcher, self._counting, clock)
         self._due = False
         self._closed = False

@@ -8,7 +8,8 @@ New entries are taken from the tail cache, else from what was read ahead: chunks
 this one is handed out, so two of them are in memory. Entries that are handed out again were kept, or are in a cache, or
 are read in stretches; during that read nothing new is taken, because they precede it (`reading_again`). At most
 `key_shared_waiting_bytes` and one read are kept; the entry that has waited longest is dropped first, and read again
-when it is handed out.
+when it is handed out. All subscriptions of the broker share `read_memory_bytes` (broker/log/read_memory.py): reads are
+shorter when many have something, and what a subscription has used least recently is dropped for another one's read.
 
 Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
 it, as an entry that is being read does.
@@ -34,6 +35,7 @@ from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
+from ..log.read_memory import ReadMemory
 from ..log.unfolding import slots_of
 from .core.deliveries import Delivery, Read, ReplayRange
 from .core.dispatch import Dispatcher
@@ -56,13 +58,14 @@ class ReadAheadBuffer:
     """`wake` makes the subscription pump."""
 
     __slots__ = (
-        "_ahead", "_ahead_bytes", "_clock", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop",
-        "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
+        "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_dispatcher", "_kept", "_kept_bytes", "_log",
+        "_loop", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding",
+        "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], tasks: Tasks,
+        wake: Callable[[], None], tasks: Tasks, memory: ReadMemory,
     ) -> None:  # fmt: skip
         self._subscription = subscription
         self._log = log
@@ -71,6 +74,8 @@ class ReadAheadBuffer:
         self._wake = wake
         self._dispatcher = dispatcher
         self._tasks = tasks
+        self._memory = memory
+        self._counted = 0  # bytes of this buffer in it
         self._loop = asyncio.get_running_loop()
         self._ahead = _NONE  # without a gap
         self._ahead_bytes = 0
@@ -94,11 +99,22 @@ class ReadAheadBuffer:
     def forget(self) -> None:
         """Drops everything: the position in the log has changed, or no consumer is connected."""
         self._seeks += 1
-        self._forget_ahead()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Drops all that is in memory; it is read again when it is wanted."""
         self._kept, self._kept_bytes = None, 0
+        self._forget_ahead()
 
     def _forget_ahead(self) -> None:
         self._ahead, self._ahead_bytes = _NONE, 0
+        self._count()
+
+    def _count(self) -> None:
+        now = self._ahead_bytes + self._kept_bytes
+        if now != self._counted:
+            self._counted = now
+            self._memory.holds(self, now)
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
@@ -141,6 +157,7 @@ class ReadAheadBuffer:
         ahead = self._ahead
         while ahead and ahead[0].position < position:
             self._ahead_bytes -= ahead.popleft().size
+        self._count()
         if ahead and ahead[0].position == position:
             self._read_ahead()
             return list(islice(ahead, CHUNK_ENTRIES))
@@ -167,6 +184,7 @@ class ReadAheadBuffer:
                 entry.stand_alone()
                 kept[entry.position] = entry
                 self._kept_bytes += entry.weight
+        self._count()
 
     def gone(self, deliveries: Iterable[Delivery]) -> None:
         if self._kept:
@@ -174,6 +192,7 @@ class ReadAheadBuffer:
                 kept = self._kept.pop(each.entry.position, None)
                 if kept is not None:
                     self._kept_bytes -= kept.weight
+            self._count()
 
     # ------------------------------------------------------------------ reading from bookies
     def _start_read(self, want: Read | ReplayRange) -> None:
@@ -200,7 +219,9 @@ class ReadAheadBuffer:
     async def _read(self, position: Position) -> None:
         seeks = self._seeks
         try:
-            entries = await self._log.reader.read(position, self._config.read_bytes)
+            size = self._memory.chunk(self._config.read_bytes)
+            async with self._memory.reading(size):
+                entries = await self._log.reader.read(position, size)
         except Exception as error:
             self._cannot_read(position, error)
             return
@@ -213,12 +234,15 @@ class ReadAheadBuffer:
                 self._ahead = deque()
             self._ahead.extend(entries)
             self._ahead_bytes += sum(entry.size for entry in entries)
+            self._count()
             self._read_ahead()
         self._wake()
 
     async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
         try:
-            entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
+            size = self._memory.chunk(self._config.read_bytes)
+            async with self._memory.reading(size):
+                entries = await self._log.reader.read(first, size, last.entry_id)
         except Exception as error:
             self._cannot_read(first, error)
             return
@@ -244,6 +268,7 @@ class ReadAheadBuffer:
 
     def stop(self) -> None:
         """Begins no read any more. Its owner cancels those that run."""
+        self.give_back()
         if self._retry is not None:
             self._retry.cancel()
 

@@ -35,6 +35,7 @@ from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
+from ..log.read_memory import ReadMemory
 from .acks_in_txn import AcksInTxn
 from .activity import Activity
 from .consumer import Consumer
@@ -62,13 +63,14 @@ class Subscription(Pump):
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, clock: Clock,
         config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
+        memory: ReadMemory | None = None,
     ) -> None:  # fmt: skip
         dispatcher = Dispatcher(
             log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=tracks,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
-        super().__init__(name, log, cursor, dispatcher, clock, config, delayed)
+        super().__init__(name, log, cursor, dispatcher, clock, config, delayed, memory)
         self.store = store
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionType | None = None

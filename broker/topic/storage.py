@@ -22,6 +22,7 @@ from ..common.config import BrokerConfig, Policy
 from ..log.cache import TailCache
 from ..log.core.log_shape import LogShape
 from ..log.log import Log, ReadableLog
+from ..log.read_memory import ReadMemory
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -90,6 +91,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     cache: TailCache
     config: BrokerConfig
     forward: Forward
+    reads: ReadMemory
     publish_seconds: Histogram | None = None
 
     def log(self, owner: Owner) -> TopicLog:
@@ -117,7 +119,9 @@ class DurableStorage(msgspec.Struct, frozen=True):
 
     def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         cursor, clock = Cursor(shape, CursorState(shape.clamp(mark))), self.world.clock
-        return Subscription(name, owner.shown, cursor, None, clock, self.config, owner.applied, tracks=tracks)
+        return Subscription(
+            name, owner.shown, cursor, None, clock, self.config, owner.applied, tracks=tracks, memory=self.reads
+        )
 
     def _store(self, owner: Owner, subscription: str) -> DurableCursor:
         return DurableCursor(
@@ -132,7 +136,9 @@ class DurableStorage(msgspec.Struct, frozen=True):
             self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
             replication=owner.replication, on_fenced=owner.log.lose,
         )  # fmt: skip
-        subscription = Subscription(store.subscription, log, store.cursor, store, clock, config, owner.applied, delayed)
+        subscription = Subscription(
+            store.subscription, log, store.cursor, store, clock, config, owner.applied, delayed, memory=self.reads
+        )
         subscription.dead_letters = DeadLetters(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
             policy=lambda: dead_letter_policy(owner.applied, store.properties).at(owner.name, store.subscription),

@@ -7,6 +7,7 @@
     magnetar_broker_peer_…     its connections to bookies (label `bookie`)
     magnetar_topic_…           per loaded topic (label `topic`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
+    magnetar_process_memory_…  what memory_bytes is shared out to (memory.py; label `share`)
     magnetar_background_…      long-lived tasks that failed (runtime/supervisor.py)
     magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/unreadable.py)
 
@@ -30,6 +31,7 @@ from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.supervisor import Supervisor
 from .bookkeeper import BookKeeperNames
+from .memory import add_shares, of_bookies, of_broker, of_metadata
 from .transactions import OfTopics, coordinators
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from ...metadata.server import MetadataServer
     from ...metadata.sqlite import SqliteStore
     from ...runtime.clock import Clock
+    from ...runtime.memory.shares import Plan
     from ...runtime.monitoring.metrics import Page
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
@@ -49,7 +52,8 @@ _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
     "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes",
-    "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_total_bytes",
+    "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_reads_bytes",
+    "disk_total_bytes",
     "gc_doubtful", "gc_refused", "gc_running",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
@@ -87,6 +91,7 @@ class Measured(msgspec.Struct, frozen=True):
     broker: Broker | None = None
     second: BookKeeperNames | None = None
     pulsar: bool = False  # Pulsar's names of transactions as well
+    memory: Plan | None = None
 
     async def __call__(self, page: Page) -> None:
         if self.metadata is not None:
@@ -97,6 +102,11 @@ class Measured(msgspec.Struct, frozen=True):
                 self.second.add(page, bookie.id)
         if self.broker is not None:
             await _broker(page, self.broker, self.broker.owned.config.cluster if self.pulsar else None)
+        if self.memory is not None:
+            used = of_bookies(self.bookies) if self.bookies else {}
+            used |= of_broker(self.broker) if self.broker is not None else {}
+            used |= of_metadata(self.metadata) if self.metadata is not None else {}
+            add_shares(page, self.memory, used)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.failing_now().items()):

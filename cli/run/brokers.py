@@ -15,6 +15,7 @@ import click
 
 from . import processes as several
 from .members import as_member, join
+from .memory import planned
 from .servers import (
     LISTEN_HELP,
     SECURITY,
@@ -57,6 +58,10 @@ class Given(NamedTuple):
     metrics: Endpoint | None = None
     compat: str = "none"
     warning: str = ""
+    config: str | None = None
+    memory_bytes: int | None = None
+    memory_most: int | None = None  # where nothing is set
+    processes: int = 1  # which have the memory together
 
 
 LISTENING = ("listen", "pulsar_listen", "http_listen")
@@ -71,6 +76,10 @@ async def run(given: Given, world: World, voice: Voice) -> None:
     from ..metrics.samples import Measured, pulsars_names
 
     security = given.security
+    plan = planned(
+        given.config, given.memory_bytes, broker=given.settings, most=given.memory_most, processes=given.processes
+    )
+    settings = plan.applied(given.settings, "broker")
     world = as_member(world, security, "broker")
 
     async def session() -> MetadataStore:
@@ -90,9 +99,11 @@ async def run(given: Given, world: World, voice: Voice) -> None:
             for each in later:
                 await each.close()
 
-        starting = Broker.start(secured(serving, security), given.settings, store, next_session)
+        starting = Broker.start(secured(serving, security), settings, store, next_session)
         running = await parts.start("broker", starting, close)
-        running.rest.measure = page = voice.measure(Measured(broker=running, pulsar=pulsars_names(given.compat)))
+        running.rest.measure = page = voice.measure(
+            Measured(broker=running, pulsar=pulsars_names(given.compat), memory=plan)
+        )
         facts = await serve_metrics(parts, given.metrics, page) | door_facts(running)
         voice.ready(f"{scheme(security)}://{running.endpoint}", **facts)
         await serve_for_ever(given.warning)
@@ -111,7 +122,7 @@ def processes_of(
         listening = {
             each: at and ports.reserve(several.another(at, number, forwarded=forwarded)) for each, at in asked.items()
         }  # fmt: skip
-        one = given._replace(settings=shared(given.settings, number, base, listening, count))
+        one = given._replace(settings=shared(given.settings, number, base, listening))
         if number:
             one = one._replace(metrics=None, warning="")
         name = f"broker-{number + 1}"
@@ -126,13 +137,12 @@ def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
 
 
 def shared(
-    settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None], count: int
+    settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
-    """The settings of process `number`, from 0, of `count` that share what they are asked for. InvalidConfiguration."""
+    """The settings of process `number`, from 0, of those that share what they are asked for. InvalidConfiguration."""
     import msgspec
 
     from ...proto.errors import InvalidConfiguration
-    from ...runtime.grpc.limits import memory_bytes
 
     if settings.pulsar_listeners:
         raise InvalidConfiguration(
@@ -142,7 +152,7 @@ def shared(
     return msgspec.structs.replace(
         settings, name=f"{base}-{number + 1}", share_group=settings.share_group or base,
         advertised=known_as and known_as._replace(port=known_as.port and known_as.port + number),
-        client_memory_bytes=settings.client_memory_bytes or memory_bytes() // 4 // count, **listening,
+        **listening,
     )  # fmt: skip
 
 
@@ -173,6 +183,7 @@ def broker(
     name: str | None,
     security: str | None,
     config: str | None,
+    memory_bytes: int | None,
     metrics: str | None,
     insecure: bool,
     metrics_compat: str,
@@ -203,7 +214,9 @@ def broker(
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
     settings = load(BrokerConfig, "broker", file=config, overrides=given)
-    one = Given(settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning)
+    one = Given(
+        settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
+    )  # fmt: skip
     if processes_ > 1:
         return _several(one, processes_, log_level, log_format)
     return serve(lambda world: run(one, world, Alone()), log_level, log_format)
@@ -211,6 +224,7 @@ def broker(
 
 def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     several.check_fork()
+    given = given._replace(processes=count)
     base = given.settings.name or f"broker-{os.urandom(4).hex()}"
     ports = several.Ports()
     tiers = [processes_of(given, count, base, ports, log_level, log_format)]

@@ -51,9 +51,14 @@ def server_options(
         show_default=True,
         help="Show metrics under the names of BookKeeper (bookies), or of Pulsar (transactions), as well.",
     )
+    memory = click.option(
+        "--memory-bytes", type=click.IntRange(min=0), default=None, metavar="BYTES",
+        help="For all that the process keeps (default, and 0: as set in [process], else a quarter of the memory).",
+    )  # fmt: skip
     file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
     options = (
         *([file] if settings else []),
+        memory,
         click.option(
             "--metrics",
             envvar="MAGNETAR_METRICS",
@@ -335,7 +340,8 @@ class _Metadata(LazyGroup):
 @server_options("info", settings=False)
 @click.pass_context
 def metadata(
-    context: click.Context, listen: str, data: str, security: str | None, metrics: str | None, insecure: bool,
+    context: click.Context, listen: str, data: str, security: str | None, memory_bytes: int | None,
+    metrics: str | None, insecure: bool,
     log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
@@ -352,12 +358,15 @@ def metadata(
         from ...metadata.server import MetadataServer
         from ...runtime.lifecycle import Parts
         from ..metrics.samples import Measured
+        from .memory import planned
 
+        plan = planned(None, memory_bytes, metadata=True)
         world = as_member(world, security, "metadata")
         async with Parts(world.clock) as parts:
-            starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
+            clients = plan.values["metadata.client_memory_bytes"]
+            starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"), clients)
             server = await parts.start("metadata", starting, MetadataServer.close)
-            facts = await serve_metrics(parts, scraped, Measured(metadata=server))
+            facts = await serve_metrics(parts, scraped, Measured(metadata=server, memory=plan))
             ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever(warning)
 

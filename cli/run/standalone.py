@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .memory import STANDALONE_BYTES, planned
 from .processes import processes_option
 from .servers import (
     SECURITY,
@@ -34,7 +35,7 @@ from .servers import (
     serve_metrics,
     server_options,
 )
-from .standalone_parts import Given, broker_settings, count_bookies, start_bookie
+from .standalone_parts import Given, bookie_settings, broker_settings, count_bookies, start_bookie
 from .voice import ready
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ HTTP_PORTS = (8080, 8443)
 @server_options("warning", compat=["bookkeeper", "pulsar", "both"])
 def standalone(
     data: str, host: str, port: int | None, pulsar_port: int | None, http_port: int | None, bookies: int | None,
-    processes_: int, security: str | None, config: str | None, metrics: str | None, insecure: bool,
-    metrics_compat: str, log_level: str, log_format: str,
+    processes_: int, security: str | None, config: str | None, memory_bytes: int | None, metrics: str | None,
+    insecure: bool, metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything here; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -93,7 +94,8 @@ def standalone(
     pulsar = _door(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
     http = _door(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
     given = Given(
-        Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security
+        Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
+        memory_bytes,
     )
     if processes_ > 1:
         from .standalone_processes import several
@@ -120,17 +122,20 @@ async def _serve(world: World, given: Given) -> None:
     folder, security = given.folder, given.security
     world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
     count = count_bookies(folder, given.bookies)
-    settings = broker_settings(given, count)
+    settings, stored = broker_settings(given, count), bookie_settings(given, 1)
+    most = STANDALONE_BYTES * (1 + count)
+    plan = planned(given.config, given.memory_bytes, broker=settings, bookie=stored, bookies=count, most=most)
+    settings = plan.applied(settings, "broker")
     async with Parts(world.clock) as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
         numbers = range(1, count + 1)
-        started = [await start_bookie(parts, world, given, number, store.session()) for number in numbers]
+        started = [await start_bookie(parts, world, given, number, plan, store.session()) for number in numbers]
         asking = secured(world, security)
         broker = await parts.start("broker", Broker.start(asking, settings, store.session()), Broker.close)
         second = second_names(given.compat, world.clock)
         named = pulsars_names(given.compat)
-        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second, pulsar=named, memory=plan)
         broker.rest.measure = measured
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, given.metrics, measured)}
         facts |= door_facts(broker)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ...bookie.node.registration import NewSession
-    from ...bookie.server import Bookie
+    from ...bookie.server import Bookie, BookieConfig
     from ...broker.common.config import BrokerConfig
     from ...metadata.store import MetadataStore
     from ...runtime.lifecycle import Parts
+    from ...runtime.memory.shares import Plan
     from ...runtime.network import Endpoint
     from ...runtime.world import World
 
@@ -31,6 +32,7 @@ class Given(NamedTuple):
     compat: str = "none"
     warning: str = ""
     security: str | None = None
+    memory_bytes: int | None = None
 
 
 def broker_settings(given: Given, bookies: int) -> BrokerConfig:
@@ -59,14 +61,22 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-async def start_bookie(
-    parts: Parts, world: World, given: Given, number: int, store: MetadataStore, new_session: NewSession | None = None
-) -> Bookie:
-    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
-    from ...bookie.server import Bookie, BookieConfig
+def bookie_settings(given: Given, number: int) -> BookieConfig:
+    """Of bookie `number`, from 1, in its folder; before the memory is shared out."""
+    from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
     folder = given.folder / f"bookie-{number}"
     own = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
-    settings = load(BookieConfig, "bookie", file=given.config, overrides=own)
-    return await parts.start(folder.name, Bookie.start(world, settings, store, new_session), Bookie.close)
+    return load(BookieConfig, "bookie", file=given.config, overrides=own)
+
+
+async def start_bookie(
+    parts: Parts, world: World, given: Given, number: int, plan: Plan, store: MetadataStore,
+    new_session: NewSession | None = None,
+) -> Bookie:  # fmt: skip
+    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
+    from ...bookie.server import Bookie
+
+    settings = plan.applied(bookie_settings(given, number), "bookie")
+    return await parts.start(f"bookie-{number}", Bookie.start(world, settings, store, new_session), Bookie.close)

@@ -16,15 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import brokers, processes
 from .members import as_member, asks_members, join
+from .memory import STANDALONE_BYTES, planned
 from .servers import connect, disconnect, serve_for_ever
-from .standalone_parts import CLUSTER, Given, broker_settings, count_bookies, start_bookie
+from .standalone_parts import CLUSTER, Given, bookie_settings, broker_settings, count_bookies, start_bookie
 
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
+    from ...runtime.memory.shares import Plan
     from ...runtime.network import Endpoint
     from ...runtime.world import World
     from .voice import Voice
@@ -50,9 +52,14 @@ def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     ports = processes.Ports()
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)
-    first = brokers.Given(settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning)
+    memory = Memory(STANDALONE_BYTES * (1 + bookies), count)
+    first = brokers.Given(
+        settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning, given.config,
+        given.memory_bytes, *memory,
+    )  # fmt: skip
     groups = bookies_by_process(bookies, count)
-    mains = [partial(_storage, given, tree, groups[0]), *(partial(_bookies, given, tree, each) for each in groups[1:])]
+    mains = [partial(_storage, given, memory, tree, groups[0])]
+    mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
     names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
     stores = [processes.spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)]
     own = settings.name or CLUSTER
@@ -76,34 +83,55 @@ def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
     return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
 
 
-async def _storage(given: Given, tree: Endpoint, numbers: list[int], world: World, voice: Voice) -> None:
+class Memory(NamedTuple):
+    """Of all processes together: at most so much where nothing is set, in equal parts."""
+
+    most: int
+    processes: int
+
+    def plan(self, given: Given, numbers: list[int], *, metadata: bool) -> Plan:
+        """For the process with these bookies. InvalidConfiguration."""
+        return planned(
+            given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
+            metadata=metadata, most=self.most, processes=self.processes,
+        )  # fmt: skip
+
+
+async def _storage(
+    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+) -> None:
     """The metadata, and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
 
+    plan = memory.plan(given, numbers, metadata=True)
     async with Parts(world.clock) as parts:
         starting = MetadataServer.start(
-            as_member(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite")
-        )
+            as_member(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite"),
+            plan.values["metadata.client_memory_bytes"],
+        )  # fmt: skip
         server = await parts.start("metadata", starting, MetadataServer.close)
 
         async def session() -> MetadataStore:
             return server.store.session()
 
         serving = await join(parts, _inside(world), given.security, "bookie", session)
-        started = [await start_bookie(parts, serving, given, each, server.store.session()) for each in numbers]
+        started = [await start_bookie(parts, serving, given, each, plan, server.store.session()) for each in numbers]
         second = second_names(given.compat, world.clock)
-        voice.measure(Measured(metadata=server, bookies=started, second=second))
+        voice.measure(Measured(metadata=server, bookies=started, second=second, memory=plan))
         voice.ready(f"metadata://{server.endpoint}")
         await serve_for_ever()
 
 
-async def _bookies(given: Given, tree: Endpoint, numbers: list[int], world: World, voice: Voice) -> None:
+async def _bookies(
+    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+) -> None:
     """These bookies, whose metadata is in another process."""
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
 
+    plan = memory.plan(given, numbers, metadata=False)
     member = as_member(world, given.security, "bookie")
 
     async def session() -> MetadataStore:
@@ -114,8 +142,8 @@ async def _bookies(given: Given, tree: Endpoint, numbers: list[int], world: Worl
         started = []
         for number in numbers:
             store = await parts.start("metadata", session(), disconnect)
-            started.append(await start_bookie(parts, serving, given, number, store, session))
-        voice.measure(Measured(bookies=started, second=second_names(given.compat, world.clock)))
+            started.append(await start_bookie(parts, serving, given, number, plan, store, session))
+        voice.measure(Measured(bookies=started, second=second_names(given.compat, world.clock), memory=plan))
         voice.ready("bookies://")
         await serve_for_ever()
 

@@ -16,6 +16,7 @@ import click
 from ..common.lazy import Lazy, LazyGroup
 from ..run import processes
 from ..run.members import as_member, asks_members, join
+from ..run.memory import planned
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
@@ -69,6 +70,7 @@ def bookie(
     rack: str | None,
     security: str | None,
     config: str | None,
+    memory_bytes: int | None,
     metrics: str | None,
     insecure: bool,
     metrics_compat: str,
@@ -91,7 +93,8 @@ def bookie(
     warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
     given = Given(
-        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning
+        folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning,
+        memory_bytes,
     )
     count = count_processes(folder, processes_)
     if count > 1:
@@ -114,6 +117,8 @@ class Given(NamedTuple):
     metrics: Endpoint | None
     compat: str
     warning: str
+    memory_bytes: int | None
+    processes: int = 1  # which have the memory together
 
     @property
     def settings(self) -> BookieConfig:
@@ -133,6 +138,8 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
     security = given.security
     settings = given.settings
+    plan = planned(given.config, given.memory_bytes, bookie=settings, processes=given.processes)
+    settings = plan.applied(settings, "bookie")
     world = as_member(world, security, "bookie")
 
     async def session() -> MetadataStore:
@@ -142,7 +149,9 @@ async def run(given: Given, world: World, voice: Voice) -> None:
         store = await parts.start("metadata", session(), disconnect)
         serving = await join(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
-        page = voice.measure(Measured(bookies=[running], second=second_names(given.compat, world.clock)))
+        page = voice.measure(
+            Measured(bookies=[running], second=second_names(given.compat, world.clock), memory=plan)
+        )
         facts = await serve_metrics(parts, given.metrics, page)
         voice.ready(f"bookie://{running.endpoint}", id=running.id, data=given.folder, **facts)
         await serve_for_ever(given.warning)
@@ -176,7 +185,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     if given.rack is None and rack == DEFAULT_RACK:
         rack = f"/{given.advertise or given.listen.host}"
     specs = []
-    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
+    given = given._replace(metrics=given.metrics and ports.reserve(given.metrics), processes=count)
     for number, name in enumerate(names):
         listen = ports.reserve(processes.another(given.listen, number, forwarded=bool(given.advertise)))
         one = given._replace(folder=given.folder / name, listen=listen, rack=rack)

@@ -65,7 +65,9 @@ class Client(ClosedAfterWith):
             consumer = client.subscribe("flights", "board")
 
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). The
-    client connects when it is first used. `memory_limit_bytes` bounds the messages that wait in all receiver queues.
+    client connects when it is first used. `memory_limit_bytes` bounds the messages of all producers without an
+    outcome and those in all receiver queues together (0: not at all); without it receiver queues have 64 MiB, and
+    producers `max_pending_messages`.
 
     Threads: any thread may use a client and what it opens. The work is done in one event loop thread per process; a
     blocking call in a callback of that thread raises Interrupted. Errors are subclasses of `magnetar.PulsarException`:
@@ -93,7 +95,7 @@ class Client(ClosedAfterWith):
         tls_private_key_file_path: str | None = None,
         tls_certificate_file_path: str | None = None,
         *,
-        memory_limit_bytes: int = 64 << 20,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         self._arguments = given(locals())
         self._inner = aio.Client(**self._arguments)

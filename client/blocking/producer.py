@@ -14,8 +14,9 @@ from typing import Any
 
 from .. import client as aio
 from ..common.checks import check_message
-from ..common.errors import ProducerQueueIsFull, Result, exception_of
+from ..common.errors import MemoryBufferIsFull, ProducerQueueIsFull, Result, exception_of
 from ..common.fork import EPOCH
+from ..common.send_memory import SendMemory
 from ..core.batcher import Callback
 from ..model.message_id import MessageId
 from ..model.options import given
@@ -41,9 +42,9 @@ class Producer(Handle[AsyncProducer]):
     is kept per partition; messages with one key have one partition.
 
     Threads: any thread may send. Callbacks are called in the client's loop thread: they must be short, and a blocking
-    call there raises Interrupted. Errors: ProducerQueueIsFull at `max_pending_messages` (with `block_if_queue_full` the
-    call waits), MessageTooBig, InvalidMessage for a wrong value, Timeout after `send_timeout_millis` (the outcome is
-    unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
+    call there raises Interrupted. Errors: ProducerQueueIsFull at `max_pending_messages` and MemoryBufferIsFull at the
+    client's `memory_limit_bytes` (with `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong
+    value, Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
     """
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
@@ -104,7 +105,7 @@ class Producer(Handle[AsyncProducer]):
                 else:
                     only.add_in(inner_of(txn), content, callback)
                 return
-            except ProducerQueueIsFull:
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self._blocks:
                     raise
         extras = Extras(
@@ -117,9 +118,10 @@ class Producer(Handle[AsyncProducer]):
         while True:
             try:
                 return self._inner.enqueue(content, callback, extras)
-            except ProducerQueueIsFull:
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self._blocks or self._thread.inside():
                     raise
+            _wait_for_memory(self._inner.connections.send_memory)
             for each in self._inner.partitions:
                 _wait_for_room(each)
 
@@ -224,6 +226,15 @@ class _Outcome:
         acquire(self._gate)
         assert self._outcome is not None, "the lock is released with the outcome"
         return self._outcome
+
+
+def _wait_for_memory(memory: SendMemory | None) -> None:
+    if memory is not None and not memory.has_room:
+        gate = threading.Lock()
+        gate.acquire()
+        memory.wait(gate.release)
+        if not memory.has_room:
+            acquire(gate)
 
 
 def _wait_for_room(producer: PartitionProducer) -> None:

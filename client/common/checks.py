@@ -228,7 +228,7 @@ CLIENT: Table = {
     "listener_name": TEXT_OR_NONE,
     "tls_private_key_file_path": PATH_OR_NONE,
     "tls_certificate_file_path": PATH_OR_NONE,
-    "memory_limit_bytes": whole(0, INT64_MAX),
+    "memory_limit_bytes": whole(0, INT64_MAX, optional=True),
 }
 TRANSACTION: Table = {
     "timeout": SECONDS,

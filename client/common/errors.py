@@ -330,7 +330,7 @@ class ProducerFenced(PulsarException):
 
 
 class MemoryBufferIsFull(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Producers of the client have as many bytes without an outcome as `memory_limit_bytes` allows."""
 
 
 class Interrupted(PulsarException):

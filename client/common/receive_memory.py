@@ -15,6 +15,10 @@ of their own (max_pending_chunked_message). In the event loop only. Guard: tests
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+RECEIVE_BYTES = 64 << 20
+"""Without `memory_limit_bytes`."""
 MESSAGE_OVERHEAD = 400
 """Bytes of a message beyond its payload: objects and metadata, about."""
 FIRST_MESSAGES = 64
@@ -29,11 +33,13 @@ NEW_WEIGHT = 1 / 4
 class ReceiveMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
+        self.sent: Callable[[], int] = lambda: 0  # what producers have of the limit (send_memory.py)
         self.claimed_bytes = 0.0
 
     def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Messages that one with this claim may have at once, of the `wanted`."""
-        room = max(0.0, self.limit_bytes - (self.claimed_bytes - claimed)) / 2
+        sent = min(self.sent(), self.limit_bytes / 2)
+        room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
 
 

@@ -27,7 +27,8 @@ from ...runtime.access import NOTHING, CallerAccess
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
 from ..common.fork import connected
-from ..common.receive_memory import ReceiveMemory
+from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory
+from ..common.send_memory import SendMemory
 from ..common.wakes import Wakes
 from ..core.backoff import Backoff
 from ..model.settings import ClientSettings
@@ -50,7 +51,13 @@ class Connections:
         self.world = world
         self._access = access
         self.settings = settings
-        self.memory = ReceiveMemory(settings.memory_limit_bytes)
+        limit = settings.memory_limit_bytes
+        self.memory = ReceiveMemory(RECEIVE_BYTES if limit is None else limit)
+        self.send_memory: SendMemory | None = None  # it has no bound
+        if limit:
+            self.send_memory = SendMemory(limit)
+            self.send_memory.claimed = lambda: self.memory.claimed_bytes
+            self.memory.sent = lambda: self.send_memory.held if self.send_memory is not None else 0
         self._discovery = Discovery(url, world.network, access, settings.connection_timeout_s)
         self._endpoints: Sequence[Endpoint] = url.endpoints
         self._next = world.rng.randrange(len(self._endpoints))

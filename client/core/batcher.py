@@ -76,7 +76,7 @@ class Batch:
 
     __slots__ = (
         "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
-        "message", "ordering_key", "sequence_id", "size", "txn", "waiters",
+        "message", "ordering_key", "payload_bytes", "sequence_id", "size", "txn", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -87,6 +87,7 @@ class Batch:
         self.goes_back = False  # its message names an id that is not above those before it
         self.dense = True  # each id follows the one before it
         self.size = 0
+        self.payload_bytes = 0
         self.key: str | None = None
         self.ordering_key: bytes | None = None
         self.message: OutgoingMessage | None = None
@@ -146,6 +147,7 @@ class Batcher:
         batch.items += (PLAIN_PREFIXES[size], payload)
         batch.callbacks.append(callback)
         batch.size += size + ITEM_OVERHEAD
+        batch.payload_bytes += size
         batch.highest = self._given = self.next_sequence_id
         self.next_sequence_id += 1
         if batch.size >= self._bytes_max or len(batch.callbacks) >= self._messages_max:
@@ -261,6 +263,7 @@ class Batcher:
         batch.items += (prefix, message.payload)
         batch.callbacks.append(callback)
         batch.size += len(prefix) + len(message.payload)
+        batch.payload_bytes += len(message.payload)
         batch.highest = sequence_id
 
     def check(self) -> None:

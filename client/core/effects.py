@@ -50,6 +50,7 @@ class Added(Enum):
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
+    NO_MEMORY = auto()  # refused: as many bytes wait in all producers as may
     CLOSED = auto()  # refused: see `error` and `closing`
     TOO_LARGE = auto()  # refused: see `payload_max`
     NOT_IN = auto()  # refused: its transaction takes no message of this producer, or no more: see its `share`

@@ -128,9 +128,10 @@ def uncertain(error: MagnetarError) -> MagnetarError:
     return changed
 
 
-def lone(callback: Callback, txn: InTransaction | None) -> Batch:
+def lone(callback: Callback, txn: InTransaction | None, payload_bytes: int = 0) -> Batch:
     """Represents a message that was never put into a batch."""
     batch = Batch(-1)
+    batch.payload_bytes = payload_bytes
     batch.txn = txn
     batch.callbacks.append(callback)
     return batch

@@ -36,6 +36,7 @@ from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import Position
+from ..common.send_memory import SendMemory
 from .backoff import Backoff
 from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode
 from .chunking import CHUNKED_BYTES_MAX
@@ -49,9 +50,11 @@ from .transaction import Share
 class ProducerCore:
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
-        backoff: Backoff, uuid: str = "",
+        backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
     ) -> None:  # fmt: skip
-        """`uuid`: of this producer's life, for its chunked messages."""
+        """`uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None: it has no bound.
+        """
+        self.memory = memory
         self.name = name
         self.state = State.OPENING
         self.pending = 0  # messages without an outcome, those that wait for their batch included
@@ -92,9 +95,11 @@ class ProducerCore:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
             txn = None
+            if share is not None and not share.left:
+                return Added.NOT_IN
+            if self.memory is not None and not self.memory.take(len(payload)):
+                return Added.NO_MEMORY
             if share is not None:
-                if not share.left:
-                    return Added.NOT_IN
                 share.left -= 1
                 txn = share.txn
             if self._early is None:
@@ -112,8 +117,14 @@ class ProducerCore:
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
+            if self.memory is not None and not self.memory.take(len(message.payload)):
+                return Added.NO_MEMORY
             if self._early is None:
-                self._batcher.add_message(message, callback)
+                try:
+                    self._batcher.add_message(message, callback)
+                except BaseException:
+                    self._free(len(message.payload))
+                    raise
             else:
                 self._early.append((message, callback))
             self.pending += 1
@@ -134,6 +145,10 @@ class ProducerCore:
         batch.message = message
         return encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
                       schema_version)  # fmt: skip
+
+    def _free(self, size: int) -> None:
+        if self.memory is not None and size:
+            self.memory.free(size)
 
     def _refusal(self) -> Added:
         return Added.FULL if self.error is None and self.closing is None else Added.CLOSED
@@ -290,6 +305,7 @@ class ProducerCore:
                 except Exception as cause:
                     effects.append(Settle(lone(called, message.txn), invalid(cause)))
                     self.pending -= 1
+                    self._free(len(message.payload))
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
         """So many bytes more may be published."""
@@ -333,6 +349,7 @@ class ProducerCore:
             batch.chunks.append(Position(ledger_id, entry_id))
         with self.lock:
             self.pending -= batch.count
+        self._free(batch.payload_bytes)
         return [Settle(batch, None, ledger_id, entry_id)]
 
     def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
@@ -375,6 +392,7 @@ class ProducerCore:
     def _settle(self, batch: Batch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
         with self.lock:
             self.pending -= batch.count
+        self._free(batch.payload_bytes)
         effects.append(Settle(batch, error))
 
     @property
@@ -405,7 +423,9 @@ class ProducerCore:
         self._delay_due = None
         waiting = [*self._entries.pop_all(), *self._batcher.ready]
         self._batcher.ready.clear()
-        waiting += (lone(callback, message.txn) for message, callback in early or () if message is not None)
+        waiting += (
+            lone(called, message.txn, len(message.payload)) for message, called in early or () if message is not None
+        )
         for batch in waiting:
             self._settle(batch, uncertain(error) if batch.connections else error, effects)
         flushes = [waiter for message, waiter in early or () if message is None]

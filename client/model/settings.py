@@ -114,7 +114,7 @@ class ClientSettings:
     backoff_last_s: float = 60.0  # the longest pause between attempts
     message_listener_threads: int = 1  # so many listeners of a blocking client are called at once; each keeps its order
     stats_interval_in_seconds: int = 600  # what producers and consumers did is logged so often; 0: never
-    memory_limit_bytes: int = 64 << 20  # of all receiver queues; 0: none; past it each gets less at a time, at least 1
+    memory_limit_bytes: int | None = None  # of pending messages and receiver queues; 0: none; None: 64 MiB of queues
     listener_name: str = ""  # the name by which it reaches brokers (pulsar_listeners); empty: as they are advertised
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from ..common.due_timer import DueTimer
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,
+    MemoryBufferIsFull,
     MessageTooBig,
     ProducerQueueIsFull,
     PulsarException,
@@ -65,6 +66,7 @@ class PartitionProducer:
         self.core = ProducerCore(
             settings.producer_name or "", producer_options(settings, encrypt), max_pending=max_pending, lock=Lock(),
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
+            memory=connections.send_memory,
         )  # fmt: skip
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
@@ -135,6 +137,12 @@ class PartitionProducer:
             self._wake()
         elif added is Added.TOO_LARGE:
             raise MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
+        elif added is Added.NO_MEMORY:
+            assert core.memory is not None, "it has a bound"
+            raise MemoryBufferIsFull(
+                f"{core.memory.held} bytes of all producers wait for their acknowledgement; wait, or set "
+                "block_if_queue_full", limit=core.memory.limit_bytes,
+            )  # fmt: skip
         elif (ended := core.error or core.closing) is not None:
             over = translate(ended)
             raise type(over)(over.message) from over

@@ -19,7 +19,14 @@ from ...proto.entry import Encrypt
 from ...proto.names import TopicName
 from ..common.checks import check_message
 from ..common.closing import ClosedAfterAsyncWith
-from ..common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result, exception_of
+from ..common.errors import (
+    AlreadyClosed,
+    MemoryBufferIsFull,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    exception_of,
+)
 from ..connect.connections import Connections
 from ..connect.writer_schemas import NEWEST, WriterSchemas
 from ..core.batcher import Callback
@@ -49,7 +56,8 @@ class Producer(ClosedAfterAsyncWith):
     is kept per partition; messages with one key have one partition.
 
     It belongs to the event loop that opened it; `enqueue` is safe from any thread. Errors: ProducerQueueIsFull at
-    `max_pending_messages` (with `block_if_queue_full` the call waits), MessageTooBig, InvalidMessage for a wrong value,
+    `max_pending_messages` and MemoryBufferIsFull at the client's `memory_limit_bytes` (with `block_if_queue_full` the
+    call waits), MessageTooBig, InvalidMessage for a wrong value,
     Timeout after `send_timeout_millis` (the outcome is unknown), ProducerFenced, TopicTerminated, AlreadyClosed.
     """
 
@@ -310,13 +318,21 @@ class Producer(ClosedAfterAsyncWith):
         while True:
             try:
                 return self.enqueue(content, callback, extras)
-            except ProducerQueueIsFull:
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
                 if not self.settings.block_if_queue_full:
                     raise
             await self.wait_for_room()
 
     async def wait_for_room(self) -> None:
-        """Returns when a message may be taken again after ProducerQueueIsFull."""
+        """Returns when a message may be taken again after ProducerQueueIsFull or MemoryBufferIsFull."""
+        memory = self.connections.send_memory
+        if memory is not None and not memory.has_room:
+            free = asyncio.Event()
+            memory.wait(lambda: self.connections.wakes.call(free.set, lambda _: free.set()))
+            for each in self.partitions:
+                each.flush_soon()
+            if not memory.has_room:
+                await free.wait()
         for each in self.partitions:
             if each.core.is_full and each.core.error is None:
                 room: asyncio.Future[None] = self._loop.create_future()

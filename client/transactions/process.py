@@ -36,6 +36,7 @@ from ..common.checks import MS, TIMEOUT_MS, TRANSACTION, Check, WrongValue, chec
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,
+    MemoryBufferIsFull,
     OutcomeUnknown,
     ProducerQueueIsFull,
     PulsarException,
@@ -329,7 +330,7 @@ class Loop:
         while True:
             try:
                 producer.enqueue(value, None, extras)
-            except ProducerQueueIsFull:
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
                 await producer.wait_for_room()
             else:
                 return

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
@@ -118,11 +116,3 @@ class OpenStreams:
         if seen.unread > looks and stream.queued_bytes > CROWDED_BYTES and self._answers.held > self._answers.tight:
             return f"it took nothing for {max(looks, 1) * self._pause:g} s, and memory is short"
         return ""
-
-
-def memory_bytes() -> int:
-    """Of this machine, or of the container that this process runs in (cgroup 2)."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return machine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from ..http2.connection import DIRECT_BYTES, Http2Stream
+from ..memory.arrivals import Arrivals
 
 PREFIX = struct.Struct("!BI")
 PREFIX_BYTES = 5
@@ -21,10 +22,18 @@ def prefix(size: int) -> bytes:
 class MessageStream(Http2Stream):
     """`in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that is refused."""
 
-    __slots__ = ("_cost", "_filled", "_has_waiting", "_message", "_place", "_prefix", "in_bytes_max")
+    __slots__ = (
+        "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
+        "_size", "in_bytes_max",
+    )  # fmt: skip
 
-    def __init__(self, in_bytes_max: int) -> None:
+    def __init__(self, in_bytes_max: int, arrivals: Arrivals | None = None) -> None:
+        """`arrivals`: what bounds the places of long messages; None: nothing does."""
         super().__init__()
+        self._arrivals = arrivals
+        self._early: bytearray | None = None  # what came of a long message that has no place yet, and after it …
+        self._size = 0  # … how long it is …
+        self._ended_early = False  # … and whether the other end has sent all
         self.in_bytes_max = in_bytes_max
         self._prefix = b""  # torn
         self._message: bytearray | None = None
@@ -44,7 +53,7 @@ class MessageStream(Http2Stream):
     @property
     def is_torn(self) -> bool:
         """A message has begun and is not whole."""
-        return self._message is not None or bool(self._prefix)
+        return self._message is not None or self._early is not None or bool(self._prefix)
 
     def data_came(self, data: memoryview) -> None:
         offset, end = 0, len(data)
@@ -55,6 +64,9 @@ class MessageStream(Http2Stream):
                 offset += part
                 self._filled_by(part)
                 continue
+            if self._early is not None:
+                self._early += data[offset:]
+                return
             if self._prefix or end - offset < PREFIX_BYTES:
                 part = min(PREFIX_BYTES - len(self._prefix), end - offset)
                 self._prefix += data[offset : offset + part]
@@ -74,8 +86,49 @@ class MessageStream(Http2Stream):
                 self.message_came(bytes(data[offset : offset + size]), size + PREFIX_BYTES)
                 offset += size
             else:
-                self._message, self._filled, self._cost = bytearray(size), 0, PREFIX_BYTES
-                self._place = memoryview(self._message)
+                self._begin(size)
+
+    def _begin(self, size: int) -> None:
+        is_long = self._arrivals is not None and 2 * size > self._window
+        if is_long and not (self.is_read and self._arrivals.begin(self, size)):  # type: ignore[union-attr]
+            self._early, self._size = bytearray(), size
+            return
+        self._message, self._filled, self._cost = bytearray(size), 0, PREFIX_BYTES
+        self._place = memoryview(self._message)
+
+    def window_opened(self) -> None:
+        """The service reads the stream: a long message that began before is read on."""
+        if self._early is not None and self._arrivals is not None and self._arrivals.begin(self, self._size):
+            self.place()
+
+    def place(self) -> None:
+        """There is room for the long message."""
+        early, self._early = self._early, None
+        assert early is not None, "it waits"
+        self._message, self._filled, self._cost = bytearray(self._size), 0, PREFIX_BYTES
+        self._place = memoryview(self._message)
+        first = min(len(early), self._size)
+        self._place[:first] = early[:first]
+        self._filled_by(first)
+        if first < len(early):
+            self.data_came(memoryview(early)[first:])
+        if self._ended_early and self._early is None:
+            self.input_ended()
+
+    def ends_early(self) -> bool:
+        """Whether the input has ended while a message waits for its place: `input_ended` is called again after it."""
+        self._ended_early = self._early is not None
+        return self._ended_early
+
+    def too_slow(self) -> None:
+        """Others wait for the room of the message."""
+        raise NotImplementedError
+
+    def forget_message(self) -> None:
+        """The stream is over, or is not read any more."""
+        self._early = None
+        if self._arrivals is not None:
+            self._arrivals.end(self)
 
     def direct_room(self) -> memoryview | None:
         if self._message is None or len(self._message) - self._filled < DIRECT_BYTES:
@@ -93,11 +146,15 @@ class MessageStream(Http2Stream):
         self._credit_long()
         if self._filled == len(message):
             self._message, self._place, self._has_waiting = None, memoryview(b""), True
+            if self._arrivals is not None:
+                self._arrivals.whole(self)
             self.message_came(message, self._cost)
 
     def read(self, cost: int) -> None:
         """The service has read all messages that came, of this `cost`."""
         self._has_waiting = False
+        if self._arrivals is not None:
+            self._arrivals.read(self)
         if self.connection is not None:
             self.connection.consumed(self, cost)
             self._credit_long()

@@ -31,7 +31,14 @@ from ...proto.errors import (
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
 from ..http2 import frames
-from ..http2.connection import FRAME_BYTES_MAX, HEADER_BYTES_MAX, LOOK_S, Http2Connection, Http2Stream
+from ..http2.connection import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    LOOK_S,
+    STREAM_WINDOW,
+    Http2Connection,
+    Http2Stream,
+)
 from ..http2.frames import Code, Setting
 from ..http2.headers import Header, HeaderDecoder, block
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
@@ -247,10 +254,13 @@ class _ServerConnection(Http2Connection[_Head]):
             transport.abort()  # type: ignore[attr-defined]
             return
         listener.connections[self] = None
+        listener.memory.connections += 1
         super().connection_made(transport)
 
     def was_lost(self, error: MagnetarError) -> None:
-        self._listener.connections.pop(self, None)
+        if self in self._listener.connections:
+            del self._listener.connections[self]
+            self._listener.memory.connections -= 1
 
     def preface(self, view: memoryview) -> memoryview:
         if self._is_greeted:
@@ -487,7 +497,11 @@ class _ServerStream(GrpcStream):
             if self.connection is None:
                 return  # the caller gave up
             held.enter_context(self._listener.callers.holding(who.principal, self.break_off))
-            connection.open_window(self)
+            arrivals = self._listener.memory.arrivals
+            window = arrivals.open_window(STREAM_WINDOW)
+            held.callback(arrivals.close_window, window)
+            connection.open_window(self, window)
+            self.window_opened()
             self._listener.streams.add(self, who.peer)
             try:
                 self._end_with(await self._outcome(who))
@@ -537,6 +551,8 @@ class _ServerStream(GrpcStream):
         _refuse(self, error, begun=self._has_answered)
 
     def input_ended(self) -> None:
+        if self.ends_early():
+            return
         torn = self.is_torn
         self.end(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
 

@@ -34,6 +34,8 @@ from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, 
 from .errors import copy_of
 from .messages import MessageStream, prefix
 
+PARSED_COPIES = 2
+"""Of what is received: the envelope, and the items that are parsed from it."""
 CROWDED_BYTES = 64 << 10
 """What `send` queues at most while the memory of the process is tight."""
 
@@ -48,7 +50,7 @@ class GrpcStream(MessageStream):
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
         """`memory` has what is queued, and what `receive` gave last."""
-        super().__init__(in_bytes_max)
+        super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
@@ -214,8 +216,9 @@ class GrpcStream(MessageStream):
 
     def _take(self) -> list[Any]:
         came, self._came = self._came, []
-        self._taken_bytes += self._came_bytes
-        self._requests.held += self._came_bytes
+        taken = PARSED_COPIES * self._came_bytes
+        self._taken_bytes += taken
+        self._requests.held += taken
         self._came_bytes = 0
         self._credit()
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
@@ -297,6 +300,10 @@ class GrpcStream(MessageStream):
         self._taken_bytes = self._came_bytes = self._rest_from = 0
         self._came.clear()
         self._rest.clear()
+        self.forget_message()
+
+    def too_slow(self) -> None:
+        self.break_off(ConnectionLost("memory is short, and a long message came too slowly"))
 
     def cancel(self) -> None:
         self.break_off(ConnectionLost("the stream was cancelled"))

@@ -494,11 +494,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
     # ------------------------------------------------------------------ windows
-    def open_window(self, stream: Http2Stream) -> None:
-        """The service reads this stream: it and the connection get their whole windows."""
+    def open_window(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
+        """The service reads this stream: it gets this window, and the connection its whole one."""
         stream.is_read = True
-        if stream._window < STREAM_WINDOW:
-            more, stream._window = STREAM_WINDOW - stream._window, STREAM_WINDOW
+        if stream._window < window:
+            more, stream._window = window - stream._window, window
             stream.receive_left += more
             if not stream.in_ended:
                 self.write(frames.window_update(stream.id, more))

@@ -33,7 +33,9 @@ class MemberNetwork:
     async def serve(
         self, endpoint: Endpoint, services: Sequence[tuple[str, object]], access: ListenerAccess = OPEN
     ) -> Serving:
-        return await self._inner.serve(endpoint, services, self._listener if access is OPEN else access)
+        if access.guard is None and access.tls is None:
+            access = replace(self._listener, limits=access.limits, memory=access.memory)
+        return await self._inner.serve(endpoint, services, access)
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return self._inner.connect(endpoint, self._caller if access is NOTHING else access)

@@ -186,6 +186,7 @@ class TcpServing:
             self._handlers.spawn(self._handle(stream, place), "bytes-connection")
 
     async def _handle(self, stream: TcpStream, place: str) -> None:
+        self._access.memory.connections += 1
         try:
             await self._service(stream)
         except MagnetarError as error:
@@ -193,6 +194,7 @@ class TcpServing:
         except Exception:
             _LOG.exception("the service of a connection failed")
         finally:
+            self._access.memory.connections -= 1
             await stream.close()
             self._of_address[place] -= 1
             if not self._of_address[place]:

@@ -282,7 +282,7 @@ def test_other_processes_listen_at_free_ports_of_this_machine_or_at_the_next_one
 
 def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other() -> None:
     settings = BrokerConfig(advertised=Endpoint("b1.example", 9000))
-    seen = [brokers.shared(settings, number, "b", {}, 2) for number in range(2)]
+    seen = [brokers.shared(settings, number, "b", {}) for number in range(2)]
     assert [each.advertised for each in seen] == [Endpoint("b1.example", 9000), Endpoint("b1.example", 9001)]
     assert [(each.name, each.share_group) for each in seen] == [("b-1", "b"), ("b-2", "b")]
     assert seen[0].client_memory_bytes > 0

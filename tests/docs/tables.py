@@ -12,27 +12,34 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from magnetar.bookie.memory import SHARES as OF_BOOKIE
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.access.core.table import RULES
 from magnetar.broker.common.config import BrokerConfig
+from magnetar.broker.common.memory import SHARES as OF_BROKER
 from magnetar.broker.protocols.rest import routes as rest_routes
 from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.metrics.bookkeeper import SECOND
 from magnetar.cli.metrics.transactions import PULSAR
+from magnetar.cli.run.memory import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.config import LedgerConfig
+from magnetar.metadata.core.memory import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
+from magnetar.runtime.memory.settings import ProcessConfig
+from magnetar.runtime.memory.shares import NO_LIMIT, plan
 from tests.docs import complaints, defects, deletion, extending, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
 
 CONFIGURATIONS: dict[str, type] = {
+    "process": ProcessConfig,
     "broker": BrokerConfig,
     "bookie": BookieConfig,
     "store": StoreConfig,
@@ -83,6 +90,23 @@ def _size(value: int) -> str:
         if value and value % unit == 0:
             return f"{value // unit:,} {name}"
     return f"{value:,}"
+
+
+def shares_table() -> str:
+    """Who gets which part of memory_bytes: at least, in a standalone server with its default, and at most."""
+    standalone = plan(2 * STANDALONE_BYTES, (*OF_BROKER, *OF_BOOKIE), {}).limits
+    lines = ["| share | what takes it | setting | at least | standalone | at most |", "|---|---|---|---|---|---|"]
+    for share in (*OF_BROKER, *OF_BOOKIE, *OF_METADATA):
+        name = share.setting.removeprefix("bookie.").removeprefix("broker.")
+        setting = "–" if share.setting.startswith("metadata.") else f"`{name}`"
+        if share.unit_bytes > 1 and setting != "–":
+            times = f"{share.unit_bytes >> 20} MiB" if share.unit_bytes >= 1 << 20 else f"{share.unit_bytes} times"
+            setting = f"{times} {setting}"
+        most = "any" if share.most == NO_LIMIT else _size(share.most * share.unit_bytes)
+        there = f"{standalone[share.name] >> 20} MiB" if share.name in standalone else "–"
+        cells = (share.name, share.what, setting, _size(share.least * share.unit_bytes), there, most)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def error_classes(base: type[MagnetarError] = MagnetarError) -> Iterator[type[MagnetarError]]:
@@ -154,6 +178,7 @@ TABLES: dict[str, Table] = {
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
         for name, kind in CONFIGURATIONS.items()
     },
+    "shares of memory": Table("docs/settings.md", shares_table),
     "states of a record": Table("docs/ledgers.md", states.record_diagram),
     "states of a writer": Table("docs/ledgers.md", states.writer_diagram),
     "states of a recovery": Table("docs/ledgers.md", states.recovery_diagram),

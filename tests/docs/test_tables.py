@@ -83,7 +83,8 @@ def _reads(tree: ast.AST, owner: str) -> set[str]:
 
 
 def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
-    calls = [node for module in layout.modules("cli") for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    modules = layout.modules("cli", "runtime")
+    calls = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
     loads = [call for call in calls if ast.unparse(call.func) == "load" and len(call.args) == 2]
     assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
 

@@ -16,6 +16,7 @@ from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.core.writer import AddRefused, Outcome
 from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
+from magnetar.ledger.memory import AppendMemory
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, AddSender, Append, Fact
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
@@ -55,6 +56,7 @@ class Rig:
         self.sent: list[Sent] = []
         self.facts: list[Fact] = []
         self.failed: list[str] = []
+        self.memory = AppendMemory(1 << 30)
         config = LedgerConfig(retry_s=retry_s, add_timeout_s=9.5 * retry_s)
         self.sender = AddSender(record, self, config, self._learn, lambda bookie, _: self.failed.append(bookie))  # type: ignore[arg-type]
         self._happened = asyncio.Event()

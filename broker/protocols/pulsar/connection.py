@@ -4,8 +4,9 @@ The first command is CONNECT; nothing else is parsed before the caller is authen
 the order of the stream. What waits for something (opening, look-ups, seeks) is a task of its own; acknowledgements are
 taken in steps, so that they hold the event loop for a slice at a time. The answers of one turn leave together.
 
-Bounds: a frame has MAX_MESSAGE and 64 KiB; HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that have
-not left, past which the connection is not read; REQUESTS_MAX under way; `connection_ids` producers and consumers.
+Bounds: a frame has MAX_MESSAGE and 64 KiB; one of more than LONG_FRAME_BYTES waits for its place among what arrives on
+all connections (runtime/memory/arrivals.py); HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that
+have not left, past which the connection is not read; REQUESTS_MAX under way; `connection_ids` producers and consumers.
 While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
 holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
 
@@ -45,6 +46,8 @@ from .producer import ProducerHandler, payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
 RENEW_S = 30.0
+LONG_FRAME_BYTES = 192 << 10
+"""Above a batch of Pulsar's clients (128 KiB)."""
 HELD_BYTES = 8 << 20
 OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
@@ -84,6 +87,8 @@ class Connection:
         self._out_bytes = 0
         self._held_bytes = 0
         self._memory = broker.memory
+        self._place: asyncio.Future[None] | None = None  # for the long frame that comes …
+        self._has_place = False
         self._counted_in = self._counted_out = 0  # bytes of this connection in it
         self._written = self._left = 0  # bytes, and how many of them had left at the last look …
         self._left_at = self._clock.monotonic()  # … that found more than the one before
@@ -116,8 +121,11 @@ class Connection:
         try:
             while await self._unless_ended(self._read):
                 await self._take_all()
+                self._took_frames()
                 if self._crowded:
                     await self._unless_ended(self._has_room)
+                if self._lacks_place:
+                    await self._unless_ended(self._wait_for_place)
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -127,7 +135,37 @@ class Connection:
 
     def _came(self, size: int) -> bool:
         self._last_heard, self._pinged = self._clock.monotonic(), False
-        return self._frames.came(size)
+        return self._frames.came(size) or self._lacks_place
+
+    @property
+    def _lacks_place(self) -> bool:
+        """A long frame begins: it is not read on before `_wait_for_place`."""
+        return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
+
+    async def _wait_for_place(self) -> None:
+        """ConnectionLost."""
+        self._has_place = True
+        if not self._memory.arrivals.begin(self, self._frames.coming):
+            self._place = asyncio.get_running_loop().create_future()
+            try:
+                await self._place
+            finally:
+                self._place = None
+            self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
+
+    def place(self) -> None:
+        """There is room for the long frame."""
+        if self._place is not None and not self._place.done():
+            self._place.set_result(None)
+
+    def too_slow(self) -> None:
+        self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
+
+    def _took_frames(self) -> None:
+        """What was complete is taken: also the frame that had a place, if one had."""
+        if self._has_place:
+            self._has_place = False
+            self._memory.arrivals.end(self)
 
     async def _take_all(self) -> None:
         turns = Turns(self._clock)
@@ -231,7 +269,7 @@ class Connection:
 
     def _count(self) -> None:
         """What this connection holds of the memory for all callers."""
-        into, out = self._frames.held + self._held_bytes, self._stream.queued_bytes + self._out_bytes
+        into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
         self._memory.requests.held += into - self._counted_in
         self._memory.answers.held += out - self._counted_out
         self._counted_in, self._counted_out = into, out
@@ -460,5 +498,6 @@ class Connection:
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
         await self._leaving.drain()
         self._admitted.close()
+        self._memory.arrivals.end(self)
         self._memory.requests.held -= self._counted_in
         self._memory.answers.held -= self._counted_out

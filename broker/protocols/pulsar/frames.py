@@ -90,6 +90,11 @@ class Frames:
         the spare buffer."""
         return len(self._buffer)
 
+    @property
+    def coming(self) -> int:
+        """Bytes of the frame that is not complete; 0: that is not known yet, or there is none."""
+        return self._next() if self._end - self._begin >= 4 else 0
+
     def room(self) -> memoryview:
         if not self._buffer and self._spare is not None:
             self._buffer = self._spare.take()

@@ -66,7 +66,7 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_memory_bytes_max", "_shape", "_tracks", "cursor", "delays", "full", "held", "limits", "members", "parked",
+        "_shape", "_tracks", "cursor", "delays", "full", "held", "limits", "members", "memory_bytes_max", "parked",
         "policy", "read_position", "unacked",
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ class Dispatcher:
     ) -> None:  # fmt: skip
         self._tracks = tracks
         self.delays = delays
-        self._memory_bytes_max = memory_bytes_max
+        self.memory_bytes_max = memory_bytes_max
         self._shape = shape
         self.cursor = cursor
         self.full = False  # the subscription holds as many unacknowledged messages as it may
@@ -174,7 +174,7 @@ class Dispatcher:
     def _holes_full(self) -> bool:
         cursor = self.cursor
         some = cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None
-        return bool(some) and cursor.memory_bytes > self._memory_bytes_max
+        return bool(some) and cursor.memory_bytes > self.memory_bytes_max
 
     def blocked(self) -> Blocked | None:
         """Why no entry at all could go out now."""

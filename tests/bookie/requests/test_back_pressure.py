@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from magnetar.bookie.requests.adds import Adds
-from magnetar.bookie.requests.service import FENCES_BYTES_MAX, LACS_BYTES_MAX, BookieService
+from magnetar.bookie.requests.service import FENCES_PART, LACS_PART, BookieService
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.store import Store, StoreConfig, StorePorts
 from magnetar.ledger.format.adds import decode_statuses, encode_adds
@@ -238,7 +238,8 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
     config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
     ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), config, ports=ports)
-    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=256 << 10, reads_max=8)
+    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
+    fences_max, lacs_max = (32 << 20) // FENCES_PART, (32 << 20) // LACS_PART
     gate.opened.clear()
     try:
         floods = []
@@ -248,9 +249,9 @@ async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave
             floods += [lacs, fences]
             service.serve([*lacs, *fences])
         statistics = service.statistics()
-        assert statistics["lacs_waiting_bytes"] <= LACS_BYTES_MAX // 2
-        assert statistics["fences_waiting_bytes"] <= FENCES_BYTES_MAX // 2
-        assert store._journal.queued_bytes <= (256 << 10) + 300 * FENCES_BYTES_MAX // (2 << 10)
+        assert statistics["lacs_waiting_bytes"] <= lacs_max // 2
+        assert statistics["fences_waiting_bytes"] <= fences_max // 2
+        assert store._journal.queued_bytes <= (256 << 10) + 300 * fences_max // (2 << 10)
         refused = [each.answer for flood in floods for each in flood if each.answer is not None]
         assert set(refused) == {Status.BUSY}
         assert len(refused) > 80_000
@@ -275,7 +276,7 @@ async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_a
     gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
     ports, opened = StorePorts(on_room=lambda: service.room_found()), replace(world, workers=gate)  # type: ignore[arg-type]
     store = await Store.open(opened, str(tmp_path), os.urandom(16), StoreConfig(), ports=ports)
-    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
+    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=32 << 20, reads_max=8)
     gate.opened.clear()
     try:
         service.serve(asked("a", Op.READ_LAC, [1], Flags.FENCE))

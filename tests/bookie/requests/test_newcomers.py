@@ -18,9 +18,9 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, PeerCaller, a_record, stored_entry
 
 
-async def a_cluster(cluster: Cluster) -> tuple[Bookie, PeerCaller]:
+async def a_cluster(cluster: Cluster, **settings: int) -> tuple[Bookie, PeerCaller]:
     """Ledger 7 was made, ids up to 99 were given out, nothing was said to the bookie."""
-    bookie = await cluster.start()
+    bookie = await cluster.start(**settings)
     await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=100))
     await cluster.metadata.put(paths.ledger(7), a_record(7, bookie.id))
     return bookie, cluster.caller(bookie)
@@ -84,13 +84,9 @@ def test_while_the_metadata_cannot_be_asked_a_new_ledger_is_busy_and_others_go_o
     with_cluster(main)
 
 
-def test_a_flood_of_unknown_ids_is_bounded_and_leaves_room_for_a_ledger_that_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(newcomers, "WAITING_BYTES_MAX", 200 << 10)
-
+def test_a_flood_of_unknown_ids_is_bounded_and_leaves_room_for_a_ledger_that_begins() -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, caller = await a_cluster(cluster)
+        bookie, caller = await a_cluster(cluster, held_bytes_max=200 << 10)
         stranger = cluster.caller(bookie)
         metadata = bookie._registration.metadata
         real = metadata.get

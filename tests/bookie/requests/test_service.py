@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+from magnetar.bookie.requests.service import READ_BYTES_MIN
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import Flags, Op, Status
 from magnetar.metadata import paths, records
@@ -304,9 +305,10 @@ def test_a_caller_of_another_bookie_is_refused() -> None:
     with_cluster(main)
 
 
-def test_reads_past_the_bound_are_busy() -> None:
+@pytest.mark.parametrize("bound", [{"reads_max": 4}, {"reads_bytes_max": 4 * READ_BYTES_MIN}, {"reads_bytes_max": 1}])
+def test_reads_past_the_bound_are_busy(bound: dict[str, int]) -> None:
     async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(reads_max=4, store=replace(SMALL, read_cache_bytes=0))
+        bookie = await cluster.start(**bound, store=replace(SMALL, read_cache_bytes=0))
         caller = cluster.caller(bookie)
         for entry in range(30):
             await caller.add(1, entry, bytes(300))
@@ -314,6 +316,7 @@ def test_reads_past_the_bound_are_busy() -> None:
         cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
         assert set(statuses) == {Status.OK, Status.BUSY}
-        assert (await caller.read(1, 3))[0].status is Status.OK
+        assert (await caller.read(1, 3))[0].status is Status.OK, "a lone one is taken, whatever the bound"
+        assert bookie.statistics()["disk_reads_bytes"] == 0
 
     with_cluster(main)

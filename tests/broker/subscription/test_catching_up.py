@@ -79,3 +79,31 @@ async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_han
         assert max(sizes) <= 8_000 + 2 * ENTRY
         assert len(sizes) < ENTRIES / 4
         assert max(ahead) <= 2 * 8_000 + 4 * ENTRY, "two chunks at a time are in memory"
+
+
+async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_path: Path) -> None:
+    limit = 40_000
+    settings = {"cache_bytes": 0, "catch_up_cache_bytes": 0, "read_bytes": 8_000, "read_memory_bytes": limit}
+    async with cluster(tmp_path, **settings) as running:
+        await filled(running)
+        broker = running.brokers[0]
+        reads = broker.owned.reads
+        slow = [
+            await TestConsumer(running.world, broker, TOPIC, f"slow{n}", permits=1, initial_position=EARLIEST).ready()
+            for n in range(20)
+        ]
+        most = 0
+        for consumer in slow:
+            assert await consumer.receive_payloads(1) == [b"%0*d" % (ENTRY, 0)]
+            most = max(most, reads.used)
+        wanted = [b"%0*d" % (ENTRY, number) for number in range(ENTRIES)]
+        fast = await TestConsumer(running.world, broker, TOPIC, "fast", initial_position=EARLIEST).ready()
+        assert await fast.receive_payloads(ENTRIES) == wanted
+        assert limit / 2 < most <= limit + 8_000 + 2 * ENTRY, "twenty of them would have 160,000"
+        assert reads.given_back
+        for consumer in slow:
+            consumer.permits(ENTRIES)
+        found = await asyncio.gather(*(consumer.receive_payloads(ENTRIES - 1) for consumer in slow))
+        assert all(payloads == wanted[1:] for payloads in found), "what was given back is read again"
+        reads.check()
+        assert reads.used <= limit + 8_000 + 2 * ENTRY

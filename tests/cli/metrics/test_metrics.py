@@ -144,3 +144,36 @@ def test_it_is_off_by_default_and_costs_no_import(started: Processes, tmp_path: 
     text = "import sys, " + ", ".join(f"magnetar.{each}" for each in modules)
     text += "; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], check=False, timeout=60).returncode == 0
+
+
+def test_each_share_of_memory_is_shown_with_its_limit_and_all_are_within_the_setting(
+    started: Processes, tmp_path: Path
+) -> None:
+    budget = 160 << 20
+    server = started.start(
+        "s", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--metrics", "0",
+        "--memory-bytes", str(budget),
+    )  # fmt: skip
+    run_cli("produce", "orders", "-m", "x", "-n", "100", "--url", server.wait_ready())
+    scrape = Scrape(facts(server)["metrics"])
+    assert scrape.value("magnetar_process_memory_bytes") == budget
+    limits, used = (
+        {dict(labels)["share"]: value for (name, labels), value in scrape.values.items() if name == wanted}
+        for wanted in ("magnetar_process_memory_share_limit_bytes", "magnetar_process_memory_share_bytes")
+    )
+    assert 0.9 * budget < sum(limits.values()) <= budget
+    assert limits.keys() - used.keys() == {"compaction", "repair"}
+    assert used["tail-cache"] > 0
+    assert used["memtables"] > 0
+    assert all(used[share] <= limits[share] for share in used)
+
+
+def test_a_process_without_the_memory_that_it_needs_does_not_start(tmp_path: Path) -> None:
+    done = run_cli("standalone", "--port", "0", "--data", str(tmp_path / "data"), "--memory-bytes", str(50 << 20))
+    assert done.code == 2
+    assert "memory_bytes is 50 MiB; this process needs 88 MiB at least" in done.err
+    file = tmp_path / "magnetar.toml"
+    file.write_text("[process]\nmemory_bytes = 268435456\n[broker]\ncache_bytes = 300000000\n")
+    done = run_cli("standalone", "--port", "0", "--data", str(tmp_path / "data"), "--config", str(file))
+    assert done.code == 2
+    assert "broker.cache_bytes = 300000000 (287 MiB)" in done.err

@@ -14,8 +14,10 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, CallerMemory, Limits, ListenerAccess, MemoryBudget, Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
-from magnetar.runtime.grpc.limits import memory_bytes
+from magnetar.runtime.grpc.messages import MessageStream, prefix
 from magnetar.runtime.grpc.server import serve
+from magnetar.runtime.memory.arrivals import WINDOW_MIN, Arrivals
+from magnetar.runtime.memory.machine import machine_bytes
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
 
 LOOKUP, CONNECT = rpc("Broker", "Lookup"), rpc("Broker", "Connect")
@@ -72,7 +74,9 @@ class Place:
         return channel
 
     async def nothing_is_held(self) -> None:
-        await until(lambda: not self.requests.held + self.answers.held)
+        arrivals = self.memory.arrivals
+        await until(lambda: not self.requests.held + self.answers.held + arrivals.long)
+        arrivals.check()
 
 
 @pytest.fixture
@@ -83,6 +87,7 @@ async def place() -> AsyncIterator[Place]:
     for end in reversed(place.ends):
         await end.close()
     assert (place.requests.held, place.answers.held) == (0, 0)
+    assert (place.memory.arrivals.long, place.memory.arrivals.windows) == (0, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -125,6 +130,62 @@ async def test_what_came_is_counted_until_it_was_handled_and_no_longer(place: Pl
     await until(lambda: place.broker.taken >= 3 * MIB)
     await place.nothing_is_held()
     await stream.close()
+
+
+async def test_many_that_send_their_most_at_once_hold_what_one_bound_says_and_all_is_taken(place: Place) -> None:
+    place.broker.go.clear()
+    arrivals, streams = place.memory.arrivals, list[Any]()
+    for _ in range(40):
+        streams.append((await place.dial()).stream(CONNECT))
+        for size in (3 * MIB, 100 << 10, MIB, 10):
+            streams[-1].send_nowait(publish(size))
+    await until(lambda: len(arrivals._waiting) >= 10)
+    await asyncio.sleep(0.3)
+    assert arrivals.windows < 2 * MIB + 40 * WINDOW_MIN, "40 whole windows would be 80 MiB"
+    assert arrivals.long <= 3 * MIB + 1024, "a lone one, which is longer than the bound"
+    place.broker.go.set()
+    await until(lambda: place.broker.taken == 40 * (4 * MIB + (100 << 10) + 10))
+    await place.nothing_is_held()
+    for stream in streams:
+        await stream.close()
+
+
+class Read(MessageStream):
+    """A stream that is read, with the smallest window."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        super().__init__(MIB, arrivals)
+        self.came: list[int] = []
+        self.over = False
+        self.is_read, self.connection = True, self  # type: ignore[assignment]
+
+    def consumed(self, stream: MessageStream, size: int) -> None:
+        pass
+
+    def message_came(self, data: bytes | bytearray, cost: int) -> None:
+        self.came.append(len(data))
+
+    def input_ended(self) -> None:
+        self.over = not self.ends_early()
+
+    def too_slow(self) -> None:
+        raise AssertionError("nothing is slow")
+
+
+async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end() -> None:
+    arrivals = Arrivals(100)
+    first, second = Read(arrivals), Read(arrivals)
+    first.data_came(memoryview(prefix(60_000) + bytes(30_000)))
+    second.data_came(memoryview(prefix(40_000) + bytes(30_000)))
+    second.data_came(memoryview(bytes(10_000) + prefix(3) + b"abc"))
+    second.input_ended()
+    assert (second.came, second.over, second.is_torn) == ([], False, True)
+    first.data_came(memoryview(bytes(30_000)))
+    assert (first.came, second.came) == ([60_000], []), "it is not read yet"
+    first.read(60_005)
+    assert (second.came, second.over, second.is_torn) == ([40_000, 3], True, False)
+    second.read(40_008)
+    assert arrivals.long == 0
 
 
 async def test_above_the_limit_no_stream_is_read_and_below_it_all_go_on(place: Place) -> None:
@@ -249,4 +310,4 @@ async def test_a_stranger_is_refused_before_its_unary_request_is_there(place: Pl
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
-    assert 64 * MIB < memory_bytes() < 1 << 50
+    assert 64 * MIB < machine_bytes() < 1 << 50

@@ -1,0 +1,66 @@
+"""Memory for appends: what all ledgers of a client keep until every bookie that was sent a copy has answered.
+
+An entry that is confirmed by its quorum stays in memory as long as another bookie has not answered: one that hangs
+keeps what all ledgers sent it for `add_timeout_s`. So the bound holds for all ledgers together. A request is counted
+once, however many copies of it travel. Past the bound no ledger has room (`LedgerWriter.has_room`), and
+`LedgerWriter.ready` returns when there is room again, first for the ledger that has waited longest. Nothing waits for
+good: a bookie answers, or fails after `add_timeout_s`. Who asks is what appends much: topics and compactions. Cursors
+and transactions append what their callers bound, and are refused for the bounds of their own ledger alone: what gives
+memory back never waits for memory.
+Guards: tests/ledger/test_memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LOOK_BYTES = 64 << 10
+"""What a ledger that waited is expected to take: as many are told at once as there is room for."""
+
+
+class AppendMemory:
+    """One for a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
+
+    __slots__ = ("_waiting", "held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self.limit = limit
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return self.held < self.limit
+
+    def when_room(self, look: Callable[[], None]) -> None:
+        """`look` is called once, when there is room."""
+        self._waiting.setdefault(look)
+
+    def forget(self, look: Callable[[], None]) -> None:
+        self._waiting.pop(look, None)
+
+    def release(self, size: int) -> None:
+        self.held -= size
+        room = self.limit - self.held
+        while self._waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
+            look = next(iter(self._waiting))
+            del self._waiting[look]
+            look()
+            room -= LOOK_BYTES
+
+
+class Kept:
+    """The bytes of one request, until the bookies that were sent it have answered."""
+
+    __slots__ = ("_copies", "_memory", "bytes")
+
+    def __init__(self, memory: AppendMemory, size: int, copies: int) -> None:
+        self._memory = memory
+        self._copies = copies
+        self.bytes = size
+        memory.held += size
+
+    def answered(self) -> None:
+        self._copies -= 1
+        if not self._copies:
+            self._memory.release(self.bytes)

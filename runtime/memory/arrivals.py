@@ -1,0 +1,112 @@
+"""What arrives from the callers of a process and is not read yet: one bound for all their streams.
+
+The other end may send as much as the window of its stream allows, whether it is read or not. So windows are shared
+out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_MIN at least. A message that is
+longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins. Places of
+long messages have the other half of the bound, until they are read: one that does not fit waits, in turn, with what its
+window let in. A lone one always fits. While others wait, one that is not whole after SLOW_S is cut; one that is whole
+waits for the memory of requests (runtime/access.py), which gets less by itself. So nothing waits for good.
+Guards: tests/runtime/memory/test_arrivals.py, tests/runtime/grpc/test_memory.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from typing import Protocol
+
+WINDOW_MIN = (64 << 10) - 1
+"""What HTTP/2 gives to each stream in any case."""
+SLOW_S, SLOW_LOOKS = 10.0, 4
+"""For a message of 5 MiB: a connection of 4 Mbit/s."""
+
+
+class LongMessage(Protocol):
+    def place(self) -> None:
+        """There is room now."""
+
+    def too_slow(self) -> None:
+        """Others wait for its room: it ends."""
+
+
+class Arrivals:
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self._windows_max = self._long_max = limit // 2
+        self.windows = 0
+        self.long = 0
+        self._places: dict[LongMessage, tuple[int, float]] = {}  # bytes, and since which look; the oldest first
+        self._waiting: dict[LongMessage, int] = {}
+        self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open_window(self, wanted: int) -> int:
+        """The window of a new stream, until `close_window`."""
+        size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
+        self.windows += size
+        return size
+
+    def close_window(self, size: int) -> None:
+        self.windows -= size
+
+    def begin(self, message: LongMessage, size: int) -> bool:
+        """False: `place` is called when there is room, and what came of its stream before was read."""
+        if self._waiting or message in self._places or not self._fits(size):
+            self._waiting[message] = size
+            self._watch()
+            return False
+        self._take(message, size)
+        return True
+
+    def whole(self, message: LongMessage) -> None:
+        """It has all come, and is not read yet."""
+        if message in self._places:
+            self._places[message] = self._places[message][0], math.inf
+
+    def read(self, message: LongMessage) -> None:
+        """What came whole of its stream was read."""
+        size, since = self._places.get(message, (0, 0.0))
+        if since == math.inf:
+            self.long -= size
+            del self._places[message]
+            self._go_on()
+
+    def end(self, message: LongMessage) -> None:
+        """Its stream is over."""
+        self._waiting.pop(message, None)
+        self.long -= self._places.pop(message, (0, 0.0))[0]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            following, size = next(iter(self._waiting.items()))
+            if following in self._places or not self._fits(size):
+                return
+            del self._waiting[following]
+            self._take(following, size)
+            following.place()
+
+    def _fits(self, size: int) -> bool:
+        return not self._places or self.long + size <= self._long_max
+
+    def _take(self, message: LongMessage, size: int) -> None:
+        self.long += size
+        self._places[message] = size, self._looks
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._looks += 1
+        slow = next((each for each, (_, since) in self._places.items() if self._looks - since >= SLOW_LOOKS), None)
+        if self._waiting and slow is not None:
+            slow.too_slow()  # one at a time: those that wait may fit then
+            self.end(slow)
+        if self._waiting:
+            self._watch()
+
+    def check(self) -> None:
+        assert self.long == sum(size for size, _ in self._places.values()), "the places are counted"
+        assert not self._waiting or self._places, "what waits waits for others"

@@ -1,0 +1,117 @@
+"""How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
+
+    found = plan(budget, shares, given)
+    settings = found.applied(settings, "broker")     with the shares where the operator set nothing
+
+A `Share` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share gets its
+least. What is left is divided by weight; what a share has above its most goes to the others. So a larger budget makes
+no share smaller. A setting that was given keeps its value, and the others divide the rest.
+
+Refused, with InvalidConfiguration: a budget below the sum of what each share needs at least, and settings that were
+given and do not fit beside that. Guards: tests/runtime/memory/test_shares.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from ...proto.errors import InvalidConfiguration
+from ..config import with_values
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+MIB = 1 << 20
+NO_LIMIT = 1 << 50
+"""The most of a share that may take whatever is there."""
+
+
+class Share(NamedTuple):
+    """What one setting bounds."""
+
+    name: str  # in metrics and documents
+    setting: str  # with its section, as in a file: bookie.store.memtable_bytes
+    unit_bytes: int  # of memory, for each of the setting's value
+    weight: int
+    least: int  # values of the setting
+    most: int
+    what: str  # takes this memory
+
+    def times(self, count: int) -> Share:
+        """Of so many parts of one process that all have this setting."""
+        return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
+
+
+class Plan(NamedTuple):
+    """How a process' memory is shared out."""
+
+    budget: int
+    shares: Sequence[Share]
+    values: Mapping[str, int]  # setting → its value
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Share → bytes."""
+        return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
+
+    def applied(self, config: Config, section: str) -> Config:
+        """The configuration of that section, with its shares."""
+        own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
+        return with_values(config, own)
+
+
+def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
+    """What the process needs."""
+    return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
+
+
+def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
+    """`given`: those that the operator set. InvalidConfiguration."""
+    needed = least_bytes(shares, given)
+    if needed > budget:
+        raise _too_small(budget, needed, shares, given)
+    values = {each.setting: given.get(each.setting, each.least) for each in shares}
+    left, open_ = budget - needed, [each for each in shares if each.setting not in given]
+    while open_:
+        weights = sum(each.weight for each in open_)
+        full = [each for each in open_ if each.least * each.unit_bytes + left * each.weight // weights >= _most(each)]
+        if not full:
+            for each in open_:
+                values[each.setting] = each.least + left * each.weight // weights // each.unit_bytes
+            break
+        for each in full:
+            values[each.setting] = each.most
+            left -= _most(each) - each.least * each.unit_bytes
+            open_.remove(each)
+    found = Plan(budget, shares, values)
+    assert sum(found.limits.values()) <= budget, "more is shared out than there is"
+    return found
+
+
+def _most(share: Share) -> int:
+    return share.most * share.unit_bytes
+
+
+def _too_small(
+    budget: int, needed: int, shares: Sequence[Share], given: Mapping[str, int]
+) -> InvalidConfiguration:
+    least = least_bytes(shares, {})
+    if not given:
+        text = f"memory_bytes is {_mib(budget)}; this process needs {_mib(needed)} at least"
+    else:
+        taken = ", ".join(
+            f"{each.setting} = {given[each.setting]} ({_mib(given[each.setting] * each.unit_bytes)})"
+            for each in sorted(shares, key=lambda each: -given.get(each.setting, 0) * each.unit_bytes)
+            if each.setting in given
+        )
+        text = (
+            f"memory_bytes is {_mib(budget)}; with {taken} this process needs {_mib(needed)}: set memory_bytes to "
+            f"that, or smaller values, or leave them out (then {_mib(least)} suffice)"
+        )
+    return InvalidConfiguration(text, setting="process.memory_bytes", allowed=f"≥ {needed}")
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // MIB):,} MiB"
