@@ -285,11 +285,10 @@ def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other
     seen = [brokers.shared(settings, number, "b", {}) for number in range(2)]
     assert [each.advertised for each in seen] == [Endpoint("b1.example", 9000), Endpoint("b1.example", 9001)]
     assert [(each.name, each.share_group) for each in seen] == [("b-1", "b"), ("b-2", "b")]
-    assert seen[0].client_memory_bytes > 0
-    free = BrokerConfig(advertised=Endpoint("b1.example", 0), client_memory_bytes=1 << 20, share_group="all")
-    assert brokers.shared(free, 1, "b", {}, 2).advertised == Endpoint("b1.example", 0)
-    assert brokers.shared(free, 1, "b", {}, 2).share_group == "all"
-    assert brokers.shared(BrokerConfig(), 1, "b", {}, 2).advertised is None
+    free = BrokerConfig(advertised=Endpoint("b1.example", 0), share_group="all")
+    assert brokers.shared(free, 1, "b", {}).advertised == Endpoint("b1.example", 0)
+    assert brokers.shared(free, 1, "b", {}).share_group == "all"
+    assert brokers.shared(BrokerConfig(), 1, "b", {}).advertised is None
 
 
 def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:

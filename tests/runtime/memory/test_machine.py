@@ -54,6 +54,9 @@ def test_the_setting_counts_else_a_quarter_within_the_bounds(tmp_path: Path, mon
     assert memory_of(str(file), 6000, (SHARE,), {}) == 6000
     assert memory_of(None, None, (SHARE,), {}) == 10_000
     assert memory_of(None, 0, (SHARE,), {}, 7000) == 7000
+    assert memory_of(str(file), None, (SHARE,), {}, processes=2) == 2500, "each has its part of what is set"
+    assert memory_of(None, 0, (SHARE,), {}, 7000, 2) == 3500
+    assert memory_of(None, 0, (SHARE,), {}, 7000, 100) == 1000, "and what it needs"
     assert memory_of(None, None, (SHARE,), {}, 7) == 1000, "what it needs, in any case"
     assert memory_of(None, None, (SHARE,), {"x.a_bytes": 90_000}) == 90_000, "and what was set by hand"
     monkeypatch.setenv("MAGNETAR_PROCESS_MEMORY_BYTES", "7777")
