@@ -104,6 +104,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("cost", {"size": 1024}),
     ("small-sends", {"size": 1024}),
     ("control", {"size": 1024}),
+    ("memory", {"size": 1024, "runs": 1}),
     ("txn-small", {"size": 100}),
     ("txn-large", {"size": 1024}),
     ("txn-none", {"size": 1024, "runs": 1}),
