@@ -188,7 +188,8 @@ class ChaosCluster(Processes):
             stalled.touch()
             time.sleep(rng.uniform(0.0, STALL_MAX_S))
         for node in running:
-            os.kill(node.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, as one does whose disk lied
+                os.kill(node.pid, signal.SIGKILL)
         for node in running:
             node.kill()
         stalled.unlink(missing_ok=True)
