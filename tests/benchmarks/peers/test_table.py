@@ -197,6 +197,8 @@ def test_rows_are_a_contract_and_their_first_side_is_ours() -> None:
 def test_results_in_the_repository_are_of_this_command() -> None:
     folder = layout.ROOT / "benchmarks" / "results" / "peers"
     records = table.stored(folder / "ratios.json")
-    assert {each["row"] for each in records} == set(ROWS)
+    rows = {each["row"] for each in records}
+    assert rows
+    assert rows <= set(ROWS), "those that were measured: a row of an earlier tree goes"
     assert (folder / "ratios.md").read_text() == table.as_table(records) + "\n"
     assert (folder / "ratios.json").read_text() == table.as_json(records)
