@@ -55,7 +55,7 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
     if wanted is not None and wanted < there:
         raise InvalidConfiguration(
-            f"{folder} has the data of {there} bookies, and topics lie on all of them: "
+            f"{folder} has the data of {there} bookies, and ledgers are on all of them: "
             f"--bookies {there} or more, or leave it out"
         )
     return wanted or max(there, 1)

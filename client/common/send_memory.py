@@ -38,12 +38,13 @@ class SendMemory:
             return True
 
     def free(self, size: int) -> None:
+        waiting: deque[Callable[[], object]] = deque()
         with self._lock:
             self.held -= size
-        if self._waiting and self.has_room:
-            waiting, self._waiting = self._waiting, deque()
-            for call in waiting:
-                call()
+            if self._waiting and self.has_room:
+                waiting, self._waiting = self._waiting, waiting
+        for call in waiting:
+            call()
 
     @property
     def has_room(self) -> bool:
@@ -51,4 +52,5 @@ class SendMemory:
 
     def wait(self, call: Callable[[], object]) -> None:
         """`call` is called once, when there is room. Look again after this: there may be some now."""
-        self._waiting.append(call)
+        with self._lock:  # or it would be lost to a `free` that takes the others at this moment
+            self._waiting.append(call)

@@ -102,10 +102,14 @@ class ProducerCore:
             if share is not None:
                 share.left -= 1
                 txn = share.txn
-            if self._early is None:
-                self._batcher.add(payload, callback, txn)
-            else:
-                self._early.append((OutgoingMessage(payload, txn=txn), callback))
+            try:
+                if self._early is None:
+                    self._batcher.add(payload, callback, txn)
+                else:
+                    self._early.append((OutgoingMessage(payload, txn=txn), callback))
+            except BaseException:  # a Ctrl-C
+                self._free(len(payload))
+                raise
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
         waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
         return None if waits else Added.WAKE

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
 
 import pytest
 
@@ -125,3 +128,22 @@ def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all() -> None
         await sending
 
     simulate(body, memory_limit_bytes=LIMIT)
+
+
+def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
+    memory, told = SendMemory(1), threading.Event()
+    assert memory.take(1)
+    freeing = threading.Thread(target=memory.free, args=(1,))
+
+    class Late(deque[Callable[[], object]]):
+        """Another thread frees between the look at the queue and the append."""
+
+        def append(self, call: Callable[[], object]) -> None:
+            freeing.start()
+            freeing.join(0.2)
+            super().append(call)
+
+    memory._waiting = Late([lambda: None])
+    memory.wait(told.set)
+    freeing.join(10)
+    assert told.wait(10)
