@@ -34,6 +34,22 @@ class WorkTimer:
             self._collecting += time.thread_time() - self._began
 
 
+REFERENCE_S = 0.003
+"""What `slowness` computes takes this long on the machine that the bounds of the tests are for."""
+
+
+def slowness() -> float:
+    """How many times slower this machine is just now than the one that the bounds are for; 1 at least.
+
+    Processor time grows as well where a machine is throttled or shares its cores, so a bound in seconds times this one
+    judges the code alone.
+    """
+    begun, total = time.thread_time(), 0
+    for number in range(100_000):
+        total += number & 7
+    return max(1.0, (time.thread_time() - begun) / REFERENCE_S)
+
+
 class Steps:
     """Of the loop's steps since `clear`: the longest, where it was, and the sum. Seconds."""
 

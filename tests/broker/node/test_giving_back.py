@@ -23,7 +23,8 @@ from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.clock import SystemClock
-from tests.cli.metrics.test_metrics_many_topics import STEP_S, Steps
+from tests.cli.metrics.test_metrics_many_topics import STEP_S
+from tests.support.steps import Steps, slowness
 
 ENTRIES = 50_000
 
@@ -104,7 +105,7 @@ async def test_what_is_given_back_comes_again_in_order_before_anything_new(monke
     finally:
         gc.enable()
     assert outlet.came == list(range(ENTRIES))
-    assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
+    assert steps.longest < STEP_S * slowness(), f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
     deployment.subscription.dispatcher.check()
     print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
 
@@ -129,7 +130,7 @@ async def test_what_a_consumer_held_that_goes_is_given_to_the_others_in_slices(
     finally:
         gc.enable()
     assert sorted(other.came) == list(range(ENTRIES))
-    assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
+    assert steps.longest < STEP_S * slowness(), f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
     deployment.subscription.dispatcher.check()
     print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
 

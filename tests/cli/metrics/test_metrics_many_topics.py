@@ -19,7 +19,7 @@ from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.access import CallerMemory
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
-from tests.support.steps import Steps
+from tests.support.steps import Steps, slowness
 
 TOPICS = 10_000
 STEP_S = 0.05
@@ -57,7 +57,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
         await asyncio.sleep(0)
         longest = steps.longest
         text = b"".join(page.series_chunks()).decode()
-    assert longest < STEP_S, f"{longest:.3f} s of {steps.all:.3f} s in one step"
+    assert longest < STEP_S * slowness(), f"{longest:.3f} s of {steps.all:.3f} s in one step"
     assert text.count("\n") == TOPICS * 11 + 22, "eight lines of a topic and three of a subscription, each with a head"
     whose = '{subscription="s",topic="persistent://public/default/topic-42"}'
     assert f"magnetar_subscription_unacked_messages{whose} 42.0\n" in text

@@ -18,6 +18,7 @@ from magnetar import schema
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.proto.schema import SchemaInfo, SchemaType, key_value
 from magnetar.schema import AutoConsumeSchema, AvroSchema, JsonSchema, KeyValueEncodingType, KeyValueSchema
+from tests.support.steps import slowness
 
 UTC = dt.UTC
 GOLDEN: list[tuple[Any, Any, str]] = [
@@ -131,7 +132,7 @@ def test_a_payload_that_would_end_the_process_or_fill_it_is_refused(definition: 
     ):
         with pytest.raises(InvalidMessage, match=why):
             decode(payload)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 2 * slowness()
 
 
 @pytest.mark.parametrize(
