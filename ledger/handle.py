@@ -11,6 +11,8 @@ way. The future resolves to the entry id, strictly in entry order, or fails with
 | OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; the end decides |
 | BackPressure | not taken: too much is pending | `await ready()`, append it again |
 
+`push` is `append` without a future an entry: the `listener` is told.
+
 An append to a handle that is not `writable` fails at once with LedgerClosed (nothing was sent). A bookie fails when its
 connection breaks, or when it does not answer within `add_timeout_s`. It is quarantined, and another bookie takes its
 slot from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each attempt, so
@@ -31,7 +33,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..metadata.records import LedgerRecord
 from ..metadata.store import MetadataStore
@@ -91,6 +93,18 @@ class LedgerEnd(NamedTuple):
     length: int
 
 
+class AppendListener(Protocol):
+    """Is told what becomes of entries that were pushed. Neither method may raise."""
+
+    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+        """Every entry up to it is stored. In entry order, once for all that one step has confirmed."""
+        ...
+
+    def append_failed(self, writer: LedgerWriter) -> None:
+        """An entry that was pushed is not confirmed any more: `close` says whether it is stored."""
+        ...
+
+
 class LedgerWriter:
     """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call it from the event loop that made it."""
 
@@ -107,6 +121,7 @@ class LedgerWriter:
         )
         self._sender = AddSender(record, bookies, config, self._learn, self._bookie_failed)
         self._bytes = 0
+        self.listener: AppendListener | None = None
         self._finished = asyncio.Event()
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
         self._unanswered_max = config.unanswered_bytes_max
@@ -158,10 +173,11 @@ class LedgerWriter:
     @property
     def _takes(self) -> bool:
         """Whether the next append is within the bounds of this ledger."""
+        adds = self._core.adds
         return (
             self._bytes < self._bytes_max
             and self._sender.unanswered_bytes < self._unanswered_max
-            and len(self._core.adds) < self._entries_max
+            and adds.lap - adds.lac < self._entries_max
         )
 
     @property
@@ -177,22 +193,33 @@ class LedgerWriter:
         """Sends the frames as one entry; resolves to its id. Errors only through the future (module docstring). `tail`:
         what is known of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
-        size = sum(map(len, frames))
+        try:
+            self._append(frames, sum(map(len, frames)), future, tail)
+        except MagnetarError as error:
+            future.set_exception(error)
+        return future
+
+    def push(self, payload: Buffer, tail: Tail | None = None) -> None:
+        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with."""
+        assert self.listener is not None, "an outcome is told to someone"
+        self._append((payload,), len(payload), None, tail)
+
+    def _append(
+        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int] | None, tail: Tail | None
+    ) -> None:
         if size > ENTRY_BYTES_MAX:
-            future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
-        elif self._core.state is not WriterState.OPEN and not self._core.takes_appends:
-            future.set_exception(self._closed_error())
-        elif not self._takes:
-            future.set_exception(BackPressure(
+            raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
+        if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
+            raise self._closed_error()
+        if not self._takes:
+            raise BackPressure(
                 f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
                 f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
-            ))  # fmt: skip
-        else:
-            self._bytes += size
-            self._sender.push(self._core.append(Append(frames, size, future, tail), size))
-            if self._watchdog is None:
-                self._watch()
-        return future
+            )  # fmt: skip
+        self._bytes += size
+        self._sender.push(self._core.append(Append(frames, size, future, tail), size))
+        if self._watchdog is None:
+            self._watch()
 
     async def ready(self) -> None:
         """Returns when an append is within the bounds, or when the handle is not writable (the append then fails)."""
@@ -251,11 +278,20 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ effects
     def _run(self, effects: Iterable[Effect[Append]]) -> None:
+        stored, failed = -1, False  # of what was pushed
         for effect in effects:
             if isinstance(effect, Confirm):
-                self._done(effect.add).set_result(effect.add.entry)
+                future, entry = self._done(effect.add), effect.add.entry
+                if future is not None:
+                    future.set_result(entry)
+                else:
+                    stored = entry
             elif isinstance(effect, Fail):
-                self._done(effect.add).set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
+                future = self._done(effect.add)
+                if future is not None:
+                    future.set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
+                else:
+                    failed = True
             elif isinstance(effect, SendAdd):
                 self._sender.push((effect,))
             elif isinstance(effect, ChangeEnsemble):
@@ -269,12 +305,19 @@ class LedgerWriter:
             if self._change_task is not None and self._change_task is not asyncio.current_task():
                 self._change_task.cancel()  # its outcome is not needed any more; it may be written or not
             self._finished.set()
-        self._look_for_room()
+        if self._room is not None:
+            self._look_for_room()
+        if self.listener is not None:
+            if stored >= 0:
+                self.listener.appended(self, stored)
+            if failed:
+                self.listener.append_failed(self)
 
-    def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
+    def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int] | None:
+        """Where its outcome goes; None: to the listener."""
         self._bytes -= add.payload.size
         future = add.payload.future
-        if future.done():  # its owner cancelled it: the outcome is not read
+        if future is not None and future.done():  # its owner cancelled it: the outcome is not read
             future = self._loop.create_future()
             future.add_done_callback(asyncio.Future.exception)
         return future

@@ -30,7 +30,7 @@ from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
 from .core.stored import Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
-from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many
+from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many, is_added
 from .memory import Kept
 
 REQUEST_BYTES_MAX = 1 << 20
@@ -38,12 +38,13 @@ REQUEST_BYTES_MAX = 1 << 20
 
 
 class Append:
-    """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future and its header."""
+    """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future (None: the listener
+    of the handle is told) and its header."""
 
     __slots__ = ("frames", "future", "header", "size", "tail")
 
     def __init__(
-        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: Tail | None = None
+        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int] | None, tail: Tail | None = None
     ) -> None:
         self.frames = frames
         self.tail = tail
@@ -110,7 +111,8 @@ class AddSender:
                 copies = 1
                 while at + copies < len(several) and several[at + copies][1] == adds:
                     copies += 1
-                before, requests = adds, [(part, *self._encode(part, copies)) for part in _parts(adds)]
+                parts = [adds] if len(adds) == 1 else _parts(adds)
+                before, requests = adds, [(part, *self._encode(part, copies)) for part in parts]
             for part, head, frames, kept in requests:
                 self.unanswered_bytes += kept.bytes
                 self._request(place, part, head, frames, kept, 0)
@@ -121,13 +123,12 @@ class AddSender:
         """A request's head, its frames and their bytes."""
         first = adds[0]
         if len(adds) == 1:
-            frames: Sequence[Buffer] = (first.payload.header, *first.payload.frames)
-            return encode_add(self._ledger, first.entry, self._key), frames, self._kept(frames, copies)
+            append = first.payload
+            kept = Kept(self._memory, len(append.header) + append.size, copies)
+            return encode_add(self._ledger, first.entry, self._key), (append.header, *append.frames), kept
         frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
-        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, self._kept(frames, copies)
-
-    def _kept(self, frames: Sequence[Buffer], copies: int) -> Kept:
-        return Kept(self._memory, sum(map(len, frames)), copies)
+        kept = Kept(self._memory, sum(map(len, frames)), copies)
+        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, kept
 
     def _request(
         self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], kept: Kept, tries: int
@@ -202,6 +203,8 @@ _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHOR
 
 def _statuses(reply: Reply, count: int) -> list[Status] | None:
     """The status of each add; None: all are stored. ValueError when the reply is not an answer to them."""
+    if count == 1 and is_added(reply.head):
+        return None
     answer = decode_answer(reply.head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]

@@ -29,7 +29,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status
+from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status, encode_added
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -55,7 +55,7 @@ class _Batch:
         self.head = head
         self.opened = opened
         self.came = came
-        self.recovery = Flags.RECOVERY in head.flags
+        self.recovery = bool(head.flags) and Flags.RECOVERY in head.flags
 
 
 class _Queue:
@@ -139,7 +139,7 @@ class Adds:
             self._admit(batch)
 
     def _open(self, request: Request, head: RequestHead) -> Opened:
-        if Flags.FENCE in head.flags:
+        if head.flags and Flags.FENCE in head.flags:
             raise ValueError("an add fences nothing")
         if head.op is Op.ADD_MANY:
             return open_adds(head, request.frames, self._entry_bytes_max)
@@ -236,9 +236,13 @@ class Adds:
                     self.refused[Status(value)] += count
         else:
             self.seconds.observe(seconds)
-            for size, count in Counter([size for _, _, size in batch.opened.entries]).items():
-                self.entry_bytes.observe(size, count)
+            entries = batch.opened.entries
+            if len(entries) == 1:
+                self.entry_bytes.observe(entries[0][2])
+            else:
+                for size, count in Counter([size for _, _, size in entries]).items():
+                    self.entry_bytes.observe(size, count)
         if head.op is Op.ADD:
-            batch.request.reply(AnswerHead(Op.ADD, STATUS_OF[statuses[0]], head.ledger, head.entry, -1, 0).encode())
+            batch.request.reply(encode_added(head.ledger, head.entry, STATUS_OF[statuses[0]]))
         else:
             batch.request.reply(*encode_statuses(head, statuses))

@@ -15,7 +15,7 @@ that table. Until then, or until the entry is added again and synced, it does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .intervals import Intervals
@@ -56,17 +56,19 @@ class Table:
         self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
         self.entries += count
 
-    def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
+    def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
         """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
-        table = self.of(ledger)
+        table = self.ledgers.get(ledger)
+        if table is None:
+            table = self.of(ledger)
         last = -1
-        count = 0
         for entry, stored, _ in entries:
             table[entry] = stored
-            count += 1
             if entry > last:
                 last = entry
-        self.grown(count, size)
+        count = len(entries)
+        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES  # `grown`
+        self.entries += count
         return last
 
 
@@ -89,7 +91,7 @@ class Memtable:
     def size_bytes(self) -> int:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
-    def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
+    def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
         return self.active.insert_many(ledger, entries, size)
 
     def get(self, ledger: int, entry: int) -> Stored | None:

@@ -194,15 +194,17 @@ class Store:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
-        if not self.has_room:
+        if self.memtable.full or self._journal.full:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.with_key(ledger, key)
         last = self.memtable.insert_many(ledger, entries, size)
         self._journal.enqueue_adds(ledger, entries)
         self._adding.append((ledger, entries))
-        descriptor.lac = max(descriptor.lac, lac)
-        descriptor.last = max(descriptor.last, last)
+        if lac > descriptor.lac:
+            descriptor.lac = lac
+        if last > descriptor.last:
+            descriptor.last = last
         self.descriptors.touch(descriptor)
         self.counters["adds"] += len(entries)
         self.counters["add_bytes"] += size

@@ -58,21 +58,18 @@ class TokenBucket:
 class Rate:
     """Messages and bytes a second; 0: no limit."""
 
-    __slots__ = ("_buckets", "throttled")
+    __slots__ = ("_buckets", "limited", "throttled")
 
     def __init__(self, messages: float = 0, size: float = 0, now: float = 0.0) -> None:
         self._buckets: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
         self.throttled = 0  # how often a caller had to wait
         self.change(messages, size, now)
 
-    @property
-    def limited(self) -> bool:
-        return self._buckets != (None, None)
-
     def change(self, messages: float, size: float, now: float) -> None:
         self._buckets = (
             _changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now),
         )  # fmt: skip
+        self.limited = self._buckets != (None, None)
 
     def take(self, messages: int, size: int, now: float) -> None:
         for bucket, count in zip(self._buckets, (messages, size), strict=True):

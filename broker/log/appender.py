@@ -1,6 +1,6 @@
 """Sends what is published to the ledger that is written, and confirms it in order. The driver of core/log_queue.py.
 
-    log → `queue.add` → `send` → ledger → `flush` → cache, publisher, `on_confirmed`
+    log → `queue.add` → `send` → ledger → `appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
 opens the next ledger (broker/log/topic_log.py). What a ledger has no room for waits here, in its order.
@@ -25,13 +25,15 @@ from .managed_ledger import ManagedLedger
 from .publish import Publish
 
 _UNLIMITED = 1 << 62
+AGE_LOOK_MS = 1000
+"""How often the age of a ledger is looked at, while it is written."""
 
 
 class Appender:
     """Of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
 
     __slots__ = (
-        "_cache", "_chain", "_clock", "_config", "_flush_due", "_loop", "_on_confirmed", "_on_delayed", "_on_stopped",
+        "_age_due_ms", "_cache", "_chain", "_clock", "_config", "_on_confirmed", "_on_delayed", "_on_stopped",
         "_publish_seconds", "_room", "_shape", "_tasks", "queue", "timestamp_ms", "writer",
     )  # fmt: skip
 
@@ -53,9 +55,8 @@ class Appender:
         self._on_delayed = on_delayed
         self._on_stopped = on_stopped
         self._publish_seconds = publish_seconds
-        self._flush_due = False
+        self._age_due_ms = 0  # the age of the ledger is looked at again
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
-        self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------ sending
     def send(self) -> None:
@@ -64,17 +65,15 @@ class Appender:
         if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
             self._on_stopped()
             return
-        entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
-        if not writer.has_room:
-            self._wait_room(writer)
+        queue, entries_max = self.queue, self._config.roll_entries if self._chain.has_room else _UNLIMITED
+        while writer.has_room:
+            queued = queue.send(entries_max)
+            if queued is None:
+                break
+            writer.push(queued.item.stored, queued.item.tail)
         else:
-            for queued in self.queue.send(entries_max):
-                future = queued.item.future = writer.append(queued.item.stored, tail=queued.item.tail)
-                future.add_done_callback(self._wake)
-                if not writer.has_room:
-                    self._wait_room(writer)
-                    break
-        if self.queue.next_entry >= entries_max or self._is_full(writer):
+            self._wait_room(writer)
+        if queue.next_entry >= entries_max or self._is_full(writer):
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
@@ -89,37 +88,36 @@ class Appender:
             self.send()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
-        if not self._chain.has_room:
-            return False
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
-            return True
+            return self._chain.has_room
+        if self.timestamp_ms < self._age_due_ms:
+            return False
+        self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
         age_ms = self.timestamp_ms - self._chain.record.ledgers[-1].created_ms
-        return age_ms >= age_max_s * 1000 and self._shape.tail.last_entry >= 0
+        return age_ms >= age_max_s * 1000 and self._shape.tail.last_entry >= 0 and self._chain.has_room
 
     # ------------------------------------------------------------------ confirming
-    def _wake(self, future: asyncio.Future[int]) -> None:
-        if not future.cancelled():
-            future.exception()  # looked at; `flush` decides
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self.flush)
+    def begin(self, writer: LedgerWriter) -> None:
+        """The committed list names its ledger, which is written from now on."""
+        self.writer, self._age_due_ms = writer, 0
+        writer.listener = self
+        self.queue.opened(writer.ledger_id)
 
-    def flush(self) -> None:
-        """Confirms all that is done, in order: receipts of one turn leave together."""
-        self._flush_due = False
+    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+        """Confirms in order what the ledger has: receipts of one answer of the bookies leave together."""
+        if writer is not self.writer:
+            return  # its end is known, and so is what of it was confirmed
         queue, confirmed = self.queue, False
-        while (head := queue.head) is not None:
-            future = head.item.future
-            if future is None or not future.done():
-                break
-            if future.cancelled() or future.exception() is not None:
-                self._on_stopped()
-                break
-            self.confirm(queue.confirmed(future.result()))
+        while (queued := queue.confirmed(last_entry)) is not None:
+            self.confirm(queued)
             confirmed = True
         if confirmed:
             self._on_confirmed()
+
+    def append_failed(self, writer: LedgerWriter) -> None:
+        if writer is self.writer:
+            self._on_stopped()
 
     def confirm(self, queued: Queued[Publish]) -> None:
         publish, span = queued.item, self._shape.tail

@@ -146,7 +146,16 @@ class TailCache:
         self.bytes = 0
 
     def put(self, entry: StoredEntry) -> None:
-        self.put_all(entry.position[0], (entry,))
+        ledger_id, entry_id = entry.position
+        entries = self._ledgers.get(ledger_id)
+        if entries is None:
+            entries = self._ledgers[ledger_id] = {}
+        if entry_id not in entries:
+            entries[entry_id] = entry
+            self._order.append(entry)
+            self.bytes += entry.size + ENTRY_BYTES
+            while self.bytes > self.bytes_max:
+                self._drop_oldest()
 
     def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
         """Entries of one ledger, in order."""

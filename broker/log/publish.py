@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from ...ledger.core.stored import Tail
+from ...proto.checksum import JOINED_BYTES_MIN
 from ...proto.entry import CHECKED_FROM, broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
@@ -24,7 +24,7 @@ class Publisher(Protocol):
 class Publish:
     """One entry in flight to the log."""
 
-    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "future", "highest_sequence_id", "name",
+    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "highest_sequence_id", "name",
                  "numbers", "publisher", "sequence_id", "size", "stored", "tail", "timestamp_ms", "txn")  # fmt: skip
 
     def __init__(
@@ -42,12 +42,13 @@ class Publish:
         self.numbers = numbers or SequenceRange(sequence_id, highest_sequence_id)
         self.size = len(client_part)
         # what the checksum of a client-part covers, once it was compared
-        self.tail = None if checksum is None else Tail(checksum, self.size - CHECKED_FROM)
+        self.tail: Tail | None = None
+        if checksum is not None and self.size >= JOINED_BYTES_MIN:  # a shorter one is read again
+            self.tail = Tail(checksum, self.size - CHECKED_FROM)
         self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
         self.stored = b""  # the entry in one piece
-        self.future: asyncio.Future[int] | None = None
 
     def stamp(self, index: int, timestamp_ms: int) -> None:
         """It gets its place: the index of its last message, and the broker's time. This is the only copy of the bytes

@@ -218,7 +218,6 @@ class TopicLog:
             return -1
         span = self.shape.tail
         last_entry, length = await self._chain.end_of(writer, self._owned)
-        self._appender.flush()
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
         span.size = max(span.size, length)
@@ -240,8 +239,7 @@ class TopicLog:
         if ended is not None:
             self._chain.close_tail(ended)
         await self._chain.install(writer, end_index, empty)
-        self._appender.writer = writer
-        self._appender.queue.opened(writer.ledger_id)
+        self._appender.begin(writer)
         if self.state is TopicLogState.SWITCHING:
             self.state = TopicLogState.SERVING
         self._appender.send()

@@ -207,7 +207,8 @@ class ProducerSession:
     def _publish(self, entry: Buffer) -> None:
         """Publishes it; or it waits for a transaction, at the front, and later ones after it."""
         topic, producer = self.topic, self.producer
-        why, before = topic.life.refusal(), topic.log.queued_index
+        why, counts = topic.life.refusal(), topic.gate.limited
+        before = topic.log.queued_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
         if isinstance(published, Awaited):
             self._awaiting = True
@@ -216,7 +217,8 @@ class ProducerSession:
             self._waiting.appendleft(bytes(entry))
             topic.transactions.when(published, self._go_on)
             return
-        topic.gate.took(topic.log.queued_index - before, len(entry))
+        if counts:
+            topic.gate.took(topic.log.queued_index - before, len(entry))
         if not published:
             self.freed(len(entry))
 

@@ -26,9 +26,9 @@ class PublishGate:
 
     __slots__ = ("_clock", "_held", "_loop", "_rates", "_timer", "_waiting")
 
-    def __init__(self, clock: Clock, rates: tuple[Rate, ...], held: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, rates: tuple[Rate, Rate], held: Callable[[], bool]) -> None:
         self._clock = clock
-        self._rates = rates
+        self._rates = rates  # of the topic, and of the broker
         self._held = held  # by the backlog quota: `look` is called when that may have changed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Step, None] | None = None  # in the order of their turns
@@ -39,6 +39,12 @@ class PublishGate:
         """How often a producer had to wait for a rate."""
         return sum(rate.throttled for rate in self._rates[:1])
 
+    @property
+    def limited(self) -> bool:
+        """Whether `took` counts anything."""
+        own, of_broker = self._rates
+        return own.limited or of_broker.limited
+
     def took(self, messages: int, size: int) -> None:
         for rate in self._rates:
             if rate.limited:
@@ -47,7 +53,9 @@ class PublishGate:
     @property
     def closed(self) -> bool:
         """Whether an entry that arrives now has to wait."""
-        return self._held() or any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self._rates)
+        return self._held() or (
+            self.limited and any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self._rates)
+        )
 
     def when_open(self, step: Step) -> None:
         """Calls `step` when the gate is open, repeatedly while it is, until it returns False."""

@@ -81,6 +81,7 @@ _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
+_ADDED = struct.pack(">BBH", VERSION, _ADD, 0)
 _ADD_MANY = int(Op.ADD_MANY)
 
 
@@ -141,6 +142,16 @@ class AnswerHead(NamedTuple):
 def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
     """`RequestHead(Op.ADD, …).encode()` for the hot path: the same bytes at a fifth of the cost."""
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
+
+
+def encode_added(ledger: int, entry: int, status: Status) -> bytes:
+    """`AnswerHead(Op.ADD, status, …).encode()`, likewise."""
+    return _ANSWER.pack(VERSION, _ADD, status, ledger, entry, -1, 0)
+
+
+def is_added(head: bytes) -> bool:
+    """Whether it is the answer OK to an ADD: most answers are."""
+    return head[:4] == _ADDED and len(head) == _ANSWER.size
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:

@@ -144,16 +144,18 @@ class InsidePeer:
         if server is None or server.identity != self._identity:
             return self._outside.request(head, frames, timeout_s=timeout_s)
         future: Future[Reply] = self._loop.create_future()
-        size = bytes_of(head, frames)
+        queue, size = self._queue, bytes_of(head, frames)
         if self._closed:
             future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
-        elif self._queue.full(size):
-            future.set_exception(BackPressure(f"{self._queue.bytes} bytes wait for {self._endpoint}"))
+        elif queue.items and queue.full(size):
+            future.set_exception(BackPressure(f"{queue.bytes} bytes wait for {self._endpoint}"))
         else:
             self._requests += 1
-            self._queue.add(size, (self._in_flight.add(future, timeout_s), head, frames))
-            self._server = server
-            server.has_requests(self)
+            is_first = not queue.items or self._server is not server
+            queue.add(size, (self._in_flight.add(future, timeout_s), head, frames))
+            if is_first:
+                self._server = server
+                server.has_requests(self)
         return future
 
     def hand_over(self, came: list[InsideRequest]) -> int:

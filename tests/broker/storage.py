@@ -124,6 +124,7 @@ class Writer:
         self.ledger_id = ledger_id
         self.writable = True
         self.has_room = True
+        self.listener: Any = None
         self.length = 0
         self.last_confirmed = -1
         self._order = asyncio.Lock()
@@ -133,6 +134,15 @@ class Writer:
         entry_id = self._next
         self._next += 1
         return asyncio.ensure_future(self._append(entry_id, b"".join(frames)))
+
+    def push(self, payload: bytes, tail: object = None) -> None:
+        self.append(payload).add_done_callback(self._tell)
+
+    def _tell(self, outcome: asyncio.Future[int]) -> None:
+        if outcome.cancelled() or outcome.exception() is not None:
+            self.listener.append_failed(self)
+        else:
+            self.listener.appended(self, outcome.result())
 
     async def _append(self, entry_id: int, payload: bytes) -> int:
         async with self._order:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from magnetar.ledger.handle import LedgerWriter
+from magnetar.ledger.handle import AppendListener, LedgerWriter
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.load.ledgers import LedgerLoad
@@ -129,11 +129,12 @@ def _cut_off() -> Iterator[None]:
 
 
 class _observed_writers:
-    """Tells the observer of every confirmed append, in the moment in which its future is done."""
+    """Tells the observer of every confirmed append, in the moment in which its future is done, or its owner told."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._append: Any = LedgerWriter.append
+        self._push: Any = LedgerWriter.push
 
     def __enter__(self) -> None:
         original, observer = self._append, self._observer
@@ -144,10 +145,34 @@ class _observed_writers:
             future.add_done_callback(lambda done: _confirmed(observer, writer.ledger_id, payload, done))
             return future
 
+        push_on = self._push
+
+        def push(writer: LedgerWriter, payload: Any, *known: Any) -> None:
+            if not isinstance(writer.listener, _ObservedListener):
+                assert writer.listener is not None, "whose entries are pushed is told"
+                writer.listener = _ObservedListener(observer, writer.listener)
+            push_on(writer, payload, *known)
+            writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = bytes(payload)
+
         LedgerWriter.append = append  # type: ignore[method-assign]
+        LedgerWriter.push = push  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
         LedgerWriter.append = self._append  # type: ignore[method-assign]
+        LedgerWriter.push = self._push  # type: ignore[method-assign]
+
+
+class _ObservedListener:
+    def __init__(self, observer: Observer, listener: AppendListener) -> None:
+        self._observer = observer
+        self._listener = listener
+        self.append_failed = listener.append_failed
+        self.payloads: dict[int, bytes] = {}  # of the entries that have no outcome
+
+    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+        for entry in [entry for entry in self.payloads if entry <= last_entry]:
+            self._observer.confirmed(writer.ledger_id, entry, self.payloads.pop(entry))
+        self._listener.appended(writer, last_entry)
 
 
 def _confirmed(observer: Observer, ledger: int, payload: bytes, done: Any) -> None:

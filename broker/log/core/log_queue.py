@@ -17,7 +17,6 @@ Guarding tests: tests/broker/log/core/test_log_queue.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -61,14 +60,16 @@ class LogQueue(Generic[T]):
         self._pending.append(queued)
         return queued
 
-    def send(self, entries_max: int) -> Iterator[Queued[T]]:
-        """What the ledger is to take now, in order, until it holds so many; each counts as sent when it is taken."""
-        while self._pending and self.ledger_id >= 0 and self.next_entry < entries_max:
-            queued = self._pending.popleft()
-            queued.entry_id = self.next_entry
-            self.next_entry += 1
-            self._sent.append(queued)
-            yield queued
+    def send(self, entries_max: int) -> Queued[T] | None:
+        """The next one that the ledger is to take, which counts as sent from now on; None: there is none, or the ledger
+        holds so many."""
+        if not self._pending or self.ledger_id < 0 or self.next_entry >= entries_max:
+            return None
+        queued = self._pending.popleft()
+        queued.entry_id = self.next_entry
+        self.next_entry += 1
+        self._sent.append(queued)
+        return queued
 
     # ------------------------------------------------------------------ facts
     def opened(self, ledger_id: int) -> None:
@@ -77,10 +78,11 @@ class LogQueue(Generic[T]):
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
-    def confirmed(self, entry_id: int) -> Queued[T]:
-        queued = self._sent.popleft()
-        assert queued.entry_id == entry_id, "entries are confirmed in order"
-        return queued
+    def confirmed(self, last_entry: int) -> Queued[T] | None:
+        """The next one of those up to `last_entry`, which are in the ledger; None: there is none left."""
+        if not self._sent or self._sent[0].entry_id > last_entry:
+            return None
+        return self._sent.popleft()
 
     def stopped(self) -> None:
         """The ledger takes no more entries: it failed, or it is full. What was sent stays until its end is known."""
@@ -107,11 +109,6 @@ class LogQueue(Generic[T]):
         return left
 
     # ------------------------------------------------------------------ questions
-    @property
-    def head(self) -> Queued[T] | None:
-        """The next to be confirmed, if it is sent."""
-        return self._sent[0] if self._sent else None
-
     def __len__(self) -> int:
         return len(self._sent) + len(self._pending)
 

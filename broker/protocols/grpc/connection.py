@@ -19,7 +19,6 @@ Guarding tests: tests/broker/protocols/grpc/test_connect.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine
@@ -133,8 +132,10 @@ class Connection:
 
     # ------------------------------------------------------------------ frames out
     def send(self, frame: wire.ServerFrame | bytes) -> None:
-        with contextlib.suppress(ConnectionLost):  # the reader of the stream gets it too, and ends
+        try:
             self._stream.send_nowait(frame)
+        except ConnectionLost:
+            return  # the reader of the stream gets it too, and ends
 
     def deliver(self, handler: ConsumerHandler, item: bytes) -> None:
         self.send(item)

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.log.appender import AGE_LOOK_MS
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.ledger_list import TopicFenced, path_of
 from magnetar.broker.log.publish import Publish
@@ -421,7 +422,7 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     writer = owner.log._appender.writer
     assert writer is not None
     monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
-    owner.log._appender.timestamp_ms += 10
+    owner.log._appender.timestamp_ms += 10 + AGE_LOOK_MS
     owner.publish(1)
     await owner.settled(2)
     owner.publish(1)
@@ -438,15 +439,12 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     await owner.settled(3)
     writer = owner.log._appender.writer
     assert writer is not None
-    append = writer.append
 
-    def unanswered(*frames: bytes, **known: Any) -> asyncio.Future[int]:
-        append(*frames, **known)
-        lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        lost.set_exception(OutcomeUnknown("no answer"))
-        return lost
+    def unanswered(payload: bytes, tail: object = None) -> None:
+        writer.append(payload)
+        owner.log._appender.append_failed(writer)
 
-    monkeypatch.setattr(writer, "append", unanswered)
+    monkeypatch.setattr(writer, "push", unanswered)
     owner.publish(2)
     await asyncio.sleep(0)
     monkeypatch.undo()

@@ -410,8 +410,8 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         last = position_of(await producer.send_in(txn, b"0"))
         topic = await loaded(broker)
         appender = topic.log._appender  # type: ignore[attr-defined]
-        held = pytest.MonkeyPatch()
-        held.setattr(Appender, "flush", lambda self: None)
+        held, heard = pytest.MonkeyPatch(), []
+        held.setattr(Appender, "appended", lambda self, *told: heard.append(told))
         producer.publish_in(txn, b"late")
         core = topic.transactions.core
         assert core is not None
@@ -420,7 +420,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         done, _ = await asyncio.wait([ending], timeout=0.3)
         assert not done
         held.undo()
-        appender.flush()
+        appender.appended(*heard[-1])
         await ending
         await producer.next("receipt")
         assert await shown(broker) == [b"0"]
