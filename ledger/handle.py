@@ -153,6 +153,11 @@ class LedgerWriter:
         return self._core.adds.length_confirmed
 
     @property
+    def appended_bytes(self) -> int:
+        """Payload bytes of all entries, also of those that are not confirmed."""
+        return self._core.adds.length
+
+    @property
     def pending_entries(self) -> int:
         return len(self._core.adds)
 
@@ -163,7 +168,7 @@ class LedgerWriter:
     @property
     def writable(self) -> bool:
         """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
-        return self._core.takes_appends
+        return self._core.state is WriterState.OPEN or self._core.takes_appends
 
     @property
     def has_room(self) -> bool:

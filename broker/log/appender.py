@@ -65,14 +65,17 @@ class Appender:
         if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
             self._on_stopped()
             return
-        queue, entries_max = self.queue, self._config.roll_entries if self._chain.has_room else _UNLIMITED
-        while writer.has_room:
+        queue, entries_max = self.queue, self._config.roll_entries
+        if queue.next_entry + len(queue.pending) >= entries_max and not self._chain.has_room:
+            entries_max = _UNLIMITED
+        while queue.pending:
+            if not writer.has_room:
+                self._wait_room(writer)
+                break
             queued = queue.send(entries_max)
             if queued is None:
                 break
             writer.push(queued.item.stored, queued.item.tail)
-        else:
-            self._wait_room(writer)
         if queue.next_entry >= entries_max or self._is_full(writer):
             self._on_stopped()
 
@@ -88,7 +91,7 @@ class Appender:
             self.send()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
-        if writer.length + writer.pending_bytes >= self._config.roll_bytes:
+        if writer.appended_bytes >= self._config.roll_bytes:
             return self._chain.has_room
         if self.timestamp_ms < self._age_due_ms:
             return False
@@ -127,8 +130,8 @@ class Appender:
         span.size += size
         self._cache.put(
             StoredEntry(
-                position, (publish.stored,), count=publish.count, index=queued.index, size=size,
-                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
+                position, (publish.stored,), publish.count, queued.index, size, publish.timestamp_ms,
+                publish.numbers.uuid, publish.deliver_at_ms,
             )
         )  # fmt: skip
         if publish.deliver_at_ms and publish.txn is None:  # else it is found delayed when it is read, after a commit

@@ -188,7 +188,8 @@ class Deduplication:
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         self.core.confirmed(name, numbers, position)
-        self._outcome(name)
+        if self._waiting:
+            self._outcome(name)
         if self.core.enabled:
             self._since += 1
             self._due()

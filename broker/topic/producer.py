@@ -136,12 +136,13 @@ class Producer:
         """
         topic = self._topic
         state = topic.log.state
-        why = refusal(
-            size=len(client_part), size_max=self.size_max, terminated=state is TopicLogState.TERMINATED,
-            owned=state is not TopicLogState.LOST, fenced=self.over is not None,
-        )  # fmt: skip
-        if why is not None:
-            return self._refuse(client_part, why)
+        if self.over is not None or state is not TopicLogState.SERVING or len(client_part) > self.size_max:
+            why = refusal(
+                size=len(client_part), size_max=self.size_max, terminated=state is TopicLogState.TERMINATED,
+                owned=state is not TopicLogState.LOST, fenced=self.over is not None,
+            )  # fmt: skip
+            if why is not None:
+                return self._refuse(client_part, why)
         try:
             header = parse_header(client_part)
             txn = txn_of(header)
@@ -149,16 +150,18 @@ class Producer:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         except InvalidRequest as error:
             return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
-        self._dedup.want(topic.applied.deduplication)
-        if self._dedup.enabled and header.producer_name != self.name:
+        wanted, dedup = topic.applied.deduplication, self._dedup.core
+        if wanted is not dedup.enabled:
+            self._dedup.want(wanted)
+        if dedup.enabled and header.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
-        if self._dedup.enabled and (other := self.transactions.other(self.name, txn)) is not None:
+        if dedup.enabled and (other := self.transactions.other(self.name, txn)) is not None:
             return Awaited(other, end=True)  # its numbers may be forgotten: what follows them cannot be judged yet
         if txn is None:
             verdict = self._dedup.judge(self.name, numbers)
         elif self.transactions.join_now(txn):
-            verdict = self._dedup.core.stored(self.name, numbers)
+            verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, header.producer_name, numbers)
         else:
@@ -166,9 +169,8 @@ class Producer:
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, header, verdict)
         publish = Publish(
-            self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
-            highest_sequence_id=header.highest_sequence_id, numbers=numbers,
-            deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
+            self, client_part, count=header.num_messages, sequence_id=numbers.first, highest_sequence_id=numbers.last,
+            numbers=numbers, deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
             checksum=header.checksum,
         )  # fmt: skip
         try:

@@ -90,7 +90,7 @@ class PendingAdds(Generic[P]):
         self.frozen = False
         self.failed: set[int] = set()  # slots whose bookie failed and was not replaced
         self._adds: dict[int, PendingAdd[P]] = {}
-        self._ack_quorum = striping.ack_quorum
+        self._ack_quorum, self._write_sets = striping.ack_quorum, striping.write_sets
 
     def __len__(self) -> int:
         return len(self._adds)
@@ -103,10 +103,10 @@ class PendingAdds(Generic[P]):
         self._adds[add.entry] = add
         lac, ensemble, failed = self.lac, self.ensemble, self.failed
         sends = []
-        for slot in self.striping.write_set(add.entry):
+        for slot in self._write_sets[add.entry % len(ensemble)]:
             if slot not in failed:
-                add.sent[slot] = ensemble[slot]
-                sends.append(SendAdd(add, slot, ensemble[slot], lac))
+                bookie = add.sent[slot] = ensemble[slot]
+                sends.append(SendAdd(add, slot, bookie, lac))
         return sends
 
     def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:

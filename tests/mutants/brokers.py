@@ -84,7 +84,7 @@ def failed_but_still_queued(stack: Stack) -> None:
 
     def give_up(self: LogQueue[Any]) -> list[Queued[Any]]:
         self.ledger_id = -1
-        return [*self._sent, *self._pending]
+        return [*self._sent, *self.pending]
 
     put(stack, LogQueue, "give_up", give_up)
 

@@ -40,11 +40,11 @@ _NONE: deque[Any] = deque()
 class LogQueue(Generic[T]):
     """The unconfirmed publishes of one topic."""
 
-    __slots__ = ("_pending", "_sent", "end_index", "ledger_id", "next_entry")
+    __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
 
     def __init__(self, end_index: int) -> None:
         self._sent: deque[Queued[T]] = _NONE
-        self._pending: deque[Queued[T]] = _NONE
+        self.pending: deque[Queued[T]] = _NONE  # not sent yet; only this class changes it
         self.end_index = end_index  # the next message's index
         self.ledger_id = -1  # that takes entries; -1: none at the moment
         self.next_entry = 0
@@ -55,17 +55,17 @@ class LogQueue(Generic[T]):
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued = Queued(item, self.end_index - 1)
-        if self._pending is _NONE:
-            self._sent, self._pending = deque(), deque()
-        self._pending.append(queued)
+        if self.pending is _NONE:
+            self._sent, self.pending = deque(), deque()
+        self.pending.append(queued)
         return queued
 
     def send(self, entries_max: int) -> Queued[T] | None:
         """The next one that the ledger is to take, which counts as sent from now on; None: there is none, or the ledger
         holds so many."""
-        if not self._pending or self.ledger_id < 0 or self.next_entry >= entries_max:
+        if not self.pending or self.ledger_id < 0 or self.next_entry >= entries_max:
             return None
-        queued = self._pending.popleft()
+        queued = self.pending.popleft()
         queued.entry_id = self.next_entry
         self.next_entry += 1
         self._sent.append(queued)
@@ -97,20 +97,20 @@ class LogQueue(Generic[T]):
         while self._sent:
             queued = self._sent.pop()
             queued.entry_id = -1
-            self._pending.appendleft(queued)
+            self.pending.appendleft(queued)
         return stored
 
     def give_up(self) -> list[Queued[T]]:
         """The topic is lost to this broker: all that is left, in order; the outcome of each is unknown."""
-        left = [*self._sent, *self._pending]
+        left = [*self._sent, *self.pending]
         self._sent.clear()
-        self._pending.clear()
+        self.pending.clear()
         self.ledger_id = -1
         return left
 
     # ------------------------------------------------------------------ questions
     def __len__(self) -> int:
-        return len(self._sent) + len(self._pending)
+        return len(self._sent) + len(self.pending)
 
     @property
     def sent_entries(self) -> int:
@@ -120,6 +120,6 @@ class LogQueue(Generic[T]):
         """Sent entries follow each other; indexes never fall."""
         ids = [queued.entry_id for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
-        indexes = [queued.index for queued in [*self._sent, *self._pending]]
+        indexes = [queued.index for queued in [*self._sent, *self.pending]]
         assert indexes == sorted(indexes), "indexes fall along the queue"
         assert not indexes or indexes[-1] < self.end_index, "an index was given twice"
