@@ -206,7 +206,7 @@ class LedgerWriter:
 
     def push(self, payload: Buffer, tail: Tail | None = None) -> None:
         """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with."""
-        assert self.listener is not None, "an outcome is told to someone"
+        assert self.listener is not None, "the listener is told the outcome"
         self._append((payload,), len(payload), None, tail)
 
     def _append(

@@ -5,7 +5,9 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
 - *Group commit*: jobs that arrive while the worker writes are its next batch: one transaction, one fsync, many answers.
   At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
 - *Reads* use the same worker, so each sees every commit that was acknowledged before it was asked. All reads that wait
-  are one call of the worker: a change of threads costs more than a read.
+  are one call of the worker: a change of threads costs more than a read. What was read lately is known
+  (core/known_nodes.py) until a commit changes it: the worker returns its results in its order, so a read is known
+  before the commits that it did not see.
 - *A session ends* in this order: its further commits are refused; then a job that deletes its ephemerals is queued
   after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, quick check, deletion of the ephemerals whose sessions ended with the former process. Sessions of the
@@ -30,6 +32,7 @@ from ..runtime.alarm import Alarm
 from ..runtime.workers import Worker
 from ..runtime.world import World
 from .core.history import History
+from .core.known_nodes import KnownNodes
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
 from .paths import INCARNATIONS
@@ -62,8 +65,9 @@ class SqliteStore:
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
         self._writing = False
-        self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait
+        self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any], str]] = []  # reads that wait
         self._reading = False
+        self._known: KnownNodes[Node] = KnownNodes()
         self._context = contextvars.copy_context()
         self._news = asyncio.Event()
         self._alarm = Alarm(world.clock, self._expire)
@@ -113,6 +117,7 @@ class SqliteStore:
         return {
             "revision": self.history.revision, "sessions": len(self._sessions), "waiting": len(self._waiting),
             "history": len(self.history), "commits": self._commits, "batches": self._batches,
+            "known_nodes": len(self._known), "known_bytes": self._known.bytes,
         }  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- reading
@@ -120,7 +125,10 @@ class SqliteStore:
         check_path(path)
         if path == INCARNATIONS:
             return Node(self._incarnations, 0, ephemeral=False)
-        return await self._ask(partial(self._tree.get, path))
+        if path in self._known:
+            self._check_open()
+            return self._known.read(path)
+        return await self._ask(partial(self._tree.get, path), path)
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
         """Writes a copy beside the file, as `name` or named by its revision; (path, revision, bytes). Commits wait.
@@ -140,10 +148,11 @@ class SqliteStore:
         check_prefix(path)
         return await self._ask(partial(self._tree.children, path))
 
-    def _ask(self, read: Callable[[], R]) -> asyncio.Future[R]:
+    def _ask(self, read: Callable[[], R], path: str = "") -> asyncio.Future[R]:
+        """`path`: of the node whose read it is."""
         self._check_open()
         future: asyncio.Future[R] = self._loop.create_future()
-        self._asked.append((read, future))
+        self._asked.append((read, future, path))
         if not self._reading:
             self._read()
         return future
@@ -153,18 +162,20 @@ class SqliteStore:
         asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
         self._reading = bool(asked)
         if asked:
-            self._answers = self._worker.run(_read_all, [read for read, _ in asked])
+            self._answers = self._worker.run(_read_all, [read for read, _, _ in asked])
             self._answers.add_done_callback(
-                lambda done: self._answered([future for _, future in asked], done),
+                lambda done: self._answered([(future, path) for _, future, path in asked], done),
                 context=self._context,  # the store's: the caller may be a process that ends now (simulation)
             )
 
     def _answered(
-        self, futures: list[asyncio.Future[Any]], done: asyncio.Future[list[tuple[Any, Exception | None]]]
+        self, asked: list[tuple[asyncio.Future[Any], str]], done: asyncio.Future[list[tuple[Any, Exception | None]]]
     ) -> None:
-        for future, (answer, error) in zip(futures, done.result(), strict=True):
+        for (future, path), (answer, error) in zip(asked, done.result(), strict=True):
             if isinstance(error, DiskFailed):
                 error = self._die(error)
+            if path and error is None:
+                self._known.learn(path, answer)
             if future.done():  # the caller was cancelled
                 continue
             if error is None:
@@ -233,6 +244,7 @@ class SqliteStore:
         self._write()
 
     def _publish(self, job: Job, done: Done) -> None:
+        self._known.changed(done.changes)
         if done.revision > self.history.revision:
             self.history.append(done.revision, done.changes)
             self._wake_watches()

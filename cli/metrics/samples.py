@@ -75,7 +75,7 @@ BOOKIE_HISTOGRAMS = {
     "read_seconds": "a read that found its entry, from arrival to answer",
     "read_failed_seconds": "a read that did not, from arrival to answer",
 }
-METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
+METADATA_GAUGES = frozenset({"history", "known_bytes", "known_nodes", "revision", "sessions", "waiting"})
 UNREADABLE_GAUGES = frozenset({"records"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})

@@ -1,0 +1,77 @@
+"""The nodes that were read lately: a read of one of them waits for no thread and no disk.
+
+The rule: what is known is the tree after the last commit that was answered. The driver (metadata/sqlite.py) tells each
+commit before it answers it, in the order of the commits, and each read of the tree before any commit that the read did
+not see. So a reader never gets a state that is older than a commit whose outcome anybody has. Absence is known as well.
+Bounds: `bytes_max` of paths and values, and the longest unread goes first; a value above VALUE_BYTES_MAX is not kept.
+Guarded by tests/metadata/test_known_nodes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from ..store import Changed
+
+KNOWN_BYTES_MAX = 2 << 20
+VALUE_BYTES_MAX = 64 << 10
+NODE_BYTES = 300
+"""Of a node beside its path and value."""
+
+
+class Known(Protocol):
+    @property
+    def value(self) -> bytes: ...
+
+
+N = TypeVar("N", bound=Known)
+
+
+class KnownNodes(Generic[N]):
+    """Path → node, or None: there is none."""
+
+    def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._nodes: dict[str, N | None] = {}  # in the order of the last reads
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._nodes
+
+    def read(self, path: str) -> N | None:
+        """Of one that is known. KeyError."""
+        node = self._nodes.pop(path)
+        self._nodes[path] = node
+        return node
+
+    def learn(self, path: str, node: N | None) -> None:
+        """The tree has it so."""
+        self.forget(path)
+        if node is not None and len(node.value) > VALUE_BYTES_MAX:
+            return
+        self._nodes[path] = node
+        self.bytes += _size(path, node)
+        while self.bytes > self._bytes_max:
+            self.forget(next(iter(self._nodes)))
+
+    def forget(self, path: str) -> None:
+        """Idempotent."""
+        if path in self._nodes:
+            self.bytes -= _size(path, self._nodes.pop(path))
+
+    def changed(self, changes: Sequence[Changed]) -> None:
+        """These nodes have other values, or are deleted."""
+        for change in changes:
+            self.forget(change.path)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def check(self) -> None:
+        assert self.bytes == sum(_size(path, node) for path, node in self._nodes.items())
+        assert self.bytes <= self._bytes_max
+
+
+def _size(path: str, node: Known | None) -> int:
+    return NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)

@@ -1,0 +1,160 @@
+"""What was read lately: never older than a commit that was answered, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.metadata.core.known_nodes import KNOWN_BYTES_MAX, VALUE_BYTES_MAX, KnownNodes
+from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.store import Versioned
+from magnetar.metadata.tree import Node
+from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
+from magnetar.runtime.process import real_world
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    yield store
+    await store.close()
+
+
+def counted(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of the store's worker from now on."""
+    calls: list[Any] = []
+    run = store._worker.run
+
+    def counting(function: Any, *arguments: Any) -> Any:
+        calls.append(function)
+        return run(function, *arguments)
+
+    monkeypatch.setattr(store._worker, "run", counting)
+    return calls
+
+
+async def test_what_was_read_is_read_again_without_a_thread(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, other = store.session(), store.session()
+    await session.put("/a", b"1")
+    calls = counted(store, monkeypatch)
+    for each in (session, other, session):
+        assert await each.get("/a") == Versioned(b"1", 0)
+        assert await each.get("/none") is None
+    assert len(calls) == 2
+    assert store.statistics()["known_nodes"] == 2
+
+
+async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteStore) -> None:
+    session, other = store.session(), store.session()
+    await session.put("/a", b"1")
+    assert await other.get("/a") == Versioned(b"1", 0)
+    assert await other.get("/b") is None
+    await session.put("/a", b"2")
+    await session.put("/b", b"", ephemeral=True)
+    assert await other.get("/a") == Versioned(b"2", 1)
+    assert await other.get("/b") == Versioned(b"", 0)
+    await session.delete("/a")
+    assert await other.get("/a") is None
+    await session.close()
+    assert await other.get("/b") is None
+
+
+async def test_what_is_known_is_not_told_to_a_session_that_ended_nor_by_a_closed_store(store: SqliteStore) -> None:
+    session, other = store.session(), store.session()
+    await session.put("/a", b"1")
+    assert await other.get("/a") is not None
+    await session.close()
+    with pytest.raises(SessionExpired):
+        await session.get("/a")
+    await store.close()
+    with pytest.raises(SessionExpired):
+        await other.get("/a")
+    with pytest.raises(Unavailable):
+        await store.get("/a")
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_no_reader_gets_what_is_older_than_a_commit_that_was_answered(store: SqliteStore, seed: int) -> None:
+    """Writers and readers of the same nodes, on the real thread: each read is between what was answered when it was
+    asked and what was asked when it was answered."""
+    rng, session = random.Random(seed), store.session()
+    asked, answered = dict.fromkeys("abc", -1), dict.fromkeys("abc", -1)
+    reads = 0
+
+    async def write(name: str) -> None:
+        for _ in range(60):
+            asked[name] += 1
+            version = await session.put(f"/{name}", b"%d" % asked[name])
+            assert version == asked[name]
+            answered[name] = version
+            await asyncio.sleep(rng.choice((0, 0, 0.0005)))
+
+    async def read() -> None:
+        nonlocal reads
+        while writing:
+            name = rng.choice("abc")
+            before = answered[name]
+            found = await session.get(f"/{name}")
+            version = -1 if found is None else found.version
+            assert before <= version <= asked[name]
+            assert found is None or found.value == b"%d" % version
+            reads += 1
+            await asyncio.sleep(rng.choice((0, 0, 0.0002)))
+
+    writing = True
+    readers = [asyncio.create_task(read()) for _ in range(5)]
+    try:
+        await asyncio.gather(*(write(name) for name in "abc"))
+    finally:
+        writing = False
+    await asyncio.gather(*readers)
+    assert reads > 100
+
+
+async def test_a_commit_that_is_refused_changes_nothing_that_is_known(store: SqliteStore) -> None:
+    session = store.session()
+    await session.put("/a", b"1")
+    assert await session.get("/a") == Versioned(b"1", 0)
+    with pytest.raises(MagnetarError):
+        await session.put("/a", b"2", 7)
+    assert await session.get("/a") == Versioned(b"1", 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.none() | st.integers(0, 900)), max_size=60))
+def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[tuple[str, int | None]]) -> None:
+    known: KnownNodes[Node] = KnownNodes(2500)
+    model: dict[str, int] = {}
+    for path, size in steps:
+        if size is None:
+            if path in known:
+                node = known.read(path)
+                assert node is not None
+                assert len(node.value) == model[path]
+                model[path] = model.pop(path)
+            else:
+                known.forget(path)
+        else:
+            known.learn(path, Node(bytes(size), 0, False))
+            model.pop(path, None)
+            model[path] = size
+        known.check()
+        left = [each for each in model if each in known]
+        assert left == list(model)[len(model) - len(left) :], "the longest unread went first"
+        model = {each: model[each] for each in left}
+
+
+def test_a_large_value_is_not_kept() -> None:
+    known: KnownNodes[Node] = KnownNodes()
+    known.learn("/a", Node(b"1", 0, False))
+    known.learn("/a", Node(bytes(VALUE_BYTES_MAX + 1), 1, False))
+    assert "/a" not in known
+    assert known.bytes == 0
+    assert VALUE_BYTES_MAX * 2 < KNOWN_BYTES_MAX
