@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_spark() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason or ""))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no collection of garbage looks through them again."""
+    if not gc.get_freeze_count():  # tests of the mutant bank run pytest within a test
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tests.crashes.mutants import MUTANTS, killed
 from tests.crashes.sites import function_of
 from tests.crashes.workload import record
 
-STATES = 9_000
-STOPS = 12
+STATES = 4_000
+STOPS = 8
 
 
 def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:

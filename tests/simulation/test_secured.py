@@ -16,12 +16,14 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.sim.world import Simulation
 from tests.mutants.bank import BANK, planted
 from tests.simulation.cluster import CLIENT, METADATA, Cluster
+from tests.simulation.load import topics
 from tests.simulation.load.roles import Roles
 from tests.simulation.load.topics import TopicLoad
 from tests.simulation.options import SECURED_RATE, Options, draw
 from tests.simulation.run import Outcome, run_seed
 from tests.simulation.security import APP
 from tests.simulation.strikes.operations import TOPIC
+from tests.simulation.verdict import rest
 from tests.simulation.verdict.observer import Observer
 
 
@@ -39,7 +41,7 @@ def test_a_share_of_the_seeds_is_secured() -> None:
     assert abs(sum(draw(seed).secured for seed in range(1, 1001)) - 1000 * SECURED_RATE) < 60
 
 
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", [2, 4])
 def test_a_secured_seed_passes_and_has_the_same_trace_again(seed: int) -> None:
     first, second = secured(seed), secured(seed)
     assert first.failures == []
@@ -58,12 +60,16 @@ def test_a_stranger_with_keys_is_answered_by_no_bookie() -> None:
 
 
 FOUND: dict[str, dict[str, int]] = {"M50": {"revoke": 1}, "M54": {}, "M58": {}, "M60": {"stranger": 6}}
+SEEDS = (2, 1, 4, 6)
 
 
 @pytest.mark.parametrize(("id_", "strikes"), FOUND.items())
-def test_a_seed_finds(id_: str, strikes: dict[str, int]) -> None:
+def test_a_seed_finds(id_: str, strikes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rest, topics):
+        monkeypatch.setattr(module, "LIVENESS_S", 120.0)  # what is stuck is so after two minutes, too
+    assert not secured(SEEDS[0], **strikes).failures, "and what is right is not"
     with planted(BANK[id_]):
-        assert any(secured(seed, **strikes).failures for seed in (1, 2, 4, 6)), BANK[id_].what
+        assert any(secured(seed, **strikes).failures for seed in SEEDS), BANK[id_].what
 
 
 # ---------------------------------------------------------------------------------- grants that cannot be read

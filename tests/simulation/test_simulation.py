@@ -26,6 +26,11 @@ from tests.simulation.verdict.observer import Observer
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 9)
+FINDS = {
+    "no sync of directories": 3, "forgotten fence": 3, "fence ignored": 3, "one status for all": 7,
+    "take-over without recovery": 3, "resend out of order": 2, "cursor ahead of its acknowledgements": 9,
+}  # fmt: skip
+"""Which seed found it last, and is tried first; it need not find it for ever."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -106,7 +111,7 @@ def test_the_trace_is_the_same_in_other_processes_whatever_the_hash_seed_and_the
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_what_is_broken_is_found(name: str) -> None:
     with SABOTAGE[name]():
-        for seed in range(1, 61):
+        for seed in (FINDS.get(name, 1), *range(1, 61)):
             if run_seed(seed).failures:
                 return
     pytest.fail(f"{name}: not found in 60 seeds")
@@ -191,7 +196,7 @@ def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> Non
     "kind", ["cancel", "dead-task", "mute", "unheard", "stranger", "twin", "clock-skew", "newer-record"]
 )
 def test_a_seed_passes_with_many_strikes_of_a_kind(kind: str) -> None:
-    for seed in (1, 3, 4):
+    for seed in (3, 4):  # of ledgers, and of topics
         outcome = run_seed(seed, change=lambda options: replace(options, rates={}, times={kind: 8}))
         assert outcome.failures == []
         assert len(outcome.struck) == 8

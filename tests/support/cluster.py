@@ -26,7 +26,7 @@ from magnetar.runtime.world import World
 TIMEOUT_S = 20.0
 SMALL = BrokerConfig(
     listen=Endpoint("127.0.0.1", 0), ensemble_size=1, write_quorum=1, ack_quorum=1, cursor_flush_s=0.05,
-    trim_interval_s=3600.0, close_grace_s=0.2,
+    trim_interval_s=3600.0, close_grace_s=0.05,
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ class Cluster:
         return bookie
 
     async def add_broker(self, config: BrokerConfig = SMALL, **changes: object) -> Broker:
-        session = self.store.session(timeout_s=2.0)
+        session = self.store.session(timeout_s=0.3)  # counts from `abandon`: how long nobody knows of a crash
         broker = await Broker.start(self.world, replace(config, **changes), session)  # type: ignore[arg-type]
         self.brokers.append(broker)
         self.sessions.append(session)

@@ -189,7 +189,7 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
     """Neither a transaction that asks then, nor one whose coordinator answers then: its commit would lose a part."""
     early, late = scene.coordinator.begin(), scene.coordinator.begin()
     scene.coordinator.deciding.clear()
-    joining, honest = asyncio.Event(), FakeCoordinator.join
+    joining, honest, at_once = asyncio.Event(), FakeCoordinator.join, FakeCoordinator.join_now
 
     async def join(txn: TxnId, topic: TopicName) -> Any:
         if txn == early:
@@ -197,7 +197,10 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
             await scene.coordinator.deciding.wait()
         return await honest(scene.coordinator, txn, topic)
 
-    scene.coordinator.join = join  # type: ignore[method-assign]
+    def join_now(txn: TxnId, topic: str) -> bool:
+        return txn != early and at_once(scene.coordinator, txn, topic)
+
+    scene.coordinator.join, scene.coordinator.join_now = join, join_now  # type: ignore[method-assign]
     first, second = await scene.producer(), await TxnProducer(
         scene.running.world, scene.broker, TOPIC, "second"
     ).opened()

@@ -303,14 +303,14 @@ def test_two_transactions_over_three_entries_and_every_step_from_every_state_wit
             try:
                 take(other, twin, step)
                 compare(other, twin)
-                compare(again(other, SMALL), twin)
+                key = repr((list(twin.of.items()), other.state()))
+                if key not in seen:
+                    seen.add(key)
+                    compare(again(other, SMALL), twin)  # of equal states a crash leaves the same
+                    waiting.append((other, twin))
             except AssertionError as error:
                 raise AssertionError(f"{step} in {model.of}, {cursor.state()}: {error}") from error
             taken += 1
-            key = repr((sorted(twin.of.items(), key=repr), other.state()))
-            if key not in seen:
-                seen.add(key)
-                waiting.append((other, twin))
     assert len(seen) > 300, "hardly anything was reached"
     assert taken == len(seen) * len(steps()) or taken >= (len(seen) - 1) * len(steps())
 
