@@ -38,12 +38,16 @@ demo: $(STAMP)
 
 # Looks for Java and PostgreSQL first, and installs them where we are root; without them the tests of Spark and of the
 # outbox with PostgreSQL are skipped and say so.
-# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two.
+# Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Who is
+# done takes of the tests of others: none is idle while the last has minutes of work.
+# pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself: it takes 15 s of
+# each worker.
+TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
-	$(BIN)/python -m pytest -m 'not processes and not spark and not interop' --numprocesses 3
-	$(BIN)/python -m pytest -m 'processes or spark' --numprocesses 3 --dist loadfile --durations 25
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
+	$(TESTED) -m 'processes or spark' --numprocesses 3 --dist loadfile --durations 25
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(VENV)/compiled runs on it.
 compiled: $(STAMP)
@@ -53,7 +57,7 @@ compiled: $(STAMP)
 
 # The tests of what is compiled.
 test-compiled: compiled
-	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(VENV)/compiled $(BIN)/python -m pytest --numprocesses 3 \
+	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(VENV)/compiled $(TESTED) --numprocesses 3 \
 		-m 'not processes and not spark and not interop' tests/test_compiled.py tests/proto tests/client/core tests/client/produce
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
