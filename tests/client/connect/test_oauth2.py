@@ -56,7 +56,7 @@ def test_a_token_is_fetched_with_the_parameters_of_pulsar_and_kept(issuer: Issue
     began = time.monotonic()
     with pytest.raises(Unavailable, match="asked for a token"):
         ours.authorization()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     first = asked(ours)
     assert first.startswith("Bearer ")
     assert [asked(ours) for _ in range(3)] == [first] * 3
