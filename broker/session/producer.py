@@ -207,7 +207,7 @@ class ProducerSession:
     def _publish(self, entry: Buffer) -> None:
         """Publishes it; or it waits for a transaction, at the front, and later ones after it."""
         topic, producer = self.topic, self.producer
-        why, counts = topic.life.refusal(), topic.gate.limited
+        why, counts = topic.life.refusal() if topic.life.quota is not None else None, topic.gate.limited
         before = topic.log.queued_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
         if isinstance(published, Awaited):

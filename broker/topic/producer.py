@@ -159,7 +159,7 @@ class Producer:
         if dedup.enabled and (other := self.transactions.other(self.name, txn)) is not None:
             return Awaited(other, end=True)  # its numbers may be forgotten: what follows them cannot be judged yet
         if txn is None:
-            verdict = self._dedup.judge(self.name, numbers)
+            verdict = dedup.judge(self.name, numbers)
         elif self.transactions.join_now(txn):
             verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:

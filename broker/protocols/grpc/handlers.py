@@ -283,6 +283,15 @@ class ProducerHandler(Handler):
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.producer_opened(self.number, self._session)
 
+    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+        if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
+            super().take(frame, turns)
+            return
+        try:
+            self._session.publish(frame.publish)
+        except Exception as error:
+            self.give_up(_typed(error))
+
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
         if kind != "publish":
             raise InvalidRequest(f"a producer does not take {kind or 'a frame of unknown kind'}")
