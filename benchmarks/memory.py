@@ -29,6 +29,8 @@ OF_EACH = 16
 """Messages of each connection that are sent without waiting: 8 MiB each, 800 MiB of all."""
 STALLED = 20
 TOPICS = 1_000
+MESSAGES = 1_000_000
+"""The default of --messages."""
 
 
 def memory(options: Options) -> Run:
@@ -82,10 +84,15 @@ def _as_there(module: Any, benchmark: str) -> Callable[[Options, Server], None]:
 
 def _connections(options: Options, running: Server) -> None:
     """Each connection sends its maximum at once, and then waits for all receipts."""
-    asyncio.run(_send_all(running.url))
+    asyncio.run(_send_all(running.url, _part(OF_EACH, options)))
 
 
-async def _send_all(url: str) -> None:
+def _part(whole: int, options: Options) -> int:
+    """Of `whole`, as many as --messages is of its default: a short run has a small load."""
+    return max(1, min(whole, whole * options.messages // MESSAGES))
+
+
+async def _send_all(url: str, of_each: int) -> None:
     import magnetar.asyncio
 
     clients = [magnetar.asyncio.Client(url, operation_timeout_seconds=120) for _ in range(CONNECTIONS)]
@@ -95,7 +102,7 @@ async def _send_all(url: str) -> None:
             await each.create_producer(f"{TOPIC}-{number % 10}", send_timeout_millis=0)
             for number, each in enumerate(clients)
         ]
-        await asyncio.gather(*(each.send_many([payload] * OF_EACH) for each in producers))
+        await asyncio.gather(*(each.send_many([payload] * of_each) for each in producers))
     finally:
         await asyncio.gather(*(each.close() for each in clients))
 
@@ -121,7 +128,7 @@ def _topics(options: Options, running: Server) -> None:
     import magnetar
 
     with magnetar.Client(running.url) as client:
-        for number in range(TOPICS):
+        for number in range(_part(TOPICS, options)):
             client.subscribe(f"{TOPIC}-{number}", "bench")
             client.create_producer(f"{TOPIC}-{number}").send(bytes(options.size))
 

@@ -50,7 +50,7 @@ from tests.support.processes import Process, Processes
 
 ADDRESS = re.compile(r"\b(?:localhost|127\.0\.0\.1):7650\b")
 COMPOSE_TEST = "tests/compose/test_compose.py"
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 240.0
 
 
 class Place:
@@ -111,7 +111,7 @@ class Place:
     def python(self, text: str) -> str:
         """Runs a program text, with the address of the documents replaced by the real one."""
         placed = ADDRESS.sub(self.address, text) if ADDRESS.search(text) else text
-        return self.run(sys.executable, "-c", placed, timeout_s=180)
+        return self.run(sys.executable, "-c", placed, timeout_s=600)
 
 
 def _exists(group: click.Group, words: list[str]) -> None:
@@ -221,7 +221,7 @@ def _crashes(place: Place, command: Command) -> None:
     """A named state is replayed; of a run the options are read: tests/crashes/test_enumeration.py is such a run."""
     words = [{"NAME": "0/40/none"}.get(word, word) for word in command.words]
     if crashes(words[3:]).replay:
-        place.run(sys.executable, *words[1:], timeout_s=180)
+        place.run(sys.executable, *words[1:], timeout_s=600)
 
 
 def _benchmark(place: Place, command: Command) -> None:
@@ -230,8 +230,11 @@ def _benchmark(place: Place, command: Command) -> None:
     if words in _measured:
         return
     small = ("--runs", "1", "--seconds", "0.2", "--messages", "20000", "--json")
-    result = json.loads(place.run(sys.executable, *words, *small, timeout_s=180))
+    result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
     assert result["benchmark"] == words[2]
+    if not result["value"]:  # a machine that is busy does nothing in so short a time
+        small = ("--runs", "1", "--seconds", "5", "--messages", "20000", "--json")
+        result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
     assert result["value"] > 0
     _measured.append(words)
 
@@ -263,7 +266,7 @@ def _pytest(place: Place, command: Command) -> None:
 def _tables(place: Place, command: Command) -> None:
     """Once a run: several pages name it."""
     if not _tables_are_fresh:
-        place.run(sys.executable, *command.words[1:], "--check", timeout_s=180)
+        place.run(sys.executable, *command.words[1:], "--check", timeout_s=600)
         _tables_are_fresh.append(True)
 
 

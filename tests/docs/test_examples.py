@@ -32,7 +32,7 @@ def test_each_program_runs(tmp_path: Path, programs: list[str]) -> None:
         place = Place(tmp_path, processes)
         for program in programs:
             command = (sys.executable, str(ROOT / program), f"magnetar://{place.address}")
-            said = place.run(*command, timeout_s=180)  # Spark alone starts for 10 s on a machine that does nothing else
+            said = place.run(*command, timeout_s=600)  # Spark alone starts for 10 s on a machine that does nothing else
             assert said.strip(), f"{program} says nothing of what it did"
 
 
