@@ -13,6 +13,26 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HOT = [
+    "bookie/format/framing.py",
+    "bookie/format/journal.py",
+    "bookie/requests/adds.py",
+    "bookie/store/intervals.py",
+    "bookie/store/journal/arenas.py",
+    "bookie/store/journal/core/group_commit.py",
+    "bookie/store/journal/journal.py",
+    "bookie/store/memtable.py",
+    "broker/common/token_bucket.py",
+    "broker/common/turns.py",
+    "broker/log/appender.py",
+    "broker/log/cache.py",
+    "broker/log/core/log_queue.py",
+    "broker/log/core/sequence_range.py",
+    "broker/log/publish.py",
+    "broker/session/producer.py",
+    "broker/topic/core/dedup.py",
+    "broker/topic/core/publish.py",
+    "broker/topic/gate.py",
+    "broker/topic/producer.py",
     "client/core/acks.py",
     "client/core/batcher.py",
     "client/core/consumer.py",
@@ -24,10 +44,32 @@ HOT = [
     "client/model/message_id.py",
     "client/produce/outcomes.py",
     "client/produce/partition_producer.py",
+    "ledger/core/pending.py",
+    "ledger/core/stored.py",
+    "ledger/core/striping.py",
+    "ledger/core/writer.py",
+    "ledger/format/adds.py",
+    "ledger/format/peer.py",
+    "ledger/handle.py",
+    "ledger/memory.py",
+    "ledger/sender.py",
+    "proto/checksum.py",
     "proto/entry.py",
+    "runtime/alarm.py",
+    "runtime/monitoring/metrics.py",
+    "runtime/peer/in_flight.py",
+    "runtime/peer/inside.py",
+    "runtime/peer/outbox.py",
 ]
-"""Per message work of a client, which is what limits it. A class from which programs derive is not among them: mypyc's
-classes are closed. Compiled code hands the GIL over less often, so receiving is better as it is."""
+"""What runs for each message: in a client, and in a server on the way of a publish, from the session of its producer
+through the ledger to the bookie's journal. Not among them:
+
+- what another class derives from, unless that is here too: mypyc's classes are closed;
+- classes that tests replace by others (`Bookies`, `Store`, `TopicLog`): compiled code insists on its own;
+- how a client receives: compiled code hands the GIL over less often, so that is better as it is;
+- the topic's log, its shape, and the connection (`runtime/http2`, `runtime/grpc`, its handlers): no topic opened on a
+  twin that had all of these ("interpreted classes cannot inherit from compiled").
+"""
 GROUP = "magnetar.proto.compiled"
 """The shared library of all has this name, and two underscores and mypyc."""
 

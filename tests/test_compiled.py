@@ -6,15 +6,25 @@ import copy
 import os
 import pickle
 
+from magnetar.bookie.requests import adds
+from magnetar.bookie.store import memtable
+from magnetar.bookie.store.journal import journal
+from magnetar.broker.log import appender
+from magnetar.broker.session import producer as session
+from magnetar.broker.topic import producer as publisher
 from magnetar.client.core import batcher, producer
 from magnetar.client.model import message_id
+from magnetar.ledger import handle, sender
 from magnetar.proto import entry
+from magnetar.runtime.monitoring import metrics
+from magnetar.runtime.peer import inside
 from tests.compiled import COMPILED
 
 
 def test_the_twin_that_is_asked_for_is_tested() -> None:
     wanted = os.environ.get("MAGNETAR_TEST_COMPILED") == "1"
-    for each in (batcher, producer, entry, message_id):
+    client, server = (batcher, producer, entry, message_id), (session, publisher, appender, handle, sender, inside)
+    for each in (*client, *server, adds, memtable, journal, metrics):
         assert str(each.__file__).endswith(".py") is not wanted, f"{each.__file__} is tested"
     assert COMPILED is wanted
 

@@ -214,7 +214,7 @@ class Adds:
     def _refuse(self, batch: _Batch, status: Status) -> None:
         """Refuses all entries that were not refused before."""
         statuses = batch.opened.statuses
-        for index, before in enumerate(statuses):
+        for index, before in enumerate(bytes(statuses)):
             if before == Status.OK:
                 statuses[index] = status
         self._answer(batch)

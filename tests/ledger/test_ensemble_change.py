@@ -25,6 +25,7 @@ from magnetar.ledger.core.writer import (
     WriterState,
 )
 from magnetar.metadata.records import OPEN
+from tests.compiled import replaces_code
 from tests.ledger.core.test_writer_core import Script
 from tests.ledger.ensembles import KINDS, SHAPES, Play, first_failure, play_seed
 
@@ -222,6 +223,7 @@ def test_sound_plays_keep_every_promise() -> None:
     assert first_failure(SEEDS) is None
 
 
+@replaces_code
 def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
@@ -236,6 +238,7 @@ def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pyte
     assert first_failure(SEEDS)
 
 
+@replaces_code
 def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     drained: list[PendingAdd[int]] = []
     honest = PendingAdds.drain
@@ -279,6 +282,7 @@ def test_m12_an_ensemble_that_is_not_in_the_metadata_is_seen(monkeypatch: pytest
     assert first_failure(SEEDS)
 
 
+@replaces_code
 def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.push
     first: dict[int, dict[int, str]] = {}
@@ -304,6 +308,7 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
     assert first_failure(SEEDS)
 
 
+@replaces_code
 def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_lap(self: Writer[int]) -> list[w.CloseLedger]:
         self.state, self.adds.frozen = WriterState.CLOSING, True
@@ -313,6 +318,7 @@ def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_failure(SEEDS)
 
 
+@replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager(self: PendingAdds[int]) -> list[PendingAdd[int]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
@@ -325,6 +331,7 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert first_failure(SEEDS)
 
 
+@replaces_code
 def test_a_change_that_begins_beyond_lac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Writer._ask_change
 

@@ -14,6 +14,7 @@ from magnetar.ledger.core.recovery import Recovery
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.core.votes import Votes
 from magnetar.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
+from tests.compiled import replaces_code
 from tests.ledger.core.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 from tests.ledger.miniature import Miniature, Sabotage
 
@@ -99,6 +100,7 @@ def test_m06_errors_told_as_missing_lose_entries() -> None:
     assert first_failure(Sabotage(errors_told_as_missing=True))
 
 
+@replaces_code
 def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
@@ -148,6 +150,7 @@ def test_m11_every_pending_entry_is_unacked_before_any_is_confirmed() -> None:
     assert _replaced_then_drained() == [0], "entry 1 is not confirmed by the bookie that was replaced"
 
 
+@replaces_code
 def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(self: PendingAdds[str], ensemble: tuple[str, ...]) -> list[SendAdd[str]]:
         self.ensemble, self.frozen = ensemble, False
@@ -162,6 +165,7 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
     assert _replaced_then_drained() != [0]
 
 
+@replaces_code
 def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_lap(self: Writer[bytes]) -> list[CloseLedger]:
         self.state = WriterState.CLOSING
@@ -172,6 +176,7 @@ def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> N
     assert first_failure()
 
 
+@replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager(self: PendingAdds[bytes]) -> list[PendingAdd[bytes]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]

@@ -25,6 +25,7 @@ from magnetar.runtime.workers import Worker
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller, rows, stored_entry
 from tests.bookie.stores import NODE
+from tests.compiled import replaces_code
 
 HELD = 40_000
 
@@ -47,6 +48,7 @@ def watched(bookie: Bookie, most: dict[str, int]) -> None:
     adds._press = noting  # type: ignore[method-assign]
 
 
+@replaces_code
 def test_what_is_kept_for_a_slow_disk_is_bounded_and_the_socket_is_slowed_down() -> None:
     most: dict[str, int] = {}
 
@@ -73,6 +75,7 @@ def test_what_is_kept_for_a_slow_disk_is_bounded_and_the_socket_is_slowed_down()
     assert most["memtable"] <= 3 * (24 << 10) + 2 * (request + 10 * 200)
 
 
+@replaces_code
 def test_fences_reads_and_recovery_adds_overtake_what_clients_add() -> None:
     """The store has no room for a while: a recovery goes first when there is some, a fence and reads need none."""
     admitted: list[int] = []
@@ -193,7 +196,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
         gate.opened.clear()
         answers = asyncio.gather(*[_add(writer, number) for number in range(600)])
         most = await _most_kept(service.adds, store, until=lambda: service.adds.refused[Status.BUSY] > 0)
-        head, _ = await PeerCaller(recoverer).send(Op.READ_LAC, 1, flags=1)  # type: ignore[arg-type]
+        head, _ = await PeerCaller(recoverer).send(Op.READ_LAC, 1, flags=Flags.FENCE)
         assert head.status is Status.OK, "the fence passes while nothing is flushed"
         request = 4 * (64 << 10) + 4 * 236
         assert most <= 3 * memtable + queue + held + 3 * request

@@ -22,6 +22,7 @@ from magnetar.metadata.records import CLOSED, OPEN, LedgerRecord, TopicRecord, d
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
 from magnetar.proto.names import Position, TopicName
+from tests.compiled import replaces_code
 from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
 
 TOPIC = TopicName.parse("log")
@@ -413,6 +414,7 @@ async def test_a_ledger_that_ended_while_nothing_was_under_way_is_left_with_the_
     assert len(owner.log.shape.spans) == 2
 
 
+@replaces_code
 async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +432,7 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     assert len(owner.log.shape.spans) == 2
 
 
+@replaces_code
 async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

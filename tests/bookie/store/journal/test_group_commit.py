@@ -37,6 +37,7 @@ from magnetar.bookie.store.journal.replay import JournalReader
 from magnetar.bookie.store.journal.segments import JournalPosition, Segment, Segments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault
 from magnetar.runtime.sim.files import SimFiles
+from tests.compiled import replaces_code
 
 UUID = bytes(range(16))
 FOLDER = "/journal"
@@ -332,6 +333,7 @@ def _confirmed_when_written(real: Callable[..., None], commit: GroupCommit[int],
     [("_refuse", _no_zeros), ("_refuse", _later_block_counts), ("_back", _confirmed_when_written)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@replaces_code
 def test_the_walk_finds(where: str, fault: Callable[..., Any]) -> None:
     real = getattr(GroupCommit, where)
     with (
