@@ -1,7 +1,8 @@
 """The Connect stream: all producers and consumers of one client, as ids on it, each a handler (handlers.py).
 
 Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
-in the turn in which it came, and the answers of one turn leave in one envelope. No handler waits for another one.
+in the turn in which it came, and the answers of one turn leave in one envelope. The first half of many frames is on the
+disk's way before the rest is taken (AHEAD_FROM). No handler waits for another one.
 
 Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
 earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
@@ -40,6 +41,12 @@ QUEUE_BYTES = 4 << 20
 CONNECTION_BYTES = 8 << 20
 SHARE_BYTES = 64 << 10
 OUT_BYTES = 64 << 20
+AHEAD_FROM = 24
+"""Frames that came together, from which on the first half goes ahead. Clients that wait for their receipts would
+otherwise all wait while the server works, and the server while they do: of 50 threads that send one by one, 8,950
+instead of 7,900 messages a second (`small-sends`). A third part costs more than it brings."""
+AHEAD_TURNS = 6
+"""Turns of the loop that take a publish to the thread of a bookie's journal in this process."""
 
 Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
@@ -50,9 +57,13 @@ async def serve(broker: TopicManager, stream: Connects, context: CallContext) ->
     try:
         while True:
             frames, turns = await stream.receive(), Turns(clock)
-            for frame in frames:
+            half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
+            for number, frame in enumerate(frames, 1):
                 connection.take(frame, turns)
-                if turns.over:
+                if number == half:
+                    for _ in range(AHEAD_TURNS):
+                        await turns.next()
+                elif turns.over:
                     await turns.next()
             await connection.room()
     except EndOfStream:

@@ -15,6 +15,7 @@ from magnetar.broker.protocols.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
 from magnetar.broker.topic.core.dedup import Dedup
+from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     BackPressure,
@@ -306,6 +307,40 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     memory.held = 0
     async with asyncio.timeout(5):
         await waiting
+
+
+@pytest.mark.parametrize(("frames", "ahead"), [(60, True), (connection.AHEAD_FROM - 1, False)])
+async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_taken(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch, frames: int, ahead: bool
+) -> None:
+    await raw.producer(1)
+    await raw.producer(2, T + "2")
+    monkeypatch.setattr(turns, "SLICE_S", 60.0)
+    taken, asked = 0, list[int]()
+    take, flush = connection.Connection.take, AddSender._flush
+
+    def counted(self: connection.Connection, *frame: Any) -> None:
+        nonlocal taken
+        taken += 1
+        take(self, *frame)
+
+    def asking(self: AddSender) -> None:
+        asked.append(taken)
+        flush(self)
+
+    raw.publish(1, 0)
+    raw.publish(2, 0)
+    for id_ in (1, 2):  # each topic has a ledger
+        await raw.kind(id_, "receipt")
+    monkeypatch.setattr(connection.Connection, "take", counted)
+    monkeypatch.setattr(AddSender, "_flush", asking)
+    for number in range(frames):
+        raw.publish(1 + number % 2, 1 + number // 2)
+    for id_ in (1, 2):
+        indexes = [(await raw.kind(id_, "receipt")).index for _ in range(len(range(id_ - 1, frames, 2)))]
+        assert indexes == list(range(1, 1 + len(indexes)))
+    assert asked[0] == (frames // 2 if ahead else frames)
+    assert asked[-1] == frames
 
 
 # ------------------------------------------------------------------------------------------------ who holds up whom
