@@ -36,7 +36,7 @@ from .core.known_nodes import KnownNodes
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
 from .paths import INCARNATIONS
-from .store import Changed, MetadataStore, Operation, Put, Reset, Versioned
+from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
@@ -244,12 +244,25 @@ class SqliteStore:
         self._write()
 
     def _publish(self, job: Job, done: Done) -> None:
-        self._known.changed(done.changes)
+        if isinstance(job, Commit):
+            self._note(job.operations, done.versions)
+        else:
+            self._known.changed(done.changes)
         if done.revision > self.history.revision:
             self.history.append(done.revision, done.changes)
             self._wake_watches()
         if isinstance(job, Commit):
             self._commits += 1
+
+    def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
+        """What is known stays known: whoever changes a node usually reads it before the next change."""
+        for operation, version in zip(operations, versions, strict=True):
+            if operation.path not in self._known or isinstance(operation, Check):
+                continue
+            if isinstance(operation, Put):
+                self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
+            else:
+                self._known.forget(operation.path)
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str) -> None:

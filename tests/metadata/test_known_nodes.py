@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from magnetar.metadata.core.known_nodes import KNOWN_BYTES_MAX, VALUE_BYTES_MAX, KnownNodes
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
-from magnetar.metadata.store import Versioned
+from magnetar.metadata.store import Check, Delete, Put, Versioned
 from magnetar.metadata.tree import Node
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
@@ -50,6 +50,23 @@ async def test_what_was_read_is_read_again_without_a_thread(
         assert await each.get("/none") is None
     assert len(calls) == 2
     assert store.statistics()["known_nodes"] == 2
+
+
+async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = store.session()
+    await session.put("/a", b"1")
+    for path in ("/a", "/b", "/c"):
+        await session.get(path)
+    many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x"), Check("/a", 2)]
+    await session.commit([*many, Delete("/c"), Put("/d", b"unknown")])
+    calls = counted(store, monkeypatch)
+    known = [await store.get(path) for path in ("/a", "/b", "/c")]
+    assert len(calls) == 1, "one that is deleted is read again"
+    assert known == [Node(b"3", 2, False), Node(b"", 0, True), None]
+    assert known == [await store._worker.run(store._tree.get, path) for path in ("/a", "/b", "/c")]
+    assert "/d" not in store._known
 
 
 async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteStore) -> None:
