@@ -59,8 +59,8 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     await session.put("/a", b"1")
     for path in ("/a", "/b", "/c"):
         await session.get(path)
-    many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x"), Check("/a", 2)]
-    await session.commit([*many, Delete("/c"), Put("/d", b"unknown")])
+    many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x")]
+    await session.commit([*many, Check("/a", 2), Delete("/c"), Put("/d", b"unknown")])
     calls = counted(store, monkeypatch)
     known = [await store.get(path) for path in ("/a", "/b", "/c")]
     assert len(calls) == 1, "one that is deleted is read again"
