@@ -255,7 +255,7 @@ class SqliteStore:
             self._commits += 1
 
     def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """What is known stays known: whoever changes a node usually reads it before the next change."""
+        """What is known stays known: a caller that changes a node usually reads it before the next change."""
         for operation, version in zip(operations, versions, strict=True):
             if operation.path not in self._known or isinstance(operation, Check):
                 continue
