@@ -58,17 +58,13 @@ class Table:
 
     def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
         """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
-        table = self.ledgers.get(ledger)
-        if table is None:
-            table = self.of(ledger)
+        table = self.of(ledger)
         last = -1
         for entry, stored, _ in entries:
             table[entry] = stored
             if entry > last:
                 last = entry
-        count = len(entries)
-        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES  # `grown`
-        self.entries += count
+        self.grown(len(entries), size)
         return last
 
 

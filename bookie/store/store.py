@@ -194,7 +194,7 @@ class Store:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
-        if self.memtable.full or self._journal.full:
+        if not self.has_room:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.with_key(ledger, key)

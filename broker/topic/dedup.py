@@ -41,7 +41,7 @@ from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from ..log.topic_log import TopicLogState
-from .core.dedup import Dedup, DedupVerdict, SequenceProgress, Snapshot
+from .core.dedup import Dedup, SequenceProgress, Snapshot
 from .format import dedup as stored
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
@@ -182,9 +182,6 @@ class Deduplication:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting.setdefault(name, []).append(future)
             await future
-
-    def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        return self.core.judge(name, numbers)
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         self.core.confirmed(name, numbers, position)

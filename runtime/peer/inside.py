@@ -147,7 +147,7 @@ class InsidePeer:
         queue, size = self._queue, bytes_of(head, frames)
         if self._closed:
             future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
-        elif queue.items and queue.full(size):
+        elif queue.full(size):
             future.set_exception(BackPressure(f"{queue.bytes} bytes wait for {self._endpoint}"))
         else:
             self._requests += 1

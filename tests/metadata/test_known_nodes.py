@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.metadata.core.known_nodes import KNOWN_BYTES_MAX, VALUE_BYTES_MAX, KnownNodes
-from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
 from magnetar.metadata.store import Check, Delete, Put, Versioned
 from magnetar.metadata.tree import Node
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
@@ -67,6 +67,24 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     assert known == [Node(b"3", 2, False), Node(b"", 0, True), None]
     assert known == [await store._worker.run(store._tree.get, path) for path in ("/a", "/b", "/c")]
     assert "/d" not in store._known
+
+
+async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(store: SqliteStore) -> None:
+    session, turns = store.session(), 0
+    await session.put("/a", b"1")
+    await session.get("/a")
+
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(beside())
+    for _ in range(10 * KNOWN_AT_ONCE):
+        assert await session.get("/a") == Versioned(b"1", 0)
+    assert turns >= 9
+    other.cancel()
 
 
 async def test_a_commit_is_seen_by_whoever_asks_after_its_answer(store: SqliteStore) -> None:
