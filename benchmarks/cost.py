@@ -12,8 +12,8 @@ CPU is the kernel's run time of each thread in nanoseconds (/proc/PID/task/*/sch
 counts (status); a *hand-over* is a voluntary switch of a thread that is not the loop's. System calls are counted by
 `perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed. The names of threads, and the functions that
 cost most, are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo`
-is what went through the loopback device, `disk` what was given to the disk. Bytes copied inside a process, and
-allocations, are not counted: no counter of the system has them, and a tracer would change what it counts.
+is what went through the loopback device, `disk` what was given to the disk. What the server allocates and copies is
+counted by probes of the kernel, in a stretch of its own, because they cost time (probes.py; Linux, root, perf).
 """
 
 from __future__ import annotations
@@ -30,19 +30,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .harness import Options, Run, progress, server
 from .messaging import PENDING, TOPIC, Paced, Sending, payloads
+from .probes import Counted, Probes
 from .small_sends import THREADS, Sender
 
 WARM_UP_S = 1.5
 PROFILE_HZ = 400
 FUNCTIONS = 12
-STRETCHES = 3
-"""Of a load: warm-up, the measured one, the profiled one. A backlog is read in as many parts at most."""
+PROBED_S = 1.5
+PROBED_RATE = 0.1
+"""Of the rate of `lone`, while probes make a send several times as long."""
+STRETCHES = 4
+"""Of a load: warm-up, the measured one, the profiled one, the probed one. A backlog is read in as many parts at most.
+"""
 
 
 # ---------------------------------------------------------------------------------- counters of the system
@@ -263,7 +268,7 @@ def _entries(client_url: str, topics: list[str]) -> int:
         return sum(sum(each.entries for each in admin.topic_internal_stats(topic).ledgers) for topic in topics)
 
 
-def _one(kind: str, options: Options) -> dict[str, Any]:
+def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
     import magnetar
 
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
@@ -285,7 +290,18 @@ def _one(kind: str, options: Options) -> dict[str, Any]:
                 if each is not None:
                     each.wait(30)
             top = {name: _top(path) for name in profiles if (path := Path(folder, f"{running.pid}.raw")).exists()}
-    return _as_account(messages, made, accounts, told, lo, top)
+        if kind == "lone":
+            stretch = _lone(client, replace(options, rate=options.rate * PROBED_RATE))
+        with probes.counting(running.pid) as counted:
+            probed = stretch(PROBED_S)
+    account = _as_account(messages, made, accounts, told, lo, top)
+    if not probes.why_not:
+        account["server"] |= _allocated(counted, probed)
+    return account
+
+
+def _allocated(counted: Counted, messages: int) -> dict[str, float]:
+    return {name: round(number / max(1, messages), 2) for name, number in vars(counted).items()}
 
 
 def _as_account(
@@ -322,10 +338,15 @@ def _as_account(
 
 
 def cost(options: Options) -> Run:
-    run = Run(0.0)
-    for kind in LOADS:
-        run.detail[kind] = account = _one(kind, options)
-        progress(f"cost: {kind}: server {account['server']['cpu_us']} us, client {account['client']['cpu_us']} us")
+    run, probes = Run(0.0), Probes()
+    if probes.why_not:
+        progress(f"cost: nothing is told of allocations and copies: {probes.why_not}")
+    try:
+        for kind in LOADS:
+            run.detail[kind] = account = _one(kind, options, probes)
+            progress(f"cost: {kind}: server {account['server']['cpu_us']} us, client {account['client']['cpu_us']} us")
+    finally:
+        probes.close()
     deliver, receive = (run.detail[kind] for kind in ("deliver", "receive"))
     run.detail["ack"] = {
         name: {"cpu_us": round(deliver[name]["cpu_us"] - receive[name]["cpu_us"], 3)} for name in ("server", "client")
@@ -337,16 +358,18 @@ def cost(options: Options) -> Run:
 
 def _table(kinds: dict[str, Any]) -> str:
     """In Markdown, for docs/performance.md."""
-    head = ["", "server us", "client us", "a message an entry", "gRPC to / from", "hand-overs", "system calls", "lo B"]
+    head = ["", "server us", "client us", "a message an entry", "gRPC to / from", "hand-overs", "system calls", "lo B",
+            "objects", "copied B"]  # fmt: skip
     rows = [head, ["---"] * len(head)]
     for kind, found in kinds.items():
         if kind == "ack":
-            rows.append([kind, str(found["server"]["cpu_us"]), str(found["client"]["cpu_us"]), *[""] * 5])
+            rows.append([kind, str(found["server"]["cpu_us"]), str(found["client"]["cpu_us"]), *[""] * 7])
             continue
         rows.append([
             kind, str(found["server"]["cpu_us"]), str(found["client"]["cpu_us"]), str(found["messages_an_entry"] or ""),
             f"{found['grpc_to_server']} / {found['grpc_to_client']}",
             f"{found['server']['hand_overs']} + {found['client']['hand_overs']}",
             f"{found['server']['syscalls']} + {found['client']['syscalls']}", str(found["lo_bytes"]),
+            *(str(found["server"].get(name, "")) for name in ("objects", "copied_bytes")),
         ])  # fmt: skip
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
