@@ -108,10 +108,11 @@ class MessageStream(Http2Stream):
         self._message, self._filled, self._cost = bytearray(self._size), 0, PREFIX_BYTES
         self._place = memoryview(self._message)
         first = min(len(early), self._size)
-        self._place[:first] = early[:first]
+        came = memoryview(early)
+        self._place[:first] = came[:first]
         self._filled_by(first)
         if first < len(early):
-            self.data_came(memoryview(early)[first:])
+            self.data_came(came[first:])
         if self._ended_early and self._early is None:
             self.input_ended()
 

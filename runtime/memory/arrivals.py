@@ -2,9 +2,9 @@
 
 The other end may send as much as the window of its stream allows, whether it is read or not. So windows are shared
 out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_MIN at least. A message that is
-longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins. Places of
-long messages have the other half of the bound, until they are read: one that does not fit waits, in turn, with what its
-window let in. A lone one always fits. While others wait, one that is not whole after SLOW_S is cut; one that is whole
+longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins, also while
+those before it are not read yet. Places of long messages have the other half of the bound, until they are read: one
+that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait, one that is not whole after SLOW_S is cut; one that is whole
 waits for the memory of requests (runtime/access.py), which gets less by itself. So nothing waits for good.
 Guards: tests/runtime/memory/test_arrivals.py, tests/runtime/grpc/test_memory.py.
 """
@@ -12,7 +12,6 @@ Guards: tests/runtime/memory/test_arrivals.py, tests/runtime/grpc/test_memory.py
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from typing import Protocol
 
@@ -35,7 +34,8 @@ class Arrivals:
         self._windows_max = self._long_max = limit // 2
         self.windows = 0
         self.long = 0
-        self._places: dict[LongMessage, tuple[int, float]] = {}  # bytes, and since which look; the oldest first
+        self._coming: dict[LongMessage, tuple[int, int]] = {}  # bytes, and since which look; the oldest first
+        self._whole: dict[LongMessage, int] = {}  # bytes of those of a stream that are not read
         self._waiting: dict[LongMessage, int] = {}
         self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
         self._timer: asyncio.TimerHandle | None = None
@@ -50,8 +50,9 @@ class Arrivals:
         self.windows -= size
 
     def begin(self, message: LongMessage, size: int) -> bool:
-        """False: `place` is called when there is room, and what came of its stream before was read."""
-        if self._waiting or message in self._places or not self._fits(size):
+        """False: `place` is called when there is room."""
+        assert message not in self._coming, "one message of a stream comes at a time"
+        if self._waiting or not self._fits(size):
             self._waiting[message] = size
             self._watch()
             return False
@@ -60,38 +61,38 @@ class Arrivals:
 
     def whole(self, message: LongMessage) -> None:
         """It has all come, and is not read yet."""
-        if message in self._places:
-            self._places[message] = self._places[message][0], math.inf
+        size, _ = self._coming.pop(message, (0, 0))
+        if size:
+            self._whole[message] = self._whole.get(message, 0) + size
 
     def read(self, message: LongMessage) -> None:
-        """What came whole of its stream was read."""
-        size, since = self._places.get(message, (0, 0.0))
-        if since == math.inf:
+        """All that came whole of its stream was read."""
+        size = self._whole.pop(message, 0)
+        if size:
             self.long -= size
-            del self._places[message]
             self._go_on()
 
     def end(self, message: LongMessage) -> None:
         """Its stream is over."""
         self._waiting.pop(message, None)
-        self.long -= self._places.pop(message, (0, 0.0))[0]
+        self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()
 
     def _go_on(self) -> None:
         while self._waiting:
             following, size = next(iter(self._waiting.items()))
-            if following in self._places or not self._fits(size):
+            if not self._fits(size):
                 return
             del self._waiting[following]
             self._take(following, size)
             following.place()
 
     def _fits(self, size: int) -> bool:
-        return not self._places or self.long + size <= self._long_max
+        return not self.long or self.long + size <= self._long_max
 
     def _take(self, message: LongMessage, size: int) -> None:
         self.long += size
-        self._places[message] = size, self._looks
+        self._coming[message] = size, self._looks
 
     def _watch(self) -> None:
         if self._timer is None:
@@ -100,7 +101,7 @@ class Arrivals:
     def _look(self) -> None:
         self._timer = None
         self._looks += 1
-        slow = next((each for each, (_, since) in self._places.items() if self._looks - since >= SLOW_LOOKS), None)
+        slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
         if self._waiting and slow is not None:
             slow.too_slow()  # one at a time: those that wait may fit then
             self.end(slow)
@@ -108,5 +109,6 @@ class Arrivals:
             self._watch()
 
     def check(self) -> None:
-        assert self.long == sum(size for size, _ in self._places.values()), "the places are counted"
-        assert not self._waiting or self._places, "what waits waits for others"
+        places = [*(size for size, _ in self._coming.values()), *self._whole.values()]
+        assert self.long == sum(places), "the places are counted"
+        assert not self._waiting or places, "what waits waits for others"

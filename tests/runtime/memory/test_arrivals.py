@@ -52,13 +52,19 @@ async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
     arrivals.whole(a)
     arrivals.read(a)
     assert [each.placed.is_set() for each in (b, c, d)] == [True, False, False], "d would fit, and it is not its turn"
-    assert not arrivals.begin(b, 1), "its stream has one that is not read"
     arrivals.end(c)
     assert d.placed.is_set()
     arrivals.whole(b)
     b.placed.clear()
+    assert not arrivals.begin(b, 1), "there is no room"
     arrivals.read(b)
     assert b.placed.is_set()
+    arrivals.whole(d)
+    assert arrivals.begin(d, 5), "the one before it is not read, and there is room"
+    assert arrivals.long == 1 + 4 + 5
+    arrivals.read(d)
+    assert arrivals.long == 1 + 5, "it is not whole: what was read came before it"
+    arrivals.check()
     for each in (b, d):
         arrivals.end(each)
     assert arrivals.long == 0
