@@ -1,7 +1,8 @@
 """An envelope of a gRPC stream, `{repeated X items = 1}`, by its bytes: put together, and gone through item by item.
 
 Two bytes of an envelope are an item, so one of very many items is parsed in slices: ITEMS_AT_ONCE, or at a server
-PARSED_AT_ONCE bytes. Guard: tests/runtime/grpc/test_rpc.py.
+PARSED_AT_ONCE bytes. Protobuf copies a field of bytes twice, when it parses it and when it is read; a long one is left
+where it came (`LongItem`). Guards: tests/runtime/grpc/test_rpc.py, tests/runtime/grpc/test_envelope.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ PARSED_AT_ONCE = REQUEST_BYTES_MAX
 """Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
 
 SHORT = 2048
+
+LONG_BYTES = 16 << 10
+"""Of an item that is not parsed by protobuf: below, a few microseconds of Python cost more than two copies."""
 
 _TAG = 0x0A  # of field 1, length-delimited
 PREFIXES = [b"\x0a" + varint(size) for size in range(SHORT)]
@@ -80,6 +84,8 @@ _HEADS = struct.Struct("9B")
 """An item that is one field, and that field, where both lengths have two bytes: an entry of 128 B to 16 KiB; or the
 same with a number of one byte or two before it, its id."""
 _NUMBER = 0x08  # tag of field 1, a number
+NUMBER_BYTES_MAX = 10
+_NUMBER_MASK = (1 << 64) - 1
 
 
 def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
@@ -109,3 +115,56 @@ def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | No
             offset, size = item_at(data, offset, copied)
             items, parsed = items + 1, parsed + size
     return items > many or parsed > PARSED_AT_ONCE
+
+
+# ---------------------------------------------------------------------------------- long items
+class LongItem:
+    """An item that is an `id` and one long field of bytes, of a oneof: read as protobuf's, but the field is a view of
+    the envelope. `kept` is the same as a message of its own, which keeps no envelope in memory."""
+
+    __slots__ = ("_field", "_item", "_value", "_view", "id")
+
+    def __init__(self, item: type[Any], view: memoryview, id_: int, field: str, value: memoryview) -> None:
+        self._item, self._view = item, view
+        self.id = id_
+        self._field, self._value = field, value
+
+    def WhichOneof(self, _group: str) -> str:
+        return self._field
+
+    def __getattr__(self, name: str) -> memoryview:
+        if name == self._field:
+            return self._value
+        raise AttributeError(name)
+
+    def kept(self) -> Any:
+        return self._item.FromString(bytes(self._view))
+
+
+def long_fields(envelope: type[Any]) -> dict[int, str]:
+    """The names, by their tags, of the fields that a `LongItem` may have: bytes of a oneof, beside a number `id`."""
+    fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
+    if [field.name for field in fields if field.containing_oneof is None] != ["id"]:
+        return {}
+    return {field.number << 3 | 2: field.name for field in fields if field.type == field.TYPE_BYTES}
+
+
+def take_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) -> tuple[list[LongItem], int]:
+    """The items at the beginning that are long, and where the rest begins, which protobuf is to parse."""
+    items: list[LongItem] = []
+    offset, whole, view = 0, len(data), memoryview(data)
+    while offset < whole and data[offset] == _TAG:
+        begin, end = field_of(data, offset)
+        if end > whole or end - begin < LONG_BYTES or data[begin] != _NUMBER:
+            break
+        inner = _after_number(data, begin, end)
+        field = fields.get(data[inner]) if inner - begin <= 1 + NUMBER_BYTES_MAX and inner < end else None
+        if field is None:
+            break
+        value, value_end = field_of(data, inner)
+        if value_end != end:
+            break
+        id_ = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[begin + 1 : inner]))
+        items.append(LongItem(item, view[begin:end], id_ & _NUMBER_MASK, field, view[value:end]))
+        offset = end
+    return items, offset

@@ -24,13 +24,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
 from ..access import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
-from .envelope import ITEMS_AT_ONCE, PARSED_AT_ONCE, PREFIXES, SHORT, are_long, item_at
+from .envelope import (
+    ITEMS_AT_ONCE,
+    LONG_BYTES,
+    PARSED_AT_ONCE,
+    PREFIXES,
+    SHORT,
+    are_long,
+    item_at,
+    long_fields,
+    take_long,
+)
 from .errors import copy_of
 from .messages import MessageStream, prefix
 
@@ -54,7 +65,9 @@ class GrpcStream(MessageStream):
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
         self._envelope = envelope
+        self._item = GetMessageClass(envelope.DESCRIPTOR.fields_by_name["items"].message_type)
         self._copied = copied
+        self._long = long_fields(envelope) if copied is not None else {}
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._broken: MagnetarError | None = None
@@ -254,6 +267,10 @@ class GrpcStream(MessageStream):
         return list(self._parsed(part))
 
     def _parsed(self, data: bytes | bytearray) -> Any:
+        if self._long and len(data) >= LONG_BYTES:
+            items, rest = take_long(data, self._long, self._item)
+            if rest:
+                return [*items, *self._parsed(data[rest:])] if rest < len(data) else items
         try:
             envelope = self._envelope.FromString(data)
             if len(UnknownFieldSet(envelope)):

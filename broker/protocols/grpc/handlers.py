@@ -24,6 +24,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ....proto.varint import varint
+from ....runtime.grpc.envelope import LongItem
 from ....runtime.network import CallContext
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
@@ -146,6 +147,8 @@ class Handler:
             self.give_up(_typed(error))
 
     def _defer(self, frame: wire.ClientFrame) -> None:
+        if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
+            frame = frame.kept()
         if self._deferred is None:
             self._deferred = deque()
         self._deferred.append(frame)
