@@ -133,8 +133,12 @@ class CallContext:
     client: str = ""  # its name and version, as it says
 
 
+Pieces = tuple[Buffer, ...]
+"""The bytes of an item, in pieces that never change: a long one is written from where it is."""
+
+
 class Stream(Protocol[Out, In]):
-    """One end of a bidirectional stream of items.
+    """One end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
 
     `receive` returns at least one item, or raises EndOfStream when the other end closed in order, or a MagnetarError
     when the stream broke. One reader at a time. `send_nowait` never waits; `send` waits while more than

@@ -1,7 +1,7 @@
 """The Connect stream to one broker: all producers and consumers of a client that the broker serves, each by an id.
 
     id = stream.attach(owner)       its first frame is to be `open_producer` or `subscribe`
-    stream.send(frame)              never waits; what is sent in one turn of the loop leaves in one envelope
+    stream.send(id, frame)          never waits; what is sent in one turn of the loop leaves in one envelope
     stream.detach(id)               frames of that id are dropped from now on
 
 Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
@@ -28,6 +28,7 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ...runtime.network import (
     Channel,
     EndOfStream,
+    Pieces,
     Stream,
     rpc,
 )
@@ -41,6 +42,9 @@ HELD_FROM_BYTES = 2 << 20
 envelope has a single frame, because nothing waits when the write before it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
+
+
+Frame = wire.ClientFrame | Pieces
 
 
 class Owner(Protocol):
@@ -66,7 +70,7 @@ class BrokerStream:
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, Owner] = {}
         self._last = 0
-        self._held: dict[int, deque[wire.ClientFrame]] = {}  # in the order of their turns
+        self._held: dict[int, deque[Frame]] = {}  # in the order of their turns
         self._sending = False  # what is held
         self._idle: asyncio.TimerHandle | None = None
         self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
@@ -94,17 +98,17 @@ class BrokerStream:
             self.cancel()
 
     # ------------------------------------------------------------------------------ out
-    def send(self, frame: wire.ClientFrame) -> None:
+    def send(self, id_: int, frame: Frame) -> None:
         """Nothing is sent over a stream that is over: its owners are told, and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
-            self._hold(frame)
+            self._hold(id_, frame)
         elif not self.is_over:
             with contextlib.suppress(ConnectionLost):  # the reader finds the same
                 self._stream.send_nowait(frame)
 
-    def _hold(self, frame: wire.ClientFrame) -> None:
+    def _hold(self, id_: int, frame: Frame) -> None:
         if not self.is_over:
-            self._held.setdefault(frame.id, deque()).append(frame)
+            self._held.setdefault(id_, deque()).append(frame)
             if not self._sending:
                 self._sending = True
                 self._tasks.spawn(self._send_held(), "frames that are held")

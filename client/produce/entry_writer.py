@@ -68,7 +68,7 @@ class EntryWriter:
             raise self._error
         self._credit -= len(entry) + ENTRY_COST_BYTES
         self._sent.append(stored)
-        self._attachment.send(publish=entry)
+        self._attachment.publish(entry)
 
     def check(self) -> None:
         """Raises why the writer ended."""

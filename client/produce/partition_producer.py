@@ -235,7 +235,7 @@ class PartitionProducer:
         try:
             for effect in left:
                 if type(effect) is Publish:
-                    self._attachment.send(publish=effect.entry)
+                    self._attachment.publish(effect.entry)
                 elif type(effect) is Settle:
                     self._settle(effect)
                 else:

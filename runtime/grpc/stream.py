@@ -1,8 +1,9 @@
 """One end of a gRPC stream of items, the same for client and server. It has no task of its own.
 
 Out: `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to COALESCE_BYTES,
-leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); nothing waits for more. What the
-windows of the other end, or the transport, do not take stays queued until they do.
+leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); nothing waits for more. Long pieces
+(APART_BYTES) are given to the transport as they are, not joined. What the windows of the other end, or the transport,
+do not take stays queued until they do.
 An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two slices: an item
 may have two bytes, and a thousand items take a millisecond. At a server a slice also has at most PARSED_AT_ONCE bytes
 besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
@@ -30,7 +31,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
 from ..access import CallerMemory
-from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
+from ..files import Buffer
+from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .envelope import (
     ITEMS_AT_ONCE,
     LONG_BYTES,
@@ -43,10 +45,12 @@ from .envelope import (
     take_long,
 )
 from .errors import copy_of
-from .messages import MessageStream, prefix
+from .messages import PREFIX_BYTES, MessageStream, prefix
 
 PARSED_COPIES = 2
 """Of what is received: the envelope, and the items that are parsed from it."""
+APART_BYTES = 16 << 10
+"""A piece of an item that is as long is not copied into the envelope: shorter ones cost less joined."""
 CROWDED_BYTES = 64 << 10
 """What `send` queues at most while the memory of the process is tight."""
 
@@ -73,11 +77,12 @@ class GrpcStream(MessageStream):
         self._broken: MagnetarError | None = None
         self._waiting: list[asyncio.Future[None]] = []
         # out
-        self._pieces: deque[tuple[bytes, bytes]] = deque()
+        self._items: deque[tuple[int, Pieces]] = deque()  # bytes, with the tag and the length
         self._queued = 0
         self._left = 0
-        self._leaving: memoryview | None = None  # the rest of the envelope that is being sent …
-        self._leaving_size = 0  # … and how many queued bytes it has
+        self._leaving: deque[Buffer] = deque()  # the rest of the envelope that is being sent …
+        self._leaving_bytes = 0  # … its bytes …
+        self._leaving_size = 0  # … and how many queued bytes the whole has
         self._flushing = False  # in this turn
         self._closing = False
         # in
@@ -96,22 +101,25 @@ class GrpcStream(MessageStream):
     def queued_bytes(self) -> int:
         return self._queued
 
-    def send_nowait(self, item: Message | bytes) -> None:
+    def send_nowait(self, item: Message | bytes | Pieces) -> None:
         """Queues an item, or the bytes of one."""
         if self._broken is not None:
             raise copy_of(self._broken)
-        data = item if isinstance(item, bytes) else item.SerializeToString()
-        size = len(data)
+        if isinstance(item, tuple):
+            pieces, size = item, sum(map(len, item))
+        else:
+            data = item if isinstance(item, bytes) else item.SerializeToString()
+            pieces, size = (data,), len(data)
         head = PREFIXES[size] if size < SHORT else b"\x0a" + varint(size)
-        self._pieces.append((head, data))
         size += len(head)
+        self._items.append((size, (head, *pieces)))
         self._queued += size
         self._answers.held += size
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
-    async def send(self, item: Message | bytes) -> None:
+    async def send(self, item: Message | bytes | Pieces) -> None:
         limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
         if self._queued > limit:
             await self.drained(limit)
@@ -147,17 +155,13 @@ class GrpcStream(MessageStream):
         connection = self.connection
         if connection is None:
             return
-        while self._leaving is not None or self._pieces:
-            if self._leaving is None:
-                self._leaving_size, envelope = self._next_envelope()
-                self._leaving = memoryview(envelope)
-            sent = connection.send_data(self, self._leaving)
-            if self._leaving is None:
-                return  # the stream broke meanwhile
-            if sent < len(self._leaving):
-                self._leaving = self._leaving[sent:]
-                return
-            self._leaving = None
+        while self._leaving_bytes or self._items:
+            if not self._leaving_bytes:
+                self._leaving_size, self._leaving = self._next_envelope()
+                self._leaving_bytes = PREFIX_BYTES + self._leaving_size
+            self._leaving_bytes -= connection.send_parts(self, self._leaving, self._leaving_bytes)
+            if self._leaving_bytes or self._broken is not None:
+                return  # there is no room, or the stream broke meanwhile
             self._queued -= self._leaving_size
             self._answers.held -= self._leaving_size
             self._left += self._leaving_size
@@ -168,17 +172,31 @@ class GrpcStream(MessageStream):
     def drained_out(self) -> None:
         """All that was queued has left."""
 
-    def _next_envelope(self) -> tuple[int, bytes]:
-        """(queued bytes, gRPC's message) of the next envelope."""
-        pieces = self._pieces
-        parts: list[bytes] = [b""]
-        size = 0
-        while pieces and (not size or size + len(pieces[0][1]) <= self._envelope_bytes):
-            piece = pieces.popleft()
-            parts += piece
-            size += len(piece[0]) + len(piece[1])
-        parts[0] = prefix(size)
-        return size, b"".join(parts)
+    def _next_envelope(self) -> tuple[int, deque[Buffer]]:
+        """(queued bytes, the parts of gRPC's message) of the next envelope."""
+        items, count, size = self._items, 0, 0
+        for item_bytes, _ in items:
+            if count and size + item_bytes > self._envelope_bytes:
+                break
+            count, size = count + 1, size + item_bytes
+        parts: deque[Buffer] = deque()
+        short: list[Buffer] = [prefix(size)]
+        for _ in range(count):
+            item_bytes, pieces = items.popleft()
+            if item_bytes < APART_BYTES:
+                short += pieces
+                continue
+            for piece in pieces:
+                if len(piece) < APART_BYTES:
+                    short.append(piece)
+                    continue
+                if short:
+                    parts.append(b"".join(short))
+                    short = []
+                parts.append(piece)
+        if short:
+            parts.append(b"".join(short))
+        return size, parts
 
     # ------------------------------------------------------------------------------ in
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
@@ -288,8 +306,9 @@ class GrpcStream(MessageStream):
         if self._broken is not None:
             return
         self._broken = error
-        self._pieces.clear()
-        self._leaving = None
+        self._items.clear()
+        self._leaving.clear()
+        self._leaving_bytes = 0
         self._answers.held -= self._queued
         self._queued = 0
         self._closing = True

@@ -23,9 +23,11 @@ import asyncio
 import logging
 import struct
 import threading
+from collections import deque
 from typing import Any, Generic, TypeVar, cast
 
 from ...proto.errors import ConnectionLost, MagnetarError
+from ..files import Buffer
 from . import frames
 from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting
 from .headers import HeaderDecoder
@@ -591,6 +593,35 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if sent == size:
                 if last:
                     self._output_ended(stream)
+                return sent
+        self._blocked[stream] = None
+        return sent
+
+    def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
+        """`send_data` of parts, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        sent, id_ = 0, stream.id
+        while not self._paused and not self.is_lost:
+            left = part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
+            if part <= 0:
+                break
+            stream.send_left -= part
+            self._send_left -= part
+            leaving: list[Buffer] = [frames.header(part, DATA, 0, id_)]
+            while left:
+                first = parts[0]
+                if len(first) <= left:
+                    leaving.append(parts.popleft())
+                    left -= len(first)
+                else:
+                    view = memoryview(first)
+                    leaving.append(view[:left])
+                    parts[0], left = view[left:], 0
+            if part <= JOINED_BYTES:
+                self._transport.write(b"".join(leaving))
+            else:
+                self._transport.writelines(leaving)
+            sent += part
+            if sent == size:
                 return sent
         self._blocked[stream] = None
         return sent

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from ...proto import errors
 from ...proto import wire_pb2 as wire
 from ...proto.varint import varint
-from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream
+from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .wires import End, Owner
 
 WINDOW_BYTES = 4 << 20
@@ -79,15 +79,17 @@ class SimStream:
     def broken(self) -> bool:
         return self._broken is not None
 
-    def send_nowait(self, item: Message | bytes) -> None:
+    def send_nowait(self, item: Message | bytes | Pieces) -> None:
         self._check_open()
+        if isinstance(item, tuple):
+            item = b"".join(item)
         data = item if isinstance(item, bytes) else item.SerializeToString(deterministic=True)
         piece = b"\x0a" + varint(len(data)) + data
         self._out.append(piece)
         self._queued_bytes += len(piece)
         self._flush_soon()
 
-    async def send(self, item: Message | bytes) -> None:
+    async def send(self, item: Message | bytes | Pieces) -> None:
         if self._queued_bytes > STREAM_QUEUE_BYTES:
             await self.drained()
         self.send_nowait(item)

@@ -27,7 +27,7 @@ from typing import Any
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
-from ....runtime.network import CallContext, EndOfStream, Stream
+from ....runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ....runtime.tasks import Tasks
 from ....runtime.unbroken import unbroken
 from ...common.turns import Turns
@@ -48,7 +48,7 @@ instead of 7,900 messages a second (`small-sends`). A third part costs more than
 AHEAD_TURNS = 6
 """Turns of the loop that take a publish to the thread of a bookie's journal in this process."""
 
-Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
+Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
@@ -142,18 +142,19 @@ class Connection:
             await asyncio.wait((self._room,))
 
     # ------------------------------------------------------------------ frames out
-    def send(self, frame: wire.ServerFrame | bytes) -> None:
+    def send(self, frame: wire.ServerFrame | Pieces) -> None:
         try:
             self._stream.send_nowait(frame)
         except ConnectionLost:
             return  # the reader of the stream gets it too, and ends
 
-    def deliver(self, handler: ConsumerHandler, item: bytes) -> None:
+    def deliver(self, handler: ConsumerHandler, item: Pieces) -> None:
         self.send(item)
+        size = sum(map(len, item))
         if handler.sent is None:
             handler.sent = deque()
-        handler.sent.append((self._stream.left_bytes + self._stream.queued_bytes, len(item)))
-        handler.queued_bytes += len(item)
+        handler.sent.append((self._stream.left_bytes + self._stream.queued_bytes, size))
+        handler.queued_bytes += size
 
     def is_full(self, handler: ConsumerHandler) -> bool:
         left, sent = self._stream.left_bytes, handler.sent

@@ -1,10 +1,11 @@
-"""Entries as the bytes of a stream's items, without a copy that can be spared.
+"""Entries as the bytes of a stream's items, in pieces: an entry itself is not copied.
 
 ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
 ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
 time and whole goes that way, so many at once, because an item costs both ends more than a small entry. Protobuf would
 copy an entry three times on the way (into its message, into the reply, into the item); here the reply is written around
-the entries' frames in one join. tests/broker/protocols/grpc/test_delivery.py compares it with protobuf.
+the entries' frames, and the stream joins what is short. tests/broker/protocols/grpc/test_delivery.py compares it with
+protobuf.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from ....proto import wire_pb2 as wire
 from ....proto.varint import varint
 from ....runtime.files import Buffer
+from ....runtime.network import Pieces
 from ...log.cache import StoredEntry
 from ...subscription.core.deliveries import Delivery
 
@@ -28,7 +30,7 @@ _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
-def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[bytes]:
+def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[Pieces]:
     """ServerFrames with all of them, in order; `head` are the bytes of their id."""
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
@@ -43,15 +45,15 @@ def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[byte
             ledger_id = entry.position[0]
             size += entry.size
         else:
-            yield b"".join((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
+            yield (head, *_parts(entry, count, acked, _FRAME_DELIVERY))
     if run:
         yield _together(ledger_id, run, head)
 
 
-def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> bytes:
+def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces:
     """A ServerFrame with these entries of one ledger."""
     if len(entries) == 1:
-        return b"".join((head, *_parts(entries[0], 0, None, _FRAME_DELIVERY)))
+        return (head, *_parts(entries[0], 0, None, _FRAME_DELIVERY))
     parts: list[Buffer] = []
     ids, bodies = bytearray(), 0
     for entry in entries:
@@ -62,16 +64,16 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> bytes:
         bodies += len(prefix) + entry.size
     ledger = _FIELD_1_INT + varint(ledger_id) if ledger_id else b""
     numbers = b"".join((ledger, _FIELD_2, varint(len(ids)), ids))
-    return b"".join((head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts))
+    return (head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts)
 
 
 def _entry_prefix(size: int) -> bytes:
     return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_3 + varint(size)
 
 
-def read_item(request_id: int, entry: StoredEntry) -> bytes:
+def read_item(request_id: int, entry: StoredEntry) -> Pieces:
     """A ReadReply with this entry."""
-    return b"".join((wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY)))
+    return (wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY))
 
 
 def _parts(

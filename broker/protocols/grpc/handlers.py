@@ -25,7 +25,7 @@ from ....proto.errors import BackPressure, InternalError, InvalidRequest, Magnet
 from ....proto.names import Position
 from ....proto.varint import varint
 from ....runtime.grpc.envelope import LongItem
-from ....runtime.network import CallContext
+from ....runtime.network import CallContext, Pieces
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
@@ -51,7 +51,7 @@ class Connection(Protocol):
     broker: TopicManager
     caller: CallContext
 
-    def send(self, frame: wire.ServerFrame | bytes) -> None: ...
+    def send(self, frame: wire.ServerFrame | Pieces) -> None: ...
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs it; cancelled with the stream."""
         ...
@@ -68,7 +68,7 @@ class Connection(Protocol):
         """So many bytes of frames more (or less) wait for work of their handler."""
         ...
 
-    def deliver(self, handler: ConsumerHandler, item: bytes) -> None: ...
+    def deliver(self, handler: ConsumerHandler, item: Pieces) -> None: ...
     def is_full(self, handler: ConsumerHandler) -> bool:
         """More than it should be of the handler's deliveries has not left yet."""
         ...

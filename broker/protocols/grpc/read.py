@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, to_wire
-from ....runtime.network import CallContext, EndOfStream, Stream
+from ....runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.reader import Range, RangeReader
 from .delivery import read_item
 
-Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
+Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
 
 
 async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> None:

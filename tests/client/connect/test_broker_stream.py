@@ -88,7 +88,7 @@ def test_frames_of_one_turn_leave_together_and_reach_their_owners_by_id() -> Non
         assert ids == list(range(1, 51)), "ids ascend from 1"
         for count in (1, 2):
             for id_ in ids:
-                stream.send(permits(id_, 100 * count + id_))
+                stream.send(id_, permits(id_, 100 * count + id_))
         await asyncio.sleep(1)
         assert len(broker.envelopes) == 1
         assert [owner.credits for owner in owners] == [[100 + id_, 200 + id_] for id_ in ids]
@@ -101,9 +101,9 @@ def test_a_flood_of_one_id_does_not_hold_the_others_up() -> None:
     async def body(stream: BrokerStream, broker: Broker, ended: list[bool]) -> None:
         flood, other = stream.attach(Owner()), stream.attach(Owner())
         for _ in range(400):
-            stream.send(wire.ClientFrame(id=flood, publish=bytes(128 << 10)))
+            stream.send(flood, wire.ClientFrame(id=flood, publish=bytes(128 << 10)))
         for _ in range(3):
-            stream.send(wire.ClientFrame(id=other, publish=b"x"))
+            stream.send(other, wire.ClientFrame(id=other, publish=b"x"))
         await asyncio.sleep(20)
         came = [each for envelope in broker.envelopes for each in envelope]
         assert [id_ for id_, _ in came].count(flood) == 400
@@ -119,14 +119,14 @@ def test_when_the_stream_breaks_each_owner_is_told_once() -> None:
         owners = [Owner() for _ in range(5)]
         ids = [stream.attach(owner) for owner in owners]
         stream.detach(ids[0])
-        stream.send(permits(ids[1], 1))
+        stream.send(ids[1], permits(ids[1], 1))
         await asyncio.sleep(1)
         broker.stream.cancel()
         await asyncio.sleep(1)
         assert stream.is_over
         assert not owners[0].ends
         assert [[type(each) for each in owner.ends] for owner in owners[1:]] == [[ConnectionLost]] * 4
-        stream.send(permits(ids[1], 1))  # nothing happens
+        stream.send(ids[1], permits(ids[1], 1))  # nothing happens
 
     simulate(body)
 
@@ -135,7 +135,8 @@ def test_an_owner_that_fails_does_not_end_the_stream_for_the_others() -> None:
     async def body(stream: BrokerStream, broker: Broker, ended: list[bool]) -> None:
         bad, good = Owner(RuntimeError("on purpose")), Owner()
         for owner in (bad, good):
-            stream.send(permits(stream.attach(owner), 7))
+            id_ = stream.attach(owner)
+            stream.send(id_, permits(id_, 7))
         await asyncio.sleep(1)
         assert [str(each) for each in bad.faults] == ["on purpose"]
         assert good.credits == [7]

@@ -25,9 +25,10 @@ def test_a_delivery_parses_as_what_it_was(
         entry=entry.payload,
     )  # fmt: skip
     (item,) = delivery_items([Delivery(Member(1, "c"), entry, count, acked)], b"\x08\x07")
-    assert wire.ServerFrame.FromString(item) == wire.ServerFrame(id=7, delivery=delivery)
+    assert wire.ServerFrame.FromString(b"".join(item)) == wire.ServerFrame(id=7, delivery=delivery)
     if not count:
-        assert wire.ReadReply.FromString(read_item(300, entry)) == wire.ReadReply(request_id=300, entry=delivery)
+        item = read_item(300, entry)
+        assert wire.ReadReply.FromString(b"".join(item)) == wire.ReadReply(request_id=300, entry=delivery)
 
 
 def stored(ledger_id: int, entry_id: int, size: int = 1000) -> StoredEntry:
@@ -42,7 +43,7 @@ def test_what_is_delivered_for_the_first_time_goes_together_and_in_order() -> No
     deliveries = [Delivery(member, entry, 0, []) for entry in entries]
     deliveries.insert(5, Delivery(member, stored(8, 9), 2, []))
     deliveries += [Delivery(member, stored(8, 10 + number, ITEM_BYTES_MAX // 2), 0, []) for number in range(4)]
-    items = [wire.ServerFrame.FromString(item) for item in delivery_items(deliveries, b"\x08\x07")]
+    items = [wire.ServerFrame.FromString(b"".join(item)) for item in delivery_items(deliveries, b"\x08\x07")]
     several = [item.deliveries for item in items if item.HasField("deliveries")]
     assert [(each.ledger_id, list(each.entry_ids)) for each in several] == [
         (7, [0, 1, 300]), (8, [5, 6]), (8, [7, 10, 11]), (8, [12, 13]),
