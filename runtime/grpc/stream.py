@@ -9,7 +9,8 @@ may have two bytes, and a thousand items take a millisecond. At a server a slice
 besides entries. An envelope contains only items: anything else is WrongProtocol, and ends the stream.
 In: the connection hands envelopes on as they come (`message_came`); `receive` parses and returns all items that have
 arrived. What it took is credited to the other end's window, so a stream that is not read holds STREAM_WINDOW at most.
-A cancelled `receive` loses nothing.
+The credit for many bytes (CREDIT_BYTES) leaves a turn of the loop before they are worked on: the other end sends the
+next ones meanwhile. A cancelled `receive` loses nothing.
 
 Bounds: STREAM_QUEUE_BYTES out (`send` waits; `send_nowait` is for callers that have a bound of their own), a window and
 one envelope in.
@@ -51,6 +52,8 @@ PARSED_COPIES = 2
 """Of what is received: the envelope, and the items that are parsed from it."""
 APART_BYTES = 16 << 10
 """A piece of an item that is as long is not copied into the envelope: shorter ones cost less joined."""
+CREDIT_BYTES = 256 << 10
+"""To work on as many bytes takes a millisecond, which the other end would wait for its credit."""
 CROWDED_BYTES = 64 << 10
 """What `send` queues at most while the memory of the process is tight."""
 
@@ -229,6 +232,7 @@ class GrpcStream(MessageStream):
             if not self._rest:
                 self._requests.held -= self._taken_bytes
                 self._taken_bytes = 0
+            credited = False
             while True:
                 if self._rest:
                     await asyncio.sleep(0)  # other tasks run
@@ -240,6 +244,10 @@ class GrpcStream(MessageStream):
                     await self._change()
                 elif self._requests.held > self._requests.limit:
                     await self._requests.room()
+                elif self._came_cost > CREDIT_BYTES and not credited:
+                    credited = True  # once: what comes meanwhile is credited when it is taken
+                    self._credit()
+                    await asyncio.sleep(0)
                 elif items := self._take():
                     return items
         finally:

@@ -175,6 +175,30 @@ async def test_a_stream_that_is_not_read_holds_a_window_and_no_more_and_the_othe
             got += len(await reading)
 
 
+@pytest.mark.parametrize(("size", "turns"), [(1 << 20, 1), (1000, 0)])
+async def test_the_credit_for_many_bytes_leaves_a_turn_before_they_are_worked_on(
+    pair: Pair, size: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transport sends what is written when the loop's turn ends."""
+    rng, loop = random.Random(3), asyncio.get_running_loop()
+    await pair.run(rng, 1000)
+    stream = pair.stream()
+    stream.send_nowait(wire.ClientFrame(publish=bytes(size)))
+    while stream._came_bytes < size:
+        await pair.run(rng, 1 << 20)
+    passed, credited = 0, list[int]()
+
+    def turn() -> None:
+        nonlocal passed
+        passed += 1
+        loop.call_soon(turn)
+
+    turn()
+    monkeypatch.setattr(pair.client, "consumed", lambda *_: credited.append(passed))
+    (item,) = await stream.receive()
+    assert (item.id, passed - credited[0]) == (size, turns)
+
+
 async def test_a_message_longer_than_the_window_is_taken_when_its_stream_is_read(pair: Pair) -> None:
     rng = random.Random(2)
     await pair.run(rng, 1000)
