@@ -244,6 +244,31 @@ def test_heads_of_other_lengths_follow_each_other() -> None:
         assert [fields for fields, _ in decode_batch(parse_header(made), made)] == singles
 
 
+ALIKE = [bytes([at]) * 10 for at in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("payloads", "keys"),
+    [
+        (ALIKE, [""] * 12),
+        ([b""] * 12, [""] * 12),
+        (ALIKE[:7], [""] * 7),  # too few
+        ([*ALIKE[:10], b"a" * 9, b"b" * 11], [""] * 12),  # as long together
+        (ALIKE, ["a"] * 12),
+        (ALIKE, [*"aaaaabaaaaaa"]),  # heads are as long, and not the same
+        ([b"x", *ALIKE[1:]], [""] * 12),
+    ],
+)
+def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes], keys: list[str]) -> None:
+    singles = [SingleMessageMetadata(payload_size=len(each)) for each in payloads]
+    for single, key in zip(singles, keys, strict=True):
+        if key:
+            single.partition_key = key
+    items = [part for single, payload in zip(singles, payloads, strict=True) for part in (item_prefix(single), payload)]
+    made = encode_batch(metadata(), items, len(payloads))
+    assert decode_batch(parse_header(made), made) == list(zip(singles, payloads, strict=True))
+
+
 def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first() -> None:
     def single(**fields: str | bytes | bool) -> bytes:
         return item_prefix(SingleMessageMetadata(payload_size=1, **fields))  # type: ignore[arg-type]
