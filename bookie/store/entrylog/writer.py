@@ -167,6 +167,10 @@ class LogWriter:
         self._direct = file is not None
         return file
 
+    def append_all(self, slices: Sequence[Sequence[Buffer]]) -> None:
+        for buffers in slices:
+            self.append(buffers)
+
     def append(self, buffers: Sequence[Buffer]) -> None:
         """Writes and syncs records after the last ones."""
         current = self._open
@@ -252,15 +256,24 @@ class TableFlush:
         self._table = table
         self._extents: list[index.Extent] = []
         self._tables: list[bytes] = []
+        self._bytes = 1
+        self._taken = 0
 
     def begin(self) -> None:
         table = self._table
         overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
-        self._writer.begin(table.size_bytes - table.entries * overhead)
+        self._bytes = table.size_bytes - table.entries * overhead
+        self._writer.begin(self._bytes)
         self._pieces = self._walk(self._writer.end)
 
-    def next_slice(self) -> list[bytes]:
-        """About 1 MiB more, to be appended; nothing: that was all."""
+    def next_slices(self, count: int) -> list[list[bytes]]:
+        """Up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
+        slices: list[list[bytes]] = []
+        while len(slices) < count and (buffers := self._next_slice()):
+            slices.append(buffers)
+        return slices
+
+    def _next_slice(self) -> list[bytes]:
         buffers: list[bytes] = []
         size = 0
         for piece, piece_bytes in self._pieces:
@@ -268,7 +281,13 @@ class TableFlush:
             size += piece_bytes
             if size >= SLICE_BYTES:
                 break
+        self._taken += size
         return buffers
+
+    @property
+    def taken(self) -> float:
+        """Which part of the table the slices so far are."""
+        return self._taken / self._bytes
 
     def write_index(self) -> Written:
         return self._writer.write_index(self._extents, self._tables)

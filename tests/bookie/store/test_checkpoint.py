@@ -15,6 +15,7 @@ from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
 from magnetar.bookie.store import checkpoint, memtable
 from magnetar.bookie.store.entrylog import files as log_files
+from magnetar.bookie.store.entrylog import writer
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.files import FileFault, Operation
@@ -165,6 +166,39 @@ def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
         assert reads > 1000
 
     simulate(main)
+
+
+def test_a_flush_that_is_behind_the_other_table_writes_many_slices_before_it_waits_for_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each step of the flush adds come: first fewer bytes than it takes, then more."""
+    at_once: list[int] = []
+    next_slices = writer.TableFlush.next_slices
+
+    async def main(simulation: Simulation) -> None:
+        big = 1 << 20
+        config = replace(SMALL, memtable_bytes=big, journal_bytes=16 * big, log_bytes_max=16 * big)
+        store = await open_store(simulation, config)
+        await simulation.spawn(NODE, fill(store, 1, range(300)))
+
+        def come(flush: writer.TableFlush, count: int) -> list[list[bytes]]:
+            at_once.append(count)
+            size = 1000 if len(at_once) < 10 else big // 3
+            store.memtable.active.size_bytes += size  # as adds of many clients do
+            return next_slices(flush, count)
+
+        monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
+        monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
+        monkeypatch.setattr(writer.TableFlush, "next_slices", come)
+        await simulation.spawn(NODE, store.checkpoint())
+        for entry in (0, 150, 299):
+            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
+
+    simulate(main)
+    few, many = at_once[:10], at_once[11:]
+    assert set(few) == {1}
+    assert checkpoint.SLICES_BEHIND in many
+    assert len(many) < len(few), "the rest takes fewer turns"
 
 
 def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
