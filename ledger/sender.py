@@ -7,10 +7,11 @@
 
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
-asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. A
-bookie that was replaced meanwhile is not asked again. `unanswered_bytes` counts the requests without an answer, each
-copy: what a bookie that hangs keeps in memory after the others confirmed it. The handle bounds it, and memory.py what
-all ledgers of the process have.
+asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. When
+it stores another entry it has room, and is asked again at once, or ROOM_S after it was busy: an entry that is missing
+holds up the confirmation of all after it. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes`
+counts the requests without an answer, each copy: what a bookie that hangs keeps in memory after the others confirmed
+it. The handle bounds it, and memory.py what all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
 """
 
@@ -37,6 +38,11 @@ REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
 
 
+ROOM_S = 0.01
+"""Between an answer BUSY and the next request for the same entries, when the bookie has room again: what is sent twice
+is little beside what a bookie takes in that time."""
+
+
 class Append:
     """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future (None: the listener
     of the handle is told) and its header."""
@@ -59,6 +65,18 @@ _Place = tuple[int, str]
 """(slot, bookie)"""
 
 
+class _Busy:
+    """Requests that a bookie had no room for, until it is asked again."""
+
+    __slots__ = ("is_soon", "requests", "since", "timer")
+
+    def __init__(self, since: float, timer: asyncio.TimerHandle) -> None:
+        self.since = since  # by the loop's clock
+        self.timer = timer
+        self.is_soon = False  # it has room: the timer is one of ROOM_S
+        self.requests: list[tuple[list[Add], bytes, Sequence[Buffer], Kept, int]] = []
+
+
 class AddSender:
     """Sends the adds of one ledger and passes the answers to `receive` (see the module's docstring)."""
 
@@ -76,6 +94,7 @@ class AddSender:
         self._loop = asyncio.get_running_loop()
         self._memory = bookies.memory
         self._waiting: dict[_Place, list[Add]] = {}
+        self._busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # of what is in it, each entry once
         self.unanswered_bytes = 0
         self._closed = False
@@ -161,6 +180,8 @@ class AddSender:
         slot, bookie = place
         if statuses is None:
             self._receive(AddsAcked([add.entry for add in adds], slot, bookie))
+            if self._busy:
+                self._has_room(place)
             return
         by_status: dict[Status, list[Add]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -182,7 +203,7 @@ class AddSender:
             self._receive(AddFailed(add.entry, *place))
 
     def _ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
-        tries += 1
+        """`tries`: how often `retry_s` has passed since the first time."""
         slot, bookie = place
         adds = [add for add in adds if add.sent[slot] == bookie]
         if not adds:
@@ -190,12 +211,34 @@ class AddSender:
         if self._closed:
             for add in adds:
                 self._receive(AddFailed(add.entry, *place))
-        elif tries * self._config.retry_s > self._config.add_timeout_s:
+        elif (tries + 1) * self._config.retry_s > self._config.add_timeout_s:
             self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
             head, frames, kept = self._encode(adds, 1)
             self.unanswered_bytes += kept.bytes
-            self._loop.call_later(self._config.retry_s, self._request, place, adds, head, frames, kept, tries)
+            busy = self._busy.get(place)
+            if busy is None:
+                timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
+                busy = self._busy[place] = _Busy(self._loop.time(), timer)
+            busy.requests.append((adds, head, frames, kept, tries))
+
+    def _has_room(self, place: _Place) -> None:
+        """The bookie has stored something."""
+        busy = self._busy.get(place)
+        if busy is not None and not busy.is_soon:
+            busy.is_soon = True
+            busy.timer.cancel()
+            after_s = max(0.0, busy.since + ROOM_S - self._loop.time())
+            busy.timer = self._loop.call_later(after_s, self._repeat, place, 0)
+
+    def _repeat(self, place: _Place, passed: int) -> None:
+        for adds, head, frames, kept, tries in self._busy.pop(place).requests:
+            if self._closed:
+                self.unanswered_bytes -= kept.bytes
+                kept.answered()
+                self._ask_again(place, adds, tries)
+            else:
+                self._request(place, adds, head, frames, kept, tries + passed)
 
 
 _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}

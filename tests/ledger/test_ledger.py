@@ -199,7 +199,11 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     await writer.append(b"a")
     for bookie in cluster.bookies[:2]:
         bookie.status[Op.READ] = trouble
-    cluster.bookies[2].shelves[writer.ledger_id].entries.clear()
+    third = cluster.bookies[2]
+    async with asyncio.timeout(5):
+        while writer.ledger_id not in third.shelves:  # its copy is not needed for the confirmation
+            await asyncio.sleep(0.001)
+    third.shelves[writer.ledger_id].entries.clear()
     client = cluster.client()
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)

@@ -17,7 +17,7 @@ from magnetar.ledger.core.writer import AddRefused, Outcome
 from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.memory import AppendMemory
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, AddSender, Append, Fact
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Reply
@@ -197,6 +197,39 @@ async def test_a_busy_bookie_and_a_full_queue_are_asked_again_for_the_add_time_o
     assert {sent.entries == [0, 1] for sent in rig.sent} == {True}
     assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
     assert decode_statuses(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2) == [Status.BUSY] * 2
+
+
+@pytest.mark.asyncio
+async def test_a_busy_bookie_is_asked_again_soon_when_it_stores_something_else() -> None:
+    rig, busy = Rig(retry_s=2.0), AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode()
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(1)
+    begun = asyncio.get_running_loop().time()
+    for number in range(20):  # twice as often as it is asked after `retry_s`: these do not count
+        rig.sent[-1].answer.set_result(Reply(busy, ()))
+        rig.append(b"more")
+        await rig.wait_sent(2 * number + 2)
+        rig.sent[-1].say(Status.OK)
+        await rig.wait_sent(2 * number + 3)
+        assert rig.sent[-1].entries == [0, 1]
+    assert asyncio.get_running_loop().time() - begun >= 20 * ROOM_S * 0.9, "not at once, again and again"
+    rig.sent[-1].say(Status.OK, Status.OK)
+    await rig.wait_facts(21)
+    assert rig.failed == []
+    assert (rig.sender.unanswered_bytes, rig.memory.held) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_what_waits_for_a_busy_bookie_fails_when_the_handle_is_finished() -> None:
+    rig = Rig(retry_s=0.02)
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(1)
+    rig.sent[0].say(Status.BUSY, Status.OK)
+    await rig.wait_facts(1)
+    rig.sender.close()
+    await rig.wait_facts(2)
+    assert rig.facts[1] == AddFailed(0, 0, BOOKIES[0])
+    assert (len(rig.sent), rig.sender.unanswered_bytes, rig.memory.held) == (1, 0, 0)
 
 
 @pytest.mark.asyncio
