@@ -174,17 +174,21 @@ def _lone(client: Any, options: Options) -> Load:
 
 
 def _fifty(client: Any, options: Options) -> Load:
-    begin = threading.Barrier(THREADS + 1)
     contents = payloads(options.size, options.seed)
-    senders = [Sender(client.create_producer(f"small-{n}"), contents, begin) for n in range(THREADS)]
-    for sender in senders:
-        sender.start()
-    begin.wait()
+    producers = [client.create_producer(f"small-{n}") for n in range(THREADS)]
 
     def stretch(seconds: float) -> int:
-        before = sum(len(each.samples) for each in senders)
+        begin = threading.Barrier(THREADS + 1)
+        senders = [Sender(producer, contents, begin) for producer in producers]
+        for sender in senders:
+            sender.start()
+        begin.wait()
         time.sleep(seconds)
-        return sum(len(each.samples) for each in senders) - before
+        for sender in senders:
+            sender.stop = True
+        for sender in senders:
+            sender.join(60)
+        return sum(len(sender.samples) for sender in senders)
 
     return stretch
 
