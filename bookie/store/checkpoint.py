@@ -52,8 +52,8 @@ from .ledgers.state_log import Fact
 from .memtable import RELEASE_SLICE, Memtable, release
 
 MARK = "mark"
-SLICES_BEHIND = 8
-"""Of a flush that is behind, before a turn of the loop, which takes milliseconds under load: with one slice a turn a
+SLICES_LAGGING = 8
+"""Of a flush that lags, before a turn of the loop, which takes milliseconds under load: with one slice a turn a
 flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 STEPS = (
@@ -185,7 +185,7 @@ class Checkpoint:
         the interpreter in between; many while the other table fills faster than this one is written, because adds wait
         when it is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
-        return SLICES_BEHIND if filled > flush.taken else 1
+        return SLICES_LAGGING if filled > flush.taken else 1
 
     async def _write_index(self) -> None:
         self._written = None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest_asyncio
@@ -48,3 +49,11 @@ async def cluster() -> AsyncIterator[Cluster]:
         await bookie.stop()
     await session.close()
     await store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen within five seconds")

@@ -25,7 +25,7 @@ from magnetar.proto.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from tests.ledger.conftest import QUICK, Cluster
+from tests.ledger.conftest import QUICK, Cluster, until
 from tests.ledger.fake_bookie import FakeBookie
 
 
@@ -200,9 +200,7 @@ async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster
     for bookie in cluster.bookies[:2]:
         bookie.status[Op.READ] = trouble
     third = cluster.bookies[2]
-    async with asyncio.timeout(5):
-        while writer.ledger_id not in third.shelves:  # its copy is not needed for the confirmation
-            await asyncio.sleep(0.001)
+    await until(lambda: writer.ledger_id in third.shelves)  # its copy is not needed for the confirmation
     third.shelves[writer.ledger_id].entries.clear()
     client = cluster.client()
     with pytest.raises(Unavailable):

@@ -168,7 +168,7 @@ def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
     simulate(main)
 
 
-def test_a_flush_that_is_behind_the_other_table_writes_many_slices_before_it_waits_for_the_loop(
+def test_a_flush_that_lags_writes_many_slices_before_it_waits_for_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In each step of the flush adds come: first fewer bytes than it takes, then more."""
@@ -197,7 +197,7 @@ def test_a_flush_that_is_behind_the_other_table_writes_many_slices_before_it_wai
     simulate(main)
     few, many = at_once[:10], at_once[11:]
     assert set(few) == {1}
-    assert checkpoint.SLICES_BEHIND in many
+    assert checkpoint.SLICES_LAGGING in many
     assert len(many) < len(few), "the rest takes fewer turns"
 
 
