@@ -8,8 +8,8 @@
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
 asked again every `retry_s`, for about `add_timeout_s` in all; so is a bookie whose queue in this process is full. When
-it stores another entry it has room, and is asked again at once, or ROOM_S after it was busy: an entry that is missing
-holds up the confirmation of all after it. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes`
+it stores another entry it has room, and is asked again ROOM_S later: an entry that is missing holds up the confirmation
+of all after it. A bookie that was replaced meanwhile is not asked again. `unanswered_bytes`
 counts the requests without an answer, each copy: what a bookie that hangs keeps in memory after the others confirmed
 it. The handle bounds it, and memory.py what all ledgers of the process have.
 Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
@@ -38,9 +38,9 @@ REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
 
 
-ROOM_S = 0.01
-"""Between an answer BUSY and the next request for the same entries, when the bookie has room again: what is sent twice
-is little beside what a bookie takes in that time."""
+ROOM_S = 0.005
+"""From the first sign of room to the next request for the entries that found none: what is sent twice is little beside
+what a bookie takes in that time."""
 
 
 class Append:
@@ -68,10 +68,9 @@ _Place = tuple[int, str]
 class _Busy:
     """Requests that a bookie had no room for, until it is asked again."""
 
-    __slots__ = ("is_soon", "requests", "since", "timer")
+    __slots__ = ("is_soon", "requests", "timer")
 
-    def __init__(self, since: float, timer: asyncio.TimerHandle) -> None:
-        self.since = since  # by the loop's clock
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.is_soon = False  # it has room: the timer is one of ROOM_S
         self.requests: list[tuple[list[Add], bytes, Sequence[Buffer], Kept, int]] = []
@@ -219,7 +218,7 @@ class AddSender:
             busy = self._busy.get(place)
             if busy is None:
                 timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
-                busy = self._busy[place] = _Busy(self._loop.time(), timer)
+                busy = self._busy[place] = _Busy(timer)
             busy.requests.append((adds, head, frames, kept, tries))
 
     def _has_room(self, place: _Place) -> None:
@@ -228,8 +227,7 @@ class AddSender:
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
             busy.timer.cancel()
-            after_s = max(0.0, busy.since + ROOM_S - self._loop.time())
-            busy.timer = self._loop.call_later(after_s, self._repeat, place, 0)
+            busy.timer = self._loop.call_later(ROOM_S, self._repeat, place, 0)
 
     def _repeat(self, place: _Place, passed: int) -> None:
         for adds, head, frames, kept, tries in self._busy.pop(place).requests:
