@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from ..proto.errors import Busy, NotFound
 from . import paths
+from .core.commits import Commit
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode, encode
 from .store import Put
-from .tree import Commit, Tree, sync_file
+from .tree import Tree, sync_file
 
 
 class Contents(NamedTuple):

@@ -35,6 +35,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 CLUSTER = "/cluster"
@@ -70,6 +71,7 @@ TRANSACTIONS = "/transactions/settings"
 COORDINATORS = "/transactions/coordinators"
 
 
+@lru_cache(maxsize=4096)
 def segment(name: str) -> str:
     """`name` as one segment of a path; "." and "..", which no path may contain, are encoded too."""
     encoded = quote(name, safe="-=:.,;_~ ")

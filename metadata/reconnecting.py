@@ -74,14 +74,14 @@ class ReconnectingStore(MetadataStore):
 
     async def _read(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
         while True:
-            session = await self._living()
+            session = self._session if not self.suspended else await self._living()
             try:
                 return await ask(session)
             except SessionExpired:
                 self._note(session)
 
     async def _write(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
-        session = await self._living()
+        session = self._session if not self.suspended else await self._living()
         try:
             return await ask(session)
         except SessionExpired as error:

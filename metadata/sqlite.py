@@ -31,13 +31,14 @@ from ..proto.errors import BackPressure, InternalError, InvalidRequest, Magnetar
 from ..runtime.alarm import Alarm
 from ..runtime.workers import Worker
 from ..runtime.world import World
+from .core.commits import Commit, Done
 from .core.history import History
 from .core.known_nodes import KnownNodes
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
 from .paths import INCARNATIONS
 from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Versioned
-from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
+from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
 WAITING_MAX = 10_000
@@ -67,7 +68,7 @@ class SqliteStore:
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
         self._writing = False
-        self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any], str]] = []  # reads that wait
+        self._asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait; str: of a node
         self._reading = False
         self._known: KnownNodes[Node] = KnownNodes()
         self._known_reads = 0
@@ -125,9 +126,6 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
-        check_path(path)
-        if path == INCARNATIONS:
-            return Node(self._incarnations, 0, ephemeral=False)
         if path in self._known:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
@@ -135,7 +133,11 @@ class SqliteStore:
         if path in self._known:
             self._check_open()
             return self._known.read(path)
-        return await self._ask(partial(self._tree.get, path), path)
+        check_path(path)
+        if path == INCARNATIONS:
+            return Node(self._incarnations, 0, ephemeral=False)
+        node: Node | None = await self._ask(path)
+        return node
 
     async def back_up(self, name: str) -> tuple[str, int, int]:
         """Writes a copy beside the file, as `name` or named by its revision; (path, revision, bytes). Commits wait.
@@ -155,11 +157,11 @@ class SqliteStore:
         check_prefix(path)
         return await self._ask(partial(self._tree.children, path))
 
-    def _ask(self, read: Callable[[], R], path: str = "") -> asyncio.Future[R]:
-        """`path`: of the node whose read it is."""
+    def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
+        """`read` a path: of that node."""
         self._check_open()
         future: asyncio.Future[R] = self._loop.create_future()
-        self._asked.append((read, future, path))
+        self._asked.append((read, future))
         if not self._reading:
             self._read()
         return future
@@ -169,20 +171,21 @@ class SqliteStore:
         asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
         self._reading = bool(asked)
         if asked:
-            self._answers = self._worker.run(_read_all, [read for read, _, _ in asked])
+            self._answers = self._worker.run(_read_all, self._tree, [read for read, _ in asked])
             self._answers.add_done_callback(
-                lambda done: self._answered([(future, path) for _, future, path in asked], done),
+                partial(self._answered, asked),
                 context=self._context,  # the store's: the caller may be a process that ends now (simulation)
             )
 
     def _answered(
-        self, asked: list[tuple[asyncio.Future[Any], str]], done: asyncio.Future[list[tuple[Any, Exception | None]]]
-    ) -> None:
-        for (future, path), (answer, error) in zip(asked, done.result(), strict=True):
+        self, asked: list[tuple[str | Callable[[], Any], asyncio.Future[Any]]],
+        done: asyncio.Future[list[tuple[Any, Exception | None]]],
+    ) -> None:  # fmt: skip
+        for (read, future), (answer, error) in zip(asked, done.result(), strict=True):
             if isinstance(error, DiskFailed):
                 error = self._die(error)
-            if path and error is None:
-                self._known.learn(path, answer)
+            if isinstance(read, str) and error is None:
+                self._known.learn(read, answer)
             if future.done():  # the caller was cancelled
                 continue
             if error is None:
@@ -239,9 +242,13 @@ class SqliteStore:
         if isinstance(error, DiskFailed):
             error = self._die(error)
         results = [error] * len(batch) if error is not None else outcomes.result()
-        for (job, future), outcome in zip(batch, results, strict=True):
+        revision = self.history.revision
+        for (job, _), outcome in zip(batch, results, strict=True):
             if isinstance(outcome, Done):
                 self._publish(job, outcome)
+        if self.history.revision > revision:
+            self._wake_watches()
+        for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
             if isinstance(outcome, Done):
@@ -257,14 +264,15 @@ class SqliteStore:
             self._known.changed(done.changes)
         if done.revision > self.history.revision:
             self.history.append(done.revision, done.changes)
-            self._wake_watches()
         if isinstance(job, Commit):
             self._commits += 1
 
     def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """What is known stays known: a caller that changes a node usually reads it before the next change."""
+        """What is known stays known: a caller that changes a node usually reads it before the next change. What is made
+        is known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
-            if operation.path not in self._known or isinstance(operation, Check):
+            made = version == 0 and isinstance(operation, Put)
+            if isinstance(operation, Check) or not (made or operation.path in self._known):
                 continue
             if isinstance(operation, Put):
                 self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
@@ -362,15 +370,26 @@ class SqliteStore:
         self._set_alarm()
 
 
-def _read_all(reads: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-    """The answer to each, or its error."""
+def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+    """The answer to each, or its error. All nodes are read together."""
+    paths = [read for read in reads if isinstance(read, str)]
+    nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []
     for read in reads:
-        try:
-            answers.append((read(), None))
-        except Exception as error:
-            answers.append((None, error))
+        if not isinstance(read, str):
+            answers.append(_outcome(read))
+        elif len(paths) > 1:
+            answers.append((None, failed) if failed is not None else (nodes.get(read), None))
+        else:
+            answers.append(_outcome(partial(tree.get, read)))
     return answers
+
+
+def _outcome(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return read(), None
+    except Exception as error:
+        return None, error
 
 
 class LocalSession(MetadataStore):

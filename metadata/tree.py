@@ -8,8 +8,10 @@
 The last table tells whether a file is an older copy of another one. A process that remembers an incarnation and one of
 its revisions misses it in a copy made before, or finds that the next one began too early (bookie/maintenance/seen.py).
 
-`apply` does all jobs that wait in one transaction: one fsync answers them all. Each job has its own savepoint, so that
-a refused job (BadVersion) does not affect the others.
+`apply` does all jobs that wait in one transaction: one fsync answers them all. Commits are decided in memory
+(core/commits.py), between one statement that reads the versions of all their nodes and one that writes these nodes: for
+each step of a statement, and each row that it returns, SQLite's module gives the interpreter's lock away, and waits for
+a loop that is busy before it gets it back. For the same reason `get_all` returns one row.
 
 Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the write-ahead log. SQLite does its own
 file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
@@ -24,15 +26,16 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
+from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
-from .core.rules import check_version
+from .core.commits import Commit, CommitBatch, Done, Row, paths_of
 from .records import Incarnation, IncarnationsRecord, encode
-from .store import ABSENT, Changed, Check, Delete, Operation, Put
+from .store import ABSENT, Changed
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
@@ -54,10 +57,22 @@ _INCARNATION = """
 CREATE TABLE IF NOT EXISTS incarnation(number INTEGER PRIMARY KEY, token TEXT NOT NULL, revision INTEGER NOT NULL,
                                        restored INTEGER NOT NULL)
 """
-_PUT = """
-INSERT INTO node VALUES (?, ?, ?, ?, ?) ON CONFLICT(path) DO UPDATE
+_GET = "SELECT value, version, session FROM node WHERE path = ?"
+_AMONG = "FROM node WHERE path IN (SELECT value FROM json_each(?))"
+_GET_ALL = f"SELECT json_group_array(json_array(path, hex(value), version, session IS NOT NULL)) {_AMONG}"
+_VERSIONS = f"SELECT json_group_object(path, version) {_AMONG}"
+_DELETE = "DELETE FROM node WHERE path IN (SELECT value FROM json_each(?))"
+ROWS_AT_ONCE = (64, 8, 1)
+"""Nodes that one statement writes: few lengths, so that the statements stay prepared."""
+_PUT = {
+    rows: f"""
+INSERT INTO node VALUES {", ".join(["(?, ?, ?, ?, ?)"] * rows)} ON CONFLICT(path) DO UPDATE
 SET value = excluded.value, version = excluded.version, revision = excluded.revision, session = excluded.session
 """
+    for rows in ROWS_AT_ONCE
+}
+READ_AT_ONCE = 64
+"""Nodes that one statement reads: as text they may have 128 MiB, and usually have 20 KiB."""
 
 
 class DiskFailed(Exception):
@@ -70,13 +85,6 @@ class Node(NamedTuple):
     value: bytes
     version: int
     ephemeral: bool
-
-
-class Commit(msgspec.Struct, frozen=True):
-    """A transaction; `session` owns the ephemerals that it puts."""
-
-    operations: Sequence[Operation]
-    session: str
 
 
 class OpenSession(msgspec.Struct, frozen=True):
@@ -93,14 +101,6 @@ class EndSession(msgspec.Struct, frozen=True):
 
 
 Job = Commit | OpenSession | EndSession
-
-
-class Done(msgspec.Struct, frozen=True):
-    """The result of a job. `revision` is that of the tree after it; a Commit always makes it grow by one."""
-
-    versions: list[int]
-    revision: int
-    changes: list[Changed] = []
 
 
 class Tree:
@@ -184,8 +184,18 @@ class Tree:
     # -------------------------------------------------------------------------------------------- reading
     def get(self, path: str) -> Node | None:
         with _disk(self.path):
-            row = self._sql.execute("SELECT value, version, session FROM node WHERE path = ?", (path,)).fetchone()
+            row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else Node(row[0], row[1], row[2] is not None)
+
+    def get_all(self, paths: Sequence[str]) -> dict[str, Node]:
+        """The nodes that are there of so many paths."""
+        found: dict[str, Node] = {}
+        for start in range(0, len(paths), READ_AT_ONCE):
+            with _disk(self.path):
+                rows = self._one(_GET_ALL, msgspec.json.encode(paths[start : start + READ_AT_ONCE]).decode())
+            for path, value, version, ephemeral in msgspec.json.decode(rows):
+                found[path] = Node(bytes.fromhex(value), version, bool(ephemeral))
+        return found
 
     def children(self, path: str) -> list[str]:
         """The next segments below `path`, sorted."""
@@ -235,7 +245,10 @@ class Tree:
         try:
             with _disk(self.path):
                 self._sql.execute("BEGIN IMMEDIATE")
-                outcomes = [self._apply_one(job) for job in jobs]
+                outcomes: list[Done | MagnetarError] = []
+                for commits, some in groupby(jobs, lambda job: isinstance(job, Commit)):
+                    done = list(some)
+                    outcomes += self._commit(done) if commits else [self._of_session(job) for job in done]
                 self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
                 self._sql.execute("COMMIT")
         except DiskFailed:
@@ -251,51 +264,38 @@ class Tree:
             with _disk(self.path):
                 self._sql.execute("ROLLBACK")
 
-    def _apply_one(self, job: Job) -> Done | MagnetarError:
+    def _of_session(self, job: Job) -> Done:
         match job:
-            case Commit():
-                return self._commit(job)
             case OpenSession(session, timeout_s):
                 self._sql.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (session, timeout_s))
                 return Done([], self.revision)
             case EndSession(session):
                 return self._end_session(session)
+            case Commit():
+                raise AssertionError("commits are done together")
 
-    def _commit(self, commit: Commit) -> Done | MagnetarError:
-        revision = self.revision + 1
-        done = Done([], revision)
-        self._sql.execute("SAVEPOINT job")
-        try:
-            for operation in commit.operations:
-                done.versions.append(self._operate(operation, commit.session, revision, done.changes))
-        except BadVersion as refused:
-            self._sql.execute("ROLLBACK TO job")
-            self._sql.execute("RELEASE job")
-            return refused
-        self._sql.execute("RELEASE job")
-        self.revision = revision
-        return done
+    def _commit(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
+        commits = [job for job in jobs if isinstance(job, Commit)]
+        batch = CommitBatch(self._versions(list(paths_of(commits))), self.revision)
+        outcomes: list[Done | MagnetarError] = [batch.add(commit) for commit in commits]
+        self._write(batch)
+        self.revision = batch.revision
+        return outcomes
 
-    def _operate(self, operation: Operation, session: str, revision: int, changes: list[Changed]) -> int:
-        """The node's new version."""
-        path = operation.path
-        row = self._sql.execute("SELECT version FROM node WHERE path = ?", (path,)).fetchone()
-        found: int = ABSENT if row is None else row[0]
-        check_version(path, operation.expected, found)
-        match operation:
-            case Check():
-                return found
-            case Delete():
-                if found != ABSENT:
-                    self._sql.execute("DELETE FROM node WHERE path = ?", (path,))
-                    changes.append(Changed(path, ABSENT, revision))
-                return ABSENT
-            case Put():
-                owner = session if operation.ephemeral else None
-                node = (path, bytes(operation.value), found + 1, revision, owner)
-                self._sql.execute(_PUT, node)
-                changes.append(Changed(path, found + 1, revision))
-                return found + 1
+    def _versions(self, paths: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = msgspec.json.decode(self._one(_VERSIONS, msgspec.json.encode(paths).decode()))
+        return found
+
+    def _write(self, batch: CommitBatch) -> None:
+        deleted = [path for path, row in batch.nodes.items() if row is None]
+        if deleted:
+            self._sql.execute(_DELETE, (msgspec.json.encode(deleted).decode(),))
+        rows: list[Row] = [row for row in batch.nodes.values() if row is not None]
+        start = 0
+        while start < len(rows):
+            some = rows[start : start + next(each for each in ROWS_AT_ONCE if each <= len(rows) - start)]
+            self._sql.execute(_PUT[len(some)], [value for row in some for value in row])
+            start += len(some)
 
     def _end_session(self, session: str) -> Done:
         self._sql.execute("DELETE FROM session WHERE id = ?", (session,))

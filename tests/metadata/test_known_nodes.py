@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from magnetar.metadata.core.known_nodes import KNOWN_BYTES_MAX, VALUE_BYTES_MAX, KnownNodes
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
-from magnetar.metadata.store import Check, Delete, Put, Versioned
+from magnetar.metadata.store import ABSENT, Check, Delete, Put, Versioned
 from magnetar.metadata.tree import Node
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
@@ -44,6 +44,7 @@ async def test_what_was_read_is_read_again_without_a_thread(
 ) -> None:
     session, other = store.session(), store.session()
     await session.put("/a", b"1")
+    store._known.forget("/a")
     calls = counted(store, monkeypatch)
     for each in (session, other, session):
         assert await each.get("/a") == Versioned(b"1", 0)
@@ -56,7 +57,8 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = store.session()
-    await session.put("/a", b"1")
+    await session.commit([Put("/a", b"1"), Put("/d", b"1")])
+    store._known.forget("/d")
     for path in ("/a", "/b", "/c"):
         await session.get(path)
     many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x")]
@@ -67,6 +69,19 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     assert known == [Node(b"3", 2, False), Node(b"", 0, True), None]
     assert known == [await store._worker.run(store._tree.get, path) for path in ("/a", "/b", "/c")]
     assert "/d" not in store._known
+
+
+async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store.session()
+    await session.commit([Put("/a", b"1", ABSENT), Put("/b", b"2", ephemeral=True), Put("/c", b"3"), Delete("/c")])
+    calls = counted(store, monkeypatch)
+    assert await store.get("/a") == Node(b"1", 0, False)
+    assert await store.get("/b") == Node(b"2", 0, True)
+    assert not calls
+    assert await store.get("/c") is None
+    assert len(calls) == 1, "one that is deleted is read again"
+    await session.close()
+    assert await store.get("/b") is None, "it ends with its session"
 
 
 async def test_a_caller_that_reads_many_known_nodes_lets_others_have_their_turn(store: SqliteStore) -> None:

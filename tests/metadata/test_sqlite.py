@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.metadata.core.commits import Commit, Done
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
 from magnetar.metadata.store import ABSENT, Changed, Put, Versioned
-from magnetar.metadata.tree import Commit, Done, Job, Tree
+from magnetar.metadata.tree import Job, Tree
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
