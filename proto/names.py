@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from sys import intern
 from typing import NamedTuple
 
 from . import wire_pb2 as wire
@@ -128,11 +130,11 @@ class TopicName:
     persistent: bool = True
 
     @classmethod
+    @lru_cache(maxsize=1024)  # the requests of a client that opens a topic follow each other
     def parse(cls, text: str) -> TopicName:
         _check_length("topic", text)
         persistent, (tenant, namespace, local) = _topic_parts(text)
-        check_tenant_name(tenant)
-        check_namespace_name(namespace)
+        tenant, namespace = intern(check_tenant_name(tenant)), intern(check_namespace_name(namespace))
         _check_loose("topic", local)
         partition = -1
         if found := _PARTITION.match(local):
@@ -153,7 +155,7 @@ class TopicName:
 
     @property
     def namespace_name(self) -> NamespaceName:
-        return NamespaceName(self.tenant, self.namespace)
+        return _namespace_name(self.tenant, self.namespace)
 
     @property
     def stored_local(self) -> str:
@@ -170,6 +172,11 @@ class TopicName:
 
     def __str__(self) -> str:
         return self.full
+
+
+@lru_cache(maxsize=1024)
+def _namespace_name(tenant: str, namespace: str) -> NamespaceName:
+    return NamespaceName(tenant, namespace)
 
 
 def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:

@@ -28,6 +28,7 @@ from .access import (
     PeerListening,
     TlsFiles,
 )
+from .chance import SystemChance
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
 from .grpc import client, server
@@ -75,7 +76,7 @@ class SystemNetwork:
 
 def real_world(seed: int | None = None) -> World:
     """The system's clock, disk, threads and network. `seed` fixes only the random numbers."""
-    rng = random.Random(seed) if seed is not None else random.SystemRandom()
+    rng = random.Random(seed) if seed is not None else SystemChance()
     clock = SystemClock()
     return World(clock, rng, SystemFiles(), SystemWorkers(), SystemNetwork(clock))
 

@@ -8,7 +8,6 @@ TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -214,16 +213,16 @@ class Catalog:
 
         A non-persistent topic without partitions exists while it is used.
         """
-        found, single = await asyncio.gather(
-            get_record(self._store, _partitioned_path(topic), PartitionedRecord), self._is_there(topic)
-        )
+        if topic.persistent and await self._is_there(topic):
+            return 0  # it is one or the other
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is not None:
             return found[0].partitions
-        return 0 if single else None
+        return None if topic.persistent else 0
 
     async def _is_there(self, topic: TopicName) -> bool:
-        """Whether it exists as a topic without partitions."""
-        return not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
+        """Whether a persistent topic exists as one without partitions."""
+        return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
         """As `partitions`; TopicNotFound."""

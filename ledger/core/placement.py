@@ -96,6 +96,8 @@ def choose(
 
     The ensemble has `count` + `existing` slots; without `write_quorum` every entry goes to all of them.
     """
+    if count == len(candidates) == 1 and not existing:
+        return Chosen((candidates[0].bookie,))
     existing = existing or {}
     rule = rule or RackRule()
     size = count + len(existing)

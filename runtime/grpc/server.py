@@ -451,8 +451,7 @@ class _UnaryCall(MessageStream):
             return
         message = prefix(len(data)) + data
         if connection.fits(self, len(message)):
-            connection.send_headers(self, _ANSWER_BLOCK, ends=False, data=message)
-            connection.send_headers(self, _OK_BLOCK, ends=True)
+            connection.send_whole(self, _ANSWER_BLOCK, message, _OK_BLOCK)
         else:
             connection.send_headers(self, _ANSWER_BLOCK, ends=False)
             self._place = memoryview(message)  # its own place is free: the request is whole

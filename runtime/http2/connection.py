@@ -568,6 +568,17 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if ends:
             self._output_ended(stream)
 
+    def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
+        """All that a stream sends, in one write; the caller has asked `fits`."""
+        id_, size = stream.id, len(data)
+        stream.send_left -= size
+        self._send_left -= size
+        self.write(b"".join((
+            frames.header_block(id_, head, 0, self._peer_frame), frames.header(size, DATA, 0, id_), data,
+            frames.header_block(id_, trailers, frames.END_STREAM, self._peer_frame),
+        )))  # fmt: skip
+        self._output_ended(stream)
+
     def fits(self, stream: Http2Stream, size: int) -> bool:
         """Whether DATA of so many bytes may leave now, as one frame."""
         return size <= min(stream.send_left, self._send_left, self._peer_frame) and not self._paused

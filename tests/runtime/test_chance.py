@@ -1,0 +1,54 @@
+"""The system's random source, drawn in blocks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from magnetar.runtime import chance
+from magnetar.runtime.chance import BLOCK_BYTES, SystemChance
+
+
+def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def kernel(size: int) -> bytes:
+        drawn.append(os.urandom(size))
+        return drawn[-1]
+
+    monkeypatch.setattr("random._urandom", kernel)
+    rng = SystemChance()
+    given = [rng.randbytes(48) for _ in range(200)]
+    assert [len(each) for each in given] == [48] * 200
+    whole = BLOCK_BYTES // 48 * 48
+    assert b"".join(given) == b"".join(block[:whole] for block in drawn)[: 48 * 200]
+    assert len(drawn) == 3
+
+
+def test_more_than_a_block_is_drawn_by_itself() -> None:
+    rng = SystemChance()
+    rng.randbytes(1)
+    assert len(rng.randbytes(3 * BLOCK_BYTES)) == 3 * BLOCK_BYTES
+
+
+def test_a_forked_process_has_bytes_of_its_own() -> None:
+    rng = SystemChance()
+    rng.randbytes(1)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, rng.randbytes(32))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 32) != rng.randbytes(32)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_only_living_sources_are_told_of_a_fork() -> None:
+    rng = SystemChance()
+    assert rng in chance._ALL
+    before = len(chance._ALL)
+    del rng
+    assert len(chance._ALL) == before - 1
