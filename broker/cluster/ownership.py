@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ...metadata import paths
 from ...metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
@@ -50,6 +51,7 @@ class Ownership:
         self.me = me
         self._owned: dict[str, None] = {}
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by bundle
+        self._questions: dict[str, Callable[[], bool]] = {}  # by bundle
         self.lost = False
 
     async def register(self) -> None:
@@ -61,9 +63,13 @@ class Ownership:
     def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
         return paths.owner(topic.tenant, topic.namespace, bundle_of(topic, policies.bundles))
 
-    def owns(self, topic: TopicName, policies: NamespaceRecord) -> bool:
-        """Whether this broker owns it, as far as is known here; the session may be lost already."""
-        return not self.lost and self.path_of(topic, policies) in self._owned
+    def question(self, path: str) -> Callable[[], bool]:
+        """Asks whether this broker owns what has its owner at that path, as far as is known here: the session may be
+        lost already. One for all topics of a bundle, each of which keeps it."""
+        found = self._questions.get(path)
+        if found is None:
+            found = self._questions[path] = partial(self.owns_path, path)
+        return found
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
         """The broker that serves the topic; when none did this one, or that of the group whose share it is.

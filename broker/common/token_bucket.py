@@ -55,21 +55,23 @@ class TokenBucket:
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 
 
+_UNLIMITED: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
+
+
 class Rate:
     """Messages and bytes a second; 0: no limit."""
 
     __slots__ = ("_buckets", "limited", "throttled")
 
     def __init__(self, messages: float = 0, size: float = 0, now: float = 0.0) -> None:
-        self._buckets: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
+        self._buckets: tuple[TokenBucket | None, TokenBucket | None] = _UNLIMITED
         self.throttled = 0  # how often a caller had to wait
         self.change(messages, size, now)
 
     def change(self, messages: float, size: float, now: float) -> None:
-        self._buckets = (
-            _changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now),
-        )  # fmt: skip
-        self.limited = self._buckets != (None, None)
+        buckets = (_changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now))
+        self.limited = buckets != _UNLIMITED
+        self._buckets = buckets if self.limited else _UNLIMITED
 
     def take(self, messages: int, size: int, now: float) -> None:
         for bucket, count in zip(self._buckets, (messages, size), strict=True):

@@ -34,7 +34,7 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 from pyroaring import BitMap
 
@@ -42,6 +42,7 @@ from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
+from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -50,6 +51,7 @@ from .cache import StoredEntry
 from .compacted_log import CompactedLog
 from .compacted_view import CompactedView
 from .core.compaction import KEY_BYTES, KeySurvey, cut, opened
+from .core.log_shape import LogShape
 from .core.trimming import Safe, Stays
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
@@ -90,30 +92,45 @@ class CompactionProgress:
         self.rounds = 0
 
 
-class Compaction:
+class Compaction(MadeLater):
     """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
 
     __slots__ = (
-        "_changed", "_task", "_tasks", "_turn", "config", "ledgers", "log", "progress", "shown", "topic", "view",
-        "world",
+        "_changed", "_ledger_client", "_replication", "_task", "_tasks", "_turn", "config", "ledgers", "log",
+        "progress", "shown", "topic", "view", "world",
     )  # fmt: skip
+    ledgers: StateLedgers
+    progress: CompactionProgress
+    view: CompactedView
+    _tasks: Tasks
+    LATER: ClassVar = {
+        "ledgers": lambda self: StateLedgers(
+            self._ledger_client, self.config, self._replication, self.topic, compacted="true"
+        ),
+        "progress": lambda _: CompactionProgress(),
+        "view": lambda self: self._view(),
+        "_tasks": lambda _: Tasks(),
+    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
         replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
-        self.view = CompactedView(log)
         self.shown: ReadableLog = log
-        self.progress = CompactionProgress()
         self.topic = topic
         self.log = log
         self.world = world
-        self.ledgers = StateLedgers(ledgers, config, replication, topic, compacted="true")
         self.config = config
+        self._ledger_client, self._replication = ledgers, replication
         self._changed = changed
         self._turn = turn or asyncio.Semaphore(1)
-        self._tasks = Tasks()
         self._task: asyncio.Task[None] | None = None
+
+    def _view(self) -> CompactedView:
+        view = CompactedView(self.log)
+        if self.shown is not self.log:
+            view.show_committed(self.shown)
+        return view
 
     # ------------------------------------------------------------------ facts
     @property
@@ -121,13 +138,19 @@ class Compaction:
         return self.log.record.compacted
 
     @property
+    def shape(self) -> LogShape:
+        """The positions of the view; of a topic that was never compacted the log has the same."""
+        return self.view.shape if self.record is not None else self.log.shape
+
+    @property
     def running(self) -> bool:
         return self._task is not None
 
     def show_committed(self, log: ReadableLog) -> None:
         """From here on only what `log` shows is compacted, and read after the horizon."""
+        view = self.view
         self.shown = log
-        self.view.show_committed(log)
+        view.show_committed(log)
 
     def held(self, applied: Applied) -> Safe | None:
         """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
@@ -196,8 +219,9 @@ class Compaction:
 
     async def close(self) -> None:
         """Returns when nothing of it is running any more."""
-        self.stop()
-        await self._tasks.drain()
+        if self._task is not None:
+            self._task.cancel()
+            await self._tasks.drain()
 
     async def _run(self) -> None:
         progress = self.progress

@@ -42,6 +42,9 @@ LEDGERS_MAX = 5_000
 """A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
+NOT_ASKED = Replication(1, 1, 1)
+"""What the policy wants, before the first ledger is made."""
+
 
 class ManagedLedger:
     """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
@@ -55,7 +58,7 @@ class ManagedLedger:
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
         self.recovered_ledgers = 0
-        self.wanted = Replication(1, 1, 1)
+        self.wanted = NOT_ASKED
         """By the policy, when the ledger that is written was made."""
         self._topic = topic
         self._world = world

@@ -16,11 +16,12 @@ producer's publish time as far as their clocks agree.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import InvalidRequest
 from ...proto.names import Position
+from ...runtime.memory.later import MadeLater, a_dict
 from ..common.shared_runs import SharedRuns
 from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
@@ -33,16 +34,18 @@ class IndexedPosition(NamedTuple):
     first_index: int
 
 
-class TopicLogReader:
+class TopicLogReader(MadeLater):
     """The SegmentReader of a log on bookies (broker/log/log.py)."""
+
+    _readers: dict[int, LedgerReader]
+    _reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]]
+    LATER: ClassVar = {"_readers": a_dict, "_reads": lambda _: SharedRuns()}
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
         self._shape = shape
         self._cache = cache
         self._recent = cache.recent
-        self._readers: dict[int, LedgerReader] = {}
-        self._reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]] = SharedRuns()
         self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:

@@ -26,10 +26,10 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 LOOK_S = 2.0
-TOPIC_BYTES = 10 << 10
-SUBSCRIPTION_BYTES = 5 << 10
+TOPIC_BYTES = 7 << 10
+SUBSCRIPTION_BYTES = 4 << 10
 CLIENT_BYTES = 1 << 10
-"""Of a producer or consumer. With the two above: 17 KB for a topic with one of each (`python -m benchmarks topics`)."""
+"""Of a producer or consumer. With the two above: 12 KB for a topic with one of each (`python -m benchmarks topics`)."""
 CONNECTION_BYTES = 20 << 10
 """docs/performance.md."""
 HOLES_BYTES_MIN = 64 << 10
@@ -97,7 +97,7 @@ class StateMemory:
         most = holes_max(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
-            if most > before:
+            if most > before and subscription.consumers:
                 subscription.wake()
             if turns.over:
                 await turns.next()

@@ -78,18 +78,19 @@ class _OwnershipSession:
     """What lasts as long as this broker owns."""
 
     __slots__ = (
-        "catalog", "grants", "ledgers", "metadata", "ownership", "participants", "policies", "schemas", "settled",
-        "transactions",
+        "catalog", "grants", "is_settled", "ledgers", "metadata", "ownership", "participants", "policies", "schemas",
+        "settled", "storage", "transactions",
     )  # fmt: skip
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
         policies_changed: Callable[[NamespaceName], None], grants_changed: Callable[[str, str], None],
         topic: Callable[[TopicName], Awaitable[Topic]], endpoint: Callable[[TopicName], Awaitable[str]],
-        halves: HalfPublisher,
+        halves: HalfPublisher, storage: Callable[[MetadataStore, LedgerClient], Storage],
     ) -> None:  # fmt: skip
         metadata = self.metadata = ReconnectingStore(metadata)
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
+        self.is_settled = lambda: self.settled
         self.policies = PolicyCache(metadata, config, policies_changed)
         self.grants = Grants(metadata, world.clock, grants_changed)
         self.schemas = SchemaRegistry(world, metadata)
@@ -108,8 +109,9 @@ class _OwnershipSession:
         self.participants = Participants(metadata, topic, endpoint, lambda: self.transactions.peers)
         self.transactions = TransactionCoordinators(
             world, config, metadata, self.ledgers, self.ownership, self.participants, halves.publish,
-            lambda: self.settled,
+            self.is_settled,
         )  # fmt: skip
+        self.storage = storage(metadata, self.ledgers)  # of persistent topics
 
     async def close(self) -> None:
         await self.grants.close()
@@ -159,7 +161,7 @@ class TopicManager:
         )  # fmt: skip
         changed = (self._policies_changed, self.access.changed, self._existing, self._elsewhere)
         halves = HalfPublisher(self.outgoing, self.world.clock)
-        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves)
+        session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves, self._durable)
         try:
             await session.catalog.ensure_default()
             await session.policies.open()
@@ -169,6 +171,12 @@ class TopicManager:
             await session.close()
             raise
         self._session = session
+
+    def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
+        return DurableStorage(
+            self.world, metadata, ledgers, self.cache, self.config, self.outgoing.publish, self.reads,
+            self.publish_seconds,
+        )  # fmt: skip
 
     def _open(self) -> _OwnershipSession:
         if self._session is None:
@@ -332,14 +340,16 @@ class TopicManager:
         if not session.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
         namespace = await session.catalog.known_namespace(name.namespace_name)
-        ownership = session.ownership
-        owner = await ownership.owner(name, namespace)
-        if owner.name != self.name:
-            raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+        ownership, path = session.ownership, session.ownership.path_of(name, namespace)
+        if not ownership.owns_path(path):
+            owner = await ownership.owner(name, namespace)
+            if owner.name != self.name:
+                raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
             self.world, session.ledgers, self.config, name, await session.policies.applied(name),
-            self._storage(session, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
-            settled=lambda: session.settled, on_lost=self._lost, coordinators=session.transactions,
+            session.storage if name.persistent else NonPersistent(self.world, self.config), rates=self._rates,
+            owned=ownership.question(path), settled=session.is_settled, on_lost=self._lost,
+            coordinators=session.transactions,
         )  # fmt: skip
         try:
             await topic.open(partial(session.catalog.ensure_stored, name) if create else None)
@@ -351,16 +361,10 @@ class TopicManager:
             await topic.close()
             raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
-        topic.apply(session.policies.current(name))  # they may have changed while it was opened
+        applied = session.policies.current(name)
+        if applied is not topic.applied:  # they have changed while it was opened, perhaps
+            topic.apply(applied)
         return topic
-
-    def _storage(self, session: _OwnershipSession, name: TopicName) -> Storage:
-        if not name.persistent:
-            return NonPersistent(self.world, self.config)
-        return DurableStorage(
-            self.world, session.metadata, session.ledgers, self.cache, self.config, self.outgoing.publish,
-            self.reads, self.publish_seconds,
-        )  # fmt: skip
 
     def _lost(self, topic: Topic) -> None:
         if self.loaded.get(topic.name.full) is topic:
@@ -483,4 +487,4 @@ class TopicManager:
     @property
     def holding(self) -> bool:
         """Whether producers of some topic wait for its backlog quota."""
-        return any(topic.life.holds for topic in self.loaded.values())
+        return any(topic.life.is_holding() for topic in self.loaded.values())

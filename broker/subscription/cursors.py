@@ -25,6 +25,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from typing import ClassVar
 
 import msgspec
 
@@ -35,6 +36,7 @@ from ...metadata.store import MetadataStore, Versioned
 from ...metadata.update import update
 from ...proto.errors import AlreadyExists, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
+from ...runtime.memory.later import MadeLater, a_list
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
@@ -63,39 +65,58 @@ def path_of(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
-class DurableCursor:
+class DurableCursor(MadeLater):
     """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost."""
+
+    __slots__ = (
+        "_claim", "_closed", "_config", "_cursor", "_ledger", "_ledger_client", "_log", "_loop", "_metadata",
+        "_on_fenced", "_path", "_record", "_replication", "_served", "_state_ledgers", "_tasks", "_timer", "_version",
+        "_waiting", "_world", "_writing", "subscription", "topic", "writes",
+    )  # fmt: skip
+    _state_ledgers: StateLedgers
+    _ledger: SnapshotLedger[stored.Piece]
+    _log: CursorLog
+    """The valid chunks of the ledger."""
+    _waiting: list[Told]
+    """For the next write."""
+    _served: list[Told]
+    """By the write in flight."""
+    _tasks: Tasks
+    LATER: ClassVar = {
+        "_state_ledgers": lambda self: StateLedgers(
+            self._ledger_client, self._config, self._replication, self.topic, cursor=self.subscription
+        ),
+        "_ledger": lambda self: SnapshotLedger(
+            self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm
+        ),
+        "_log": lambda _: CursorLog(), "_waiting": a_list, "_served": a_list, "_tasks": lambda _: Tasks(),
+    }  # fmt: skip
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
         subscription: str, *, replication: Policy, on_fenced: Callable[[MagnetarError], None],
-        on_stored: Callable[[], None],
     ) -> None:  # fmt: skip
         self.topic = topic
         self.subscription = subscription
-        self.properties: dict[str, str] = {}
         self.writes = 0
         self._metadata = metadata
         self._config = config
         self._on_fenced = on_fenced
-        self._on_stored = on_stored
         self._world = world
         self._path = path_of(topic, subscription)
         self._claim = world.rng.randbytes(16).hex()
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
         self._version = -1  # of the record
-        self._state_ledgers = StateLedgers(ledgers, config, replication, topic, cursor=subscription)
-        self._ledger = SnapshotLedger(self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm)
-        self._log = CursorLog()  # the valid chunks of the ledger
-        self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
-        self._waiting: list[Told] = []  # for the next write
-        self._served: list[Told] = []  # by the write in flight
-        self._tasks = Tasks()
+        self._ledger_client, self._replication = ledgers, replication
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self._record.properties
 
     @property
     def cursor(self) -> Cursor:
@@ -116,13 +137,12 @@ class DurableCursor:
             return encode(record)
 
         await update(self._metadata, self._path, transform, absent=True)
-        self._record, self.properties = record, dict(properties)
+        self._record = record
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def set_properties(self, properties: dict[str, str]) -> None:
         """Replaces all properties, durably. TopicFenced; SubscriptionNotFound."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
-        self.properties = dict(properties)
 
     async def open(self, shape: LogShape) -> None:
         """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable."""
@@ -131,7 +151,6 @@ class DurableCursor:
             return _changed(record, claim=self._claim)
 
         await self._change(claim, claiming=True)
-        self.properties = dict(self._record.properties)
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
         if state is None and self._record.ledger_id >= 0:
@@ -262,7 +281,6 @@ class DurableCursor:
                 served, self._served = self._served, []
                 for tell in served:
                     tell(None)
-                self._on_stored()
                 if not self._waiting:
                     break
         except MagnetarError as error:
@@ -287,7 +305,7 @@ class DurableCursor:
     async def _write(self) -> None:
         self._ledger.sequence += 1
         write = None
-        if self._ledger.writable and self._log.ends(self._bounds) is None:
+        if self._ledger.writable and self._log.ends(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorLog()
@@ -296,6 +314,10 @@ class DurableCursor:
             self._log = log
         self.writes += 1
         self.cursor.stored(write.version, write.mark)
+
+    def _bounds(self) -> Bounds:
+        config = self._config
+        return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
         """The write, if it is stored; what it took from the cursor goes back otherwise."""

@@ -23,10 +23,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
+from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.log_throttle import LogThrottle
 from ..log.log import ReadableLog
@@ -45,13 +47,15 @@ STEPS = ("read", "publish", "acknowledge", "store")
 Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[object]]
 
 
-class DeadLetters:
+class DeadLetters(MadeLater):
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_policy", "_store", "_subscription",
         "_tasks", "_timer", "_wake", "held", "letters",
     )  # fmt: skip
+    _tasks: Tasks
+    LATER: ClassVar = {"_tasks": lambda _: Tasks()}
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
@@ -69,7 +73,6 @@ class DeadLetters:
         self._forward = forward
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks = Tasks()
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
             self._move_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))

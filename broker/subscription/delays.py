@@ -30,12 +30,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
+from ...runtime.memory.later import MadeLater, a_dict, a_list
 from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -68,6 +69,15 @@ CLOSE_ENTRIES_MIN = 1000
 """Fewer unsealed entries are read again by the next owner; more are sealed when the topic closes in order."""
 
 
+def _not_started() -> None: ...
+
+
+class Governed(Protocol):
+    """The topic."""
+
+    applied: Applied
+
+
 class Places(Protocol):
     """The subscription's record of its buckets."""
 
@@ -78,37 +88,43 @@ class Places(Protocol):
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None: ...
 
 
-class DelayedDelivery:
+class DelayedDelivery(MadeLater):
     """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
 
     __slots__ = (
-        "_applied", "_bucket_ledgers", "_closed", "_config", "_dropping", "_drops", "_looked_ms", "_loop",
-        "_on_fenced", "_places", "_readers", "_sealing", "_tasks", "_timer", "_timer_ms", "_to_drop", "_topic",
-        "_wake", "_world", "core", "ready",
+        "_bucket_ledgers", "_closed", "_config", "_dropping", "_drops", "_governed", "_ledger_client", "_looked_ms",
+        "_loop", "_on_fenced", "_places", "_readers", "_replication", "_sealing", "_tasks", "_timer", "_timer_ms",
+        "_to_drop", "_topic", "_wake", "_world", "core", "ready",
     )  # fmt: skip
+    _bucket_ledgers: StateLedgers
+    _readers: dict[int, LedgerReader]
+    _to_drop: list[int]
+    _tasks: Tasks
+    _drops: Tasks
+    """They go on after `stop`: a ledger that no record names is to be deleted."""
+    LATER: ClassVar = {
+        "_bucket_ledgers": lambda self: StateLedgers(
+            self._ledger_client, self._config, self._replication, self._topic, delays=self._places.subscription
+        ),
+        "_readers": a_dict, "_to_drop": a_list, "_tasks": lambda _: Tasks(), "_drops": lambda _: Tasks(),
+    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
-        applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        topic: Governed, replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
         self.ready = not store.buckets
-        self._wake: Callable[[], None] = lambda: None  # makes the subscription pump
+        self._wake: Callable[[], None] = _not_started  # makes the subscription pump
         self._world = world
-        self._bucket_ledgers = StateLedgers(
-            ledgers, config, replication, store.topic, delays=store.subscription
-        )  # fmt: skip
+        self._ledger_client, self._replication = ledgers, replication
         self._config = config
         self._places: Places = store
         self._topic = store.topic
-        self._applied = applied
+        self._governed = topic
         self._on_fenced = on_fenced
-        self._readers: dict[int, LedgerReader] = {}
-        self._tasks = Tasks()
-        self._drops = Tasks()  # they go on after `stop`: a ledger that no record names is to be deleted
         self._sealing: asyncio.Task[None] | None = None
         self._dropping = False
-        self._to_drop: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._looked_ms = 0  # when something was due last, or there was no room for it
@@ -121,8 +137,7 @@ class DelayedDelivery:
 
     @property
     def on(self) -> bool:
-        applied = self._applied()
-        return applied.delayed_delivery
+        return self._governed.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
@@ -172,7 +187,7 @@ class DelayedDelivery:
             return
         if not self.ready:
             return  # `_find` wakes when it has all
-        next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
+        next_ms, applied, now_ms = self.core.next_look_ms, self._governed.applied, self.now_ms
         if next_ms is None:
             return
         next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)

@@ -13,10 +13,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ...proto.errors import InternalError, MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
+from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.token_bucket import Rate, portion, wait_s
@@ -44,14 +46,24 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class Pump(ABC):
+class Pump(MadeLater, ABC):
     """The half of a subscription that hands out. The other half (subscription.py) has the consumers and the cursor."""
 
     __slots__ = (
-        "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_moving",
-        "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters", "delayed",
-        "dispatcher", "name", "rates",
+        "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_memory",
+        "_moving", "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
+        "delayed", "dispatcher", "name", "rates",
     )  # fmt: skip
+    _at_hand: ReadAheadBuffer
+    _returns: Returns
+    _tasks: Tasks
+    LATER: ClassVar = {
+        "_returns": lambda self: Returns(self.dispatcher, self._counting, self._clock),
+        "_at_hand": lambda self: ReadAheadBuffer(
+            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self._tasks, self._memory
+        ),
+        "_tasks": lambda _: Tasks(),
+    }  # fmt: skip
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, dispatcher: Dispatcher, clock: Clock, config: BrokerConfig,
@@ -69,10 +81,7 @@ class Pump(ABC):
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks()
-        memory = memory or ReadMemory(config.read_memory_bytes)
-        self._at_hand = ReadAheadBuffer(name, log, clock, config, dispatcher, self.wake, self._tasks, memory)
-        self._returns = Returns(dispatcher, self._counting, clock)
+        self._memory = memory or ReadMemory(config.read_memory_bytes)
         self._due = False
         self._closed = False
         self._moving = False  # a seek is not durable yet
@@ -127,7 +136,7 @@ class Pump(ABC):
             rates = [rate for rate in self.rates if rate.limited]
             if rates and self._throttled(rates, now):
                 return
-            if self._at_hand.reading_again:
+            if self.consumers and self._at_hand.reading_again:
                 return  # it is handed out before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):

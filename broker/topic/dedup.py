@@ -26,6 +26,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
@@ -33,6 +34,7 @@ from ...proto.entry import EntryHeader
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
+from ...runtime.memory.later import MadeLater, a_dict
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -60,14 +62,18 @@ def numbers_of(header: EntryHeader) -> SequenceRange:
     return SequenceRange(header.sequence_id, header.highest_sequence_id)
 
 
-class Deduplication:
+class Deduplication(MadeLater):
     """The deduplication of one loaded topic. Call from one event loop."""
 
     __slots__ = (
-        "_clock", "_config", "_ended", "_ledger", "_log", "_loop", "_names", "_since", "_snapshot_s", "_stored",
-        "_tasks", "_timer", "_undecided", "_waiting", "_working", "_written", "core", "replayed", "replays_after",
-        "snapshots",
+        "_clock", "_config", "_ended", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_since",
+        "_snapshot_s", "_stored", "_tasks", "_timer", "_undecided", "_waiting", "_working", "_written", "core",
+        "replayed", "replays_after", "snapshots",
     )  # fmt: skip
+    _ledger: SnapshotLedger[stored.Piece]
+    _tasks: Tasks
+    _waiting: dict[str, list[asyncio.Future[None]]]
+    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks(), "_waiting": a_dict}
 
     def __init__(
         self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
@@ -82,19 +88,19 @@ class Deduplication:
         self._stored: Position | None = None
         self._config = config
         self._log = log
-        self._ledger = SnapshotLedger(
-            StateLedgers(ledgers, config, replication, log.topic, dedup="snapshots"), stored.decode_piece,
-            stored.DamagedSnapshot, self._alarm,
-        )  # fmt: skip
+        self._ledger_client, self._replication = ledgers, replication
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
-        self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._names: dict[int, str] = {}  # producer's id → its name
         self._ended = False
+
+    def _snapshots(self) -> SnapshotLedger[stored.Piece]:
+        ledgers = StateLedgers(
+            self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
+        )  # fmt: skip
+        return SnapshotLedger(ledgers, stored.decode_piece, stored.DamagedSnapshot, self._alarm)
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -159,16 +165,13 @@ class Deduplication:
         place = self._log.record.dedup
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
-    def joined(self, id_: int, name: str) -> None:
-        if id_ not in self._names:
-            self._names[id_] = name
-            self.core.joined(name)
+    def joined(self, name: str) -> None:
+        """A producer of that name; once for each that `left` follows."""
+        self.core.joined(name)
 
-    def left(self, id_: int) -> None:
-        name = self._names.pop(id_, None)
-        if name is not None:
-            self.core.left(name, self._clock.monotonic())
-            self._forget()
+    def left(self, name: str) -> None:
+        self.core.left(name, self._clock.monotonic())
+        self._forget()
 
     def _forget(self) -> None:
         self.core.forget(

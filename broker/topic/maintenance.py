@@ -2,7 +2,7 @@
 
     life = TopicLife(topic, …)
     await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    life.holds                   producers' streams are not read: the backlog quota is reached
+    life.is_holding()            producers' streams are not read: the backlog quota is reached
     life.refuses                 … publishes are refused
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
@@ -80,8 +80,7 @@ class TopicMaintenance:
         self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
 
     # ------------------------------------------------------------------ answers
-    @property
-    def holds(self) -> bool:
+    def is_holding(self) -> bool:
         return self.quota is Quota.HOLD
 
     def refusal(self) -> MagnetarError | None:

@@ -84,8 +84,8 @@ class Producer:
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
         "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
-        "properties", "registered", "room", "since_ms", "size_max",
-        "transactions",
+        "properties", "room", "since_ms", "size_max", "transactions",
+        "turn",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +108,7 @@ class Producer:
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup
         self.transactions = topic.transactions
-        self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.turn: asyncio.Future[None] | None = None  # of one that waits until it may join
         self._topic = topic
         self._outlet = outlet
         self.room = room
@@ -288,9 +288,9 @@ class Producer:
         if self.over is None:
             self.over = error
             self._outlet.closed(error)
-        if not self.registered.done():
-            self.registered.set_exception(error)
-            self.registered.exception()  # marks it as retrieved: nothing may wait for it any more
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_exception(error)
+            self.turn.exception()  # marks it as retrieved: nothing may wait for it any more
         self._wake()
 
 

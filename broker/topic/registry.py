@@ -68,10 +68,10 @@ class ProducerRegistry:
         if change is Epoch.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
-        topic.dedup.joined(producer.id, producer.name)
-        if registered:
-            producer.registered.set_result(None)
-        await producer.registered
+        topic.dedup.joined(producer.name)
+        if not registered:
+            producer.turn = asyncio.get_running_loop().create_future()
+            await producer.turn
         if change is Epoch.GROWS:
             async with self._epochs:
                 producer.epoch = topic.log.record.epoch + 1
@@ -101,18 +101,18 @@ class ProducerRegistry:
 
     def _displace(self, registration: ProducerRegistration, error: MagnetarError) -> None:
         producer = self._here.pop(registration.id, None)
-        self._topic.dedup.left(registration.id)
         if producer is not None:
+            self._topic.dedup.left(producer.name)
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
         """The producer's stream ended. Idempotent."""
-        self._here.pop(producer.id, None)
-        self._topic.dedup.left(producer.id)
+        if self._here.pop(producer.id, None) is not None:
+            self._topic.dedup.left(producer.name)
         for successor in self._table.leave(producer.id):
             waiting = self._here.get(successor.id)
-            if waiting is not None and not waiting.registered.done():
-                waiting.registered.set_result(None)
+            if waiting is not None and waiting.turn is not None and not waiting.turn.done():
+                waiting.turn.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
         """The topic ends here: all producers are notified."""

@@ -28,6 +28,9 @@ class Rates(NamedTuple):
     bytes_out: float
 
 
+NO_TRAFFIC = (Rates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
+
+
 class TopicStatistics:
     """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
 
@@ -37,8 +40,7 @@ class TopicStatistics:
         self._clock = clock
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = 0
-        self._rates = Rates(0.0, 0.0, 0.0, 0.0)
-        self._rated = (0, 0, 0, 0)
+        self._rates, self._rated = NO_TRAFFIC
         self._rated_at = self._clock.monotonic()
 
     def record_in(self, messages: int, size: int) -> None:

@@ -126,15 +126,15 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def _store(self, owner: Owner, subscription: str) -> DurableCursor:
         return DurableCursor(
             self.world, self.metadata, self.ledgers, self.config, owner.name, subscription,
-            replication=owner.replication, on_fenced=owner.log.lose, on_stored=lambda: None,
+            replication=owner.replication, on_fenced=owner.log.lose,
         )  # fmt: skip
 
     def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:
         config, log, clock = self.config, owner.shown, self.world.clock
         delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
         delayed = DelayedDelivery(
-            self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
-            replication=owner.replication, on_fenced=owner.log.lose,
+            self.world, self.ledgers, config, store, delays, topic=owner, replication=owner.replication,
+            on_fenced=owner.log.lose,
         )  # fmt: skip
         subscription = Subscription(
             store.subscription, log, store.cursor, store, clock, config, owner.applied, delayed, memory=self.reads

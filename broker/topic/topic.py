@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar
 
 from ...ledger import LedgerClient
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
+from ...runtime.memory.later import MadeLater
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -48,9 +50,20 @@ from .transactions import TopicTransactions
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
+NOWHERE = Position(-1, -1)
 
-class Topic:
+
+class Topic(MadeLater):
     """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
+
+    __slots__ = (
+        "_broker_rates", "_changing", "_deleting", "_dispatch_rate", "_ended", "_going", "_on_lost", "_publish_rate",
+        "_settled", "_storage", "_woken_at", "_world", "admission", "applied", "compaction", "dedup", "gate", "life",
+        "log", "name", "owned", "parts", "producers", "replication", "shown", "subscriptions", "traffic",
+        "transactions",
+    )  # fmt: skip
+    _deleting: asyncio.Lock
+    LATER: ClassVar = {"_deleting": lambda _: asyncio.Lock()}
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
@@ -66,16 +79,15 @@ class Topic:
         self._world = world
         self._storage = storage
         self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
-        self._deleting = asyncio.Lock()
         self._on_lost, self._settled = on_lost, settled
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
-        self._woken_at = Position(-1, -1)  # the last stable position when subscriptions were woken
+        self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.life = TopicMaintenance(world, self, config.roll_idle_s)
-        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), lambda: self.life.holds)
-        self.applied = applied
+        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.life.is_holding)
+        self.replication = self._replication  # one bound method for all that ask
         self.log = storage.log(self)
         self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
         self.dedup = Deduplication(world.clock, ledgers, config, self.log, self.replication)
@@ -113,13 +125,14 @@ class Topic:
         own.change(messages, size, self._world.clock.monotonic())
         subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
         subscription.apply(applied)
-        subscription.wake()
+        if subscription.consumers:
+            subscription.wake()
 
     def released(self) -> None:
         """The backlog quota is met again."""
         self.gate.look()
 
-    async def replication(self) -> Replication:
+    async def _replication(self) -> Replication:
         """The quorums of the next ledger."""
         applied = self.applied
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
@@ -135,7 +148,7 @@ class Topic:
             for part in self.parts:
                 await part.open(self.applied)
             await replay(self.log, self.dedup, self.transactions)
-            for subscription in await self._storage.subscriptions(self, self.compaction.view.shape):
+            for subscription in await self._storage.subscriptions(self, self.compaction.shape):
                 self._add(subscription)
             self.transactions.loaded()
         except BaseException:
@@ -378,7 +391,7 @@ class Topic:
         gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
         for ledger_id in gone:
             self.transactions.trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
-            if self.compaction.view.shape.span(ledger_id) is None:
+            if self.compaction.shape.span(ledger_id) is None:
                 for subscription in self.subscriptions.values():
                     subscription.cursor.trimmed(ledger_id)
         return gone

@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
@@ -43,6 +43,7 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...proto.transactions import TxnId, TxnState
+from ...runtime.memory.later import MadeLater, a_dict
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -140,14 +141,32 @@ def txn_of(header: EntryHeader) -> TxnId | None:
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
-class TopicTransactions:
+class TopicTransactions(MadeLater):
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing", "_leaving",
-        "_ledger", "_log", "_loop", "_make_ledger", "_seeing", "_settles", "_since", "_suspects", "_tasks", "_topic",
-        "_world", "core", "replayed",
+        "_asking", "_committed_at", "_config", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing",
+        "_leaving", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_seeing", "_settles", "_since",
+        "_suspects", "_tasks", "_topic", "_world", "core", "replayed",
     )  # fmt: skip
+    _joins: dict[TxnId, asyncio.Future[None]]
+    _settles: dict[TxnId, asyncio.Future[None]]
+    _landing: dict[TxnId, asyncio.Future[None]]
+    """Until nothing of it is on its way."""
+    _ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]]
+    _since: dict[TxnId, float]
+    """When it was joined or found, on the monotonic clock."""
+    _committed_at: dict[TxnId, float]
+    """The coordinator said so, and its settlement has not come."""
+    _suspects: dict[int, asyncio.Task[None]]
+    """Coordinators of which all that is open is asked for now."""
+    _seeing: asyncio.Lock
+    _tasks: Tasks
+    _full: str
+    LATER: ClassVar = {
+        **dict.fromkeys(("_joins", "_settles", "_landing", "_ends", "_since", "_committed_at", "_suspects"), a_dict),
+        "_seeing": lambda _: asyncio.Lock(), "_tasks": lambda _: Tasks(), "_full": lambda self: self._topic.name.full,
+    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Transacting, log: Log,
@@ -156,21 +175,11 @@ class TopicTransactions:
         self.core: Transactions | None = None  # None: the topic has seen no transaction
         self.replayed = 0  # entries, when the topic was loaded
         self._world, self._topic, self._log, self._coordinators = world, topic, log, coordinators
-        self._make_ledger = partial(OutcomesLedger, world, ledgers, config, log, replication)
+        self._ledger_client, self._config, self._replication = ledgers, config, replication
         self._ledger: OutcomesLedger | None = None
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks()
-        self._seeing: asyncio.Lock | None = None
-        self._joins: dict[TxnId, asyncio.Future[None]] = {}
-        self._settles: dict[TxnId, asyncio.Future[None]] = {}
-        self._landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
-        self._ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]] = {}
-        self._since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
-        self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._asking: asyncio.Task[None] | None = None
-        self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
         self._ended = self._leaving = False  # it takes nothing any more; the topic is about to be deleted
-        self._full = topic.name.full
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -180,6 +189,9 @@ class TopicTransactions:
             return
         self._ledger = self._make_ledger()
         self._begin(await self._ledger.recover(place))
+
+    def _make_ledger(self) -> OutcomesLedger:
+        return OutcomesLedger(self._world, self._ledger_client, self._config, self._log, self._replication)
 
     def _begin(self, snapshot: TxnSnapshot) -> None:
         assert self._ledger is not None, "it was made before"
@@ -380,8 +392,6 @@ class TopicTransactions:
         """Before the first transaction of the topic: its record says so."""
         if self.core is not None:
             return self.core
-        if self._seeing is None:
-            self._seeing = asyncio.Lock()
         async with self._seeing:
             if self.core is None:
                 position = self._log.shape.confirmed

@@ -23,12 +23,13 @@ tests/broker/subscription/test_cursor_model.py (with crashes).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ....proto.names import Position
+from ....runtime.memory.later import MadeLater, a_dict, a_set
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import Safe
 from .bits import bytes_of, ones, ranges, run_end
@@ -52,13 +53,21 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
 
 
-class Cursor:
+class Cursor(MadeLater):
     """The acknowledgement state of one subscription, over the shape of its log."""
 
     __slots__ = (
         "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
         "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
+    changed: set[ChunkKey]
+    _full: dict[int, tuple[int, int]]
+    """Ledger, all holes → (last entry, version) seen so first."""
+    _sizes: dict[int, int]
+    """Bytes of the bitmap of a ledger."""
+    _unsized: set[int]
+    """Ledgers whose bitmap has changed since it was measured."""
+    LATER: ClassVar = {"changed": a_set, "_full": a_dict, "_sizes": a_dict, "_unsized": lambda self: set(self.acked)}
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
         self._shape = shape
@@ -67,13 +76,9 @@ class Cursor:
         self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
         self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
         self.pending = PendingAcks(state.pending) if state.pending else None
-        self.changed: set[ChunkKey] = set()
         self.version = 0
         self.persisted = 0
         self.persisted_mark = state.mark
-        self._full: dict[int, tuple[int, int]] = {}  # ledger, all holes → (last entry, version) seen so first
-        self._sizes: dict[int, int] = {}  # bytes of the bitmap of a ledger
-        self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was measured
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
 
     # ------------------------------------------------------------------ intents
@@ -443,12 +448,14 @@ class Cursor:
     @property
     def memory_bytes(self) -> int:
         """Bytes that the state takes in memory; only changed ledgers are measured again."""
-        for ledger_id in self._unsized:
-            self._sizes[ledger_id] = bytes_of(self.acked[ledger_id])
-        self._unsized.clear()
+        if self.acked:
+            for ledger_id in self._unsized:
+                self._sizes[ledger_id] = bytes_of(self.acked[ledger_id])
+            self._unsized.clear()
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
-        return sum(self._sizes.values()) + self._partial_bytes + counted + pending
+        holes = sum(self._sizes.values()) if self.acked else 0
+        return holes + self._partial_bytes + counted + pending
 
     @property
     def hole_entries(self) -> int:

@@ -39,11 +39,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
+from typing import ClassVar
 
-import msgspec
 from pyroaring import BitMap
 
 from ....proto.names import Position
+from ....runtime.memory.later import MadeLater, a_dict, a_list
 from ...log.core.log_shape import LogShape
 from .bits import run_end
 from .cursor import Cursor
@@ -57,18 +58,26 @@ GROWTH = 128
 """To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
 
 
-class DelayIndex(msgspec.Struct):
-    shape: LogShape
-    cursor: Cursor
-    seal_entries: int = 50_000
-    memory_bytes_max: int = 16 << 20
-    count: int = 0  # entries that are held
-    _held: dict[int, BitMap] = msgspec.field(default_factory=dict)
-    _fresh: list[int] = msgspec.field(default_factory=list)  # a heap of keys
-    _seal_at: int = 0  # fresh ones at the next look; 0: by the rule
-    _draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
-    _buckets: Buckets = msgspec.field(default_factory=Buckets)
-    _lost: dict[int, BitMap] = msgspec.field(default_factory=dict)
+class DelayIndex(MadeLater):
+    __slots__ = (
+        "_buckets", "_draft", "_fresh", "_held", "_lost", "_seal_at", "count", "cursor", "memory_bytes_max",
+        "seal_entries", "shape",
+    )  # fmt: skip
+    _held: dict[int, BitMap]
+    _fresh: list[int]
+    """A heap of keys."""
+    _buckets: Buckets
+    _lost: dict[int, BitMap]
+    LATER: ClassVar = {"_held": a_dict, "_fresh": a_list, "_buckets": lambda _: Buckets(), "_lost": a_dict}
+
+    def __init__(
+        self, shape: LogShape, cursor: Cursor, seal_entries: int = 50_000, memory_bytes_max: int = 16 << 20
+    ) -> None:
+        self.shape, self.cursor = shape, cursor
+        self.seal_entries, self.memory_bytes_max = seal_entries, memory_bytes_max
+        self.count = 0  # entries that are held
+        self._seal_at = 0  # fresh ones at the next look; 0: by the rule
+        self._draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:
@@ -332,6 +341,8 @@ class DelayIndex(msgspec.Struct):
     @property
     def memory_bytes(self) -> int:
         """Bytes of keys and rows; the bitmaps are not counted."""
+        if not self.count:
+            return 0
         return len(self._fresh) * FRESH_BYTES + self._buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:

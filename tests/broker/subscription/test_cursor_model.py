@@ -94,7 +94,7 @@ class CursorModel(RuleBasedStateMachine):
         metadata: Any = session
         cursor = DurableCursor(
             world, metadata, metadata, config, TopicName.parse("model"), "s", replication=one_copy,
-            on_fenced=fenced.append, on_stored=lambda: None,
+            on_fenced=fenced.append,
         )  # fmt: skip
         return session, cursor
 

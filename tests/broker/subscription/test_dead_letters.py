@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.broker.subscription import dead_letters
+from magnetar.broker.subscription.dead_letters import Forward
+from magnetar.broker.topic.storage import DurableStorage
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
@@ -49,6 +52,13 @@ def told_by(delivery: wire.Delivery) -> dict[str, str]:
     part = split_broker_part(delivery.entry)[2]
     ((fields, _),) = decode_batch(parse_header(part), part)
     return {pair.key: pair.value for pair in fields.properties}
+
+
+def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: Forward) -> None:
+    """Topics that are loaded from here on send their dead letters that way."""
+    session = running.brokers[0].owned._open()
+    assert isinstance(session.storage, DurableStorage)
+    monkeypatch.setattr(session, "storage", msgspec.structs.replace(session.storage, forward=way))
 
 
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
@@ -122,7 +132,7 @@ async def test_counts_and_dead_letters_survive_a_restart_in_the_middle(
         raise Unavailable("no way to the dead-letter topic")
 
     broker = running.brokers[0]
-    monkeypatch.setattr(broker.owned.outgoing, "publish", nobody)
+    forward_by(monkeypatch, running, nobody)
     await broker.owned.unload(TopicName.parse(TOPIC))  # so that it is loaded with that way
     mine = await consumer(running)
     first, second = await mine.receive(), await mine.receive()
@@ -161,7 +171,7 @@ async def test_a_letter_that_cannot_be_written_is_tried_until_it_can(
             raise Unavailable("not yet")
         await real(*arguments)
 
-    monkeypatch.setattr(running.brokers[0].owned.outgoing, "publish", sometimes)
+    forward_by(monkeypatch, running, sometimes)
     await filled(running, 1)
     mine = await consumer(running)
     for _ in range(3):

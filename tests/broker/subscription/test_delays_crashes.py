@@ -47,7 +47,7 @@ class Life:
         world: Any = SimpleNamespace(rng=random.Random(self.number), clock=clock)
         session: Any = self.session
         self.store = DurableCursor(
-            world, session, session, CONFIG, TOPIC, "s", replication=one_copy, on_fenced=_never, on_stored=lambda: None
+            world, session, session, CONFIG, TOPIC, "s", replication=one_copy, on_fenced=_never
         )
         if PATH in self.storage.nodes:
             await self.store.open(SHAPE)
@@ -55,7 +55,8 @@ class Life:
             await self.store.create(SHAPE, SHAPE.start, {})
         self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
-            world, session, CONFIG, self.store, self.delays, applied=Applied, replication=one_copy, on_fenced=_never
+            world, session, CONFIG, self.store, self.delays, topic=SimpleNamespace(applied=Applied()),
+            replication=one_copy, on_fenced=_never,
         )
         self.driver.start(lambda: None)
         await self.settled()

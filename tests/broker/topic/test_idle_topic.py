@@ -1,0 +1,67 @@
+"""What a topic does not keep in memory while a producer is connected and no consumer is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.node.state_memory import StateMemory
+from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
+from magnetar.proto.names import TopicName
+from magnetar.runtime.memory.later import MadeLater
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path) as running:
+        yield running
+
+
+def made(part: MadeLater) -> list[str]:
+    """The names of what was made of it."""
+    found = []
+    for name in part.LATER:
+        try:
+            object.__getattribute__(part, name)
+        except AttributeError:
+            continue
+        found.append(name)
+    return found
+
+
+def parts_of(topic: Topic, subscription: Subscription) -> list[MadeLater]:
+    store, delayed, letters = subscription.store, subscription.delayed, subscription.dead_letters
+    assert store is not None
+    assert delayed is not None
+    assert letters is not None
+    of_subscription = [subscription, store, subscription.cursor, delayed, delayed.core, letters]
+    return [topic, topic.compaction, topic.transactions, topic.dedup, *of_subscription]
+
+
+async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Cluster) -> None:
+    await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+    broker = running.brokers[0].owned
+    topic = await broker.topic(TopicName.parse(TOPIC))
+    subscription = await topic.subscribe("s")
+    await StateMemory(broker.config, running.world.clock, broker.cache, broker.memory).look([topic])
+    parts = parts_of(topic, subscription)
+    assert {type(part).__name__: made(part) for part in parts} == {type(part).__name__: [] for part in parts}
+
+
+async def test_what_is_used_is_made(running: Cluster) -> None:
+    producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+    consumer = await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
+    await producer.send(b"1")
+    await consumer.ack(await consumer.receive())
+    topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+    subscription = topic.subscriptions["s"]
+    assert subscription.store is not None
+    await subscription.durable_now()
+    assert "_ledger" in made(subscription.store)
+    assert "_at_hand" in made(subscription)
