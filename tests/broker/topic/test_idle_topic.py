@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.node.state_memory import StateMemory
 from magnetar.broker.subscription.subscription import Subscription
@@ -49,7 +50,8 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     broker = running.brokers[0].owned
     topic = await broker.topic(TopicName.parse(TOPIC))
     subscription = await topic.subscribe("s")
-    await StateMemory(broker.config, running.world.clock, broker.cache, broker.memory).look([topic])
+    config = replace(broker.config, state_memory_bytes=1 << 20)
+    await StateMemory(config, running.world.clock, broker.cache, broker.memory).look([topic])
     parts = parts_of(topic, subscription)
     assert {type(part).__name__: made(part) for part in parts} == {type(part).__name__: [] for part in parts}
 

@@ -69,7 +69,8 @@ class Coordination:
         self.joined: dict[tuple[TxnId, str], None] = {}
         self.take_overs = 0
         self._doubtful: dict[TxnId, None] = {}
-        self._refuted: dict[TxnId, None] = {}  # in doubt, and not in the log that the next epoch read
+        self._appends = 0
+        self._refuted: dict[TxnId, int] = {}  # in doubt, and not in the log that the next epoch read: up to that append
         self._aborted: dict[TxnId, None] = {}  # as answered
         self._given: dict[TxnId, None] = {}
         self._stored: dict[TxnId, None] = {}  # halves
@@ -79,19 +80,22 @@ class Coordination:
         self.violations.append(text)
 
     # ------------------------------------------------------------------ events
-    def appending(self, number: int, records: Sequence[AnyRecord]) -> list[TxnId]:
-        """What is committed when they are durable: transactions, and the halves that these publish."""
+    def appending(self, number: int, records: Sequence[AnyRecord]) -> tuple[int, list[TxnId]]:
+        """The append's own number, and what is committed when it is durable: transactions, and the halves that these
+        publish."""
         found = [record for record in records if isinstance(record, Committed)]
         txns = [TxnId(number, each[0]) for record in found for each in record.txns]
         txns += [TxnId(number, record.half) for record in found if record.half]
         self._doubtful |= dict.fromkeys(txns)
-        return txns
+        self._appends += 1
+        return self._appends, txns
 
-    def appended(self, number: int, txns: Sequence[TxnId], records: Sequence[AnyRecord]) -> None:
+    def appended(self, number: int, append: int, txns: Sequence[TxnId], records: Sequence[AnyRecord]) -> None:
+        """The next epoch may commit what the one before could not: a half whose group is asked, what is prepared."""
         self._stored |= {TxnId(number, each.half): None for each in records if isinstance(each, HalfStored)}
         for txn in txns:
             self._doubtful.pop(txn, None)
-            if txn in self._refuted:
+            if append <= self._refuted.get(txn, 0):
                 self._violated(f"66: the commit of {txn} is durable, and the epoch after it did not read it")
             self._committed(txn)
 
@@ -115,7 +119,7 @@ class Coordination:
             if _is_committed(state, txn.least):
                 self._committed(txn)
             else:
-                self._refuted[txn] = None
+                self._refuted[txn] = self._appends
 
     def given(self, number: int, first: int, count: int) -> None:
         for least in range(first, first + count):
@@ -144,16 +148,16 @@ class Coordination:
         join_now, ask_end = RunningCoordinator.join_now, RunningCoordinator.ask_end
 
         async def appended(log: CoordinatorLog, records: Sequence[AnyRecord], *args: Any) -> None:
-            txns = self.appending(log.number, records)
+            own, txns = self.appending(log.number, records)
             await append(log, records, *args)
-            self.appended(log.number, txns, records)
+            self.appended(log.number, own, txns, records)
 
         def appended_now(log: CoordinatorLog, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
             future = append_now(log, records)
             if future is not None:
-                txns = self.appending(log.number, records)
+                own, txns = self.appending(log.number, records)
                 future.add_done_callback(
-                    lambda done: done.cancelled() or done.exception() or self.appended(log.number, txns, records)
+                    lambda done: done.cancelled() or done.exception() or self.appended(log.number, own, txns, records)
                 )
             return future
 
