@@ -20,9 +20,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, clients, coordinators, halves, ledgers, pending, security, transactions
+from tests.mutants import (
+    bookies,
+    brokers,
+    clients,
+    coordinators,
+    halves,
+    inside,
+    ledgers,
+    pending,
+    security,
+    transactions,
+)
 from tests.mutants.ledgers import Plant
-from tests.simulation.tiers import TRANSACTIONS
+from tests.simulation.tiers import INSIDE, TRANSACTIONS
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
@@ -69,6 +80,7 @@ def _all() -> Iterator[Mutant]:
     yield from _of_security()
     yield from _of_topics()
     yield from _of_coordinators()
+    yield from _within_a_process()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -216,6 +228,11 @@ def _of_coordinators() -> Iterator[Mutant]:
         yield _of(id_, plant, DIRECTED, fells, target, "seeds with transactions are slow: a test of its own is enough")
     yield _of("M98d", halves.dropped_when_unknown, CLUSTER, "98", TRANSACTIONS)
     yield _of("M98e", halves.open_again_after_a_take_over, CLUSTER, "66 96", TRANSACTIONS)
+
+
+def _within_a_process() -> Iterator[Mutant]:
+    yield _of("M86", inside.lost_with_its_bookie, CLUSTER, "no outcome", INSIDE)
+    yield _of("M86b", inside.answered_twice, CLUSTER, "5", INSIDE)
 
 
 def _of_security() -> Iterator[Mutant]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from typing import NamedTuple
 
 import pytest
 
 from tests.crashes.mutants import killed as killed_on_disk
 from tests.mutants.bank import BANK, CLUSTER, CRASHES, PROTOCOL, Mutant, planted
-from tests.simulation.options import draw
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.run import quiet, run_seed
-from tests.simulation.tiers import TRANSACTIONS
+from tests.simulation.tiers import INSIDE, TRANSACTIONS, drawn_for
 
 CLUSTER_SEEDS_MAX = 150
 
@@ -28,8 +28,9 @@ class Kill(NamedTuple):
         return bool(self.fell)
 
 
-def hunt(id_: str, seeds_max: int) -> Kill:
-    """In a process of its own, or one that does nothing else meanwhile: code is replaced."""
+def hunt(id_: str, seeds_max: int, first: int = 1) -> Kill:
+    """In a process of its own, or one that does nothing else meanwhile: code is replaced. Of a cluster the seed `first`
+    is tried first."""
     mutant = BANK[id_]
     if mutant.tier == CRASHES:
         failure = killed_on_disk(mutant.target)
@@ -40,7 +41,7 @@ def hunt(id_: str, seeds_max: int) -> Kill:
             return _protocol(id_, seeds_max)
         if mutant.tier == CLUSTER:
             quiet()
-            return _cluster(mutant, min(seeds_max, CLUSTER_SEEDS_MAX))
+            return _cluster(mutant, min(seeds_max, CLUSTER_SEEDS_MAX), first)
         fell = falls(mutant.target)
     assert not fell or not falls(fell), f"{fell} falls without {id_}, too"
     return Kill(id_, fell, 0)
@@ -54,14 +55,14 @@ def _protocol(id_: str, seeds_max: int) -> Kill:
     return Kill(id_, "", seeds_max)
 
 
-def _cluster(mutant: Mutant, seeds_max: int) -> Kill:
-    """Seeds of the kind that the mutant names; only those count. Or those whose clients run transactions: all do."""
-    ran = seed = 0
-    transactions = mutant.target == TRANSACTIONS
+def _cluster(mutant: Mutant, seeds_max: int, first: int) -> Kill:
+    """Seeds of the kind that the mutant names; only those count. Or of the tier that it names: all seeds are."""
+    ran, seeds = 0, itertools.chain((first,), itertools.count(1))
+    of_a_tier = mutant.target in (TRANSACTIONS, INSIDE)
     while ran < seeds_max:
-        seed += 1
-        drawn = draw(seed, transactions=transactions)
-        if mutant.target and not transactions and drawn.kind != mutant.target:
+        seed = next(seeds)
+        drawn = drawn_for(mutant.target if of_a_tier else "cluster", seed)
+        if mutant.target and not of_a_tier and drawn.kind != mutant.target:
             continue
         ran += 1
         failures = run_seed(seed, change=lambda _, drawn=drawn: drawn).failures

@@ -8,6 +8,7 @@ Examples:
     python -m tests.simulation --seeds 1:10000 --jobs 2
     python -m tests.simulation --seeds 1:40 --tier cluster
     python -m tests.simulation --seeds 1:20 --tier transactions    clusters whose clients run transactions
+    python -m tests.simulation --seeds 1:20 --tier inside          brokers within the processes of bookies
     python -m tests.simulation --seeds 17:17 --trace      one seed, and its story: time, who, what
     python -m tests.simulation --seeds 17:17 --details    … with every message and every operation of a disk
     python -m tests.simulation --seeds 17:17 --shrink     … what is left of it when all that is not needed is left out
@@ -29,16 +30,15 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from tests.simulation.options import Options, draw
 from tests.simulation.protocol import options as protocol_options
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.protocol.shrink import shrink as shrink_protocol
 from tests.simulation.run import Outcome, combine, quiet, run_seed
 from tests.simulation.shrink import shrink as shrink_cluster
 from tests.simulation.strikes.faults import kinds
-from tests.simulation.tiers import CLUSTER_EVERY, SECURED, TRANSACTIONS, run_any
+from tests.simulation.tiers import CLUSTER_EVERY, INSIDE, SECURED, TRANSACTIONS, drawn_for, run_any
 
-TIERS = ("both", "protocol", "cluster", SECURED, TRANSACTIONS)
+TIERS = ("both", "protocol", "cluster", SECURED, TRANSACTIONS, INSIDE)
 SHRUNK_MAX = 3
 
 
@@ -117,8 +117,8 @@ def _outcomes(tier: str, seeds: range, jobs: int, trace: bool, details: bool) ->
 
 def _report(outcome: Outcome, done: int, total: int) -> None:
     if outcome.failures:
-        tier = _tier(outcome)
-        options = protocol_options.draw(outcome.seed) if tier == "protocol" else _options(outcome)
+        tier, seed = outcome.tier, outcome.seed
+        options = protocol_options.draw(seed) if tier == "protocol" else drawn_for(tier, seed)
         print(f"seed {outcome.seed} ({outcome.kind}) FAILED after {outcome.virtual_seconds:.3f} virtual s:")
         for failure in outcome.failures[:5]:
             print(f"    {failure[:1000]}")
@@ -135,27 +135,16 @@ def _report(outcome: Outcome, done: int, total: int) -> None:
         print(f"{done}/{total} seeds", flush=True)
 
 
-def _options(outcome: Outcome) -> Options:
-    """Of a whole cluster."""
-    return draw(outcome.seed, secured=outcome.secured, transactions=outcome.transactions)
-
-
-def _tier(outcome: Outcome) -> str:
-    if outcome.kind == "protocol":
-        return "protocol"
-    return TRANSACTIONS if outcome.transactions else SECURED if outcome.secured else "cluster"
-
-
 def _show_shrunk(outcome: Outcome, *, trace: bool) -> None:
     seed = outcome.seed
-    if outcome.kind == "protocol":
+    if outcome.tier == "protocol":
         found = shrink_protocol(seed)
         if found is not None:
             print(f"seed {seed}", *found.lines(), sep="\n    ", flush=True)
             if trace:
                 run_protocol(seed, options=found.options, only=found.only, show=print)
         return
-    shrunk = shrink_cluster(seed, _options(outcome))
+    shrunk = shrink_cluster(seed, drawn_for(outcome.tier, seed))
     if shrunk is not None:
         print(f"seed {seed}", *shrunk.lines(), sep="\n    ", flush=True)
         if trace:

@@ -2,8 +2,9 @@
 
 Nodes: `metadata` (does not crash; what it says and hears may be late, lost or cut), `bookie-1…`, `broker-1…2`, `client`
 or `writer` and `rival`, and `admin`, from where operators and the judge ask. Auditor and repair workers run in every
-bookie, as in production, with short periods of grace. Whatever dies (killed, unplugged, or by `Files.die`) is started
-again after a while, as by an init system, unless it is in `gone`.
+bookie, as in production, with short periods of grace. In some seeds each broker is in the process of a bookie
+(`hosts`), as in `magnetar standalone`: the node has the bookie's name, and both live and die together. Whatever dies
+(killed, unplugged, or by `Files.die`) is started again after a while, as by an init system, unless it is in `gone`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import contextvars
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from magnetar.bookie.node import identity
@@ -31,6 +33,7 @@ from magnetar.runtime.sim.wires import NetworkFaults
 from magnetar.runtime.sim.workers import DiskDelays
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World
+from tests.simulation.inside import ObservedInside
 from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.options import Options
 from tests.simulation.security import CHANGING, READING, STRANGER_ROLE, Security
@@ -92,6 +95,8 @@ class Cluster:
         self.broker_names: list[str] = []
         self._bookie_names: list[str] = []
         self.brokers: dict[str, Broker] = {}
+        self.hosts: dict[str, World] = {}  # bookies' nodes with a broker → the world of both in their last life
+        self.inside: dict[str, ObservedInside] = {}  # its network
         self.starts: dict[str, int] = {}
         self.serving: dict[str, None] = {}  # nodes whose start is over
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
@@ -110,9 +115,14 @@ class Cluster:
         self._context = contextvars.copy_context()
         await self.simulation.spawn(METADATA, self._start_metadata(self.simulation.world(METADATA)))
         names = [self.add_bookie() for _ in range(self.options.bookies)]
+        if self.options.inside:
+            for name in [name for number, name in enumerate(names) if number != self.options.loser]:
+                if len(self.hosts) < self.options.brokers:
+                    self._add_host(name, names.index(name))
         self.simulation.on_crash.append(self._crashed)
         self._supervising = True
-        await asyncio.gather(*(self.up(name) for name in names))
+        await asyncio.gather(*(self.up(name) for name in names if name not in self.hosts))
+        await asyncio.gather(*(self.up(name) for name in self.hosts))
 
     def add_bookie(self) -> str:
         """A node for one more; `up` starts it."""
@@ -123,6 +133,21 @@ class Cluster:
         self.add(name, self._start_bookie(name, len(self._bookie_names)))
         self._bookie_names.append(name)
         return name
+
+    def _add_host(self, name: str, number: int) -> None:
+        """The process of this bookie has the next broker in it."""
+        start_bookie = self._start_bookie(name, number)
+        start_broker = self._start_broker(name, FIRST_BROKER_PORT + len(self.broker_names))
+        self.hosts[name] = self.simulation.world(name)
+        self.broker_names.append(name)
+
+        async def start(world: World) -> None:
+            self.inside[name] = network = ObservedInside(world, self.observer, name)
+            self.hosts[name] = shared = replace(world, network=network)
+            await start_bookie(shared)
+            await start_broker(shared)
+
+        self.add(name, start)
 
     @property
     def bookie_names(self) -> list[str]:
@@ -197,16 +222,44 @@ class Cluster:
 
     async def stop(self, name: str) -> None:
         """In order, as an init system does; one that hangs is killed after a while."""
-        process: Bookie | Broker | None = self.bookies.get(name) or self.brokers.get(name)
-        if process is None or not self.simulation.is_up(name):
+        parts = [part for part in (self.brokers.get(name), self.bookies.get(name)) if part is not None]
+        if not parts or not self.simulation.is_up(name):
             return
         self.simulation.note(f"fault: {name} is stopped")
         try:
             async with asyncio.timeout(STOP_S):
-                await self.simulation.spawn(name, process.close())
+                for part in parts:
+                    await self.simulation.spawn(name, part.close())
         except (TimeoutError, NodeCrashed, MagnetarError, OSError) as error:
             self.simulation.note(f"{name} does not stop in order: {error!r}")
         self.simulation.crash(name)
+
+    async def renew_bookie(self, name: str, slower: int, pause_s: float) -> None:
+        """The bookie of a host stops in order and starts again in its process, where its broker goes on. It stops
+        while it has requests: its disk is so many times slower."""
+        process, world = self.simulation.node(name).process, self.hosts[name]
+        if process is None or name not in self.serving or name not in self.bookies:
+            return
+        bookie, delays = self.bookies.pop(name), self.simulation.node(name).disk_delays
+        try:
+            healthy_s, delays.mean_s = delays.mean_s, delays.mean_s * slower
+            try:
+                await asyncio.sleep(0.1)
+                self.simulation.note(f"fault: the bookie in {name} is stopped")
+                async with asyncio.timeout(STOP_S):
+                    await self.simulation.spawn_in(process, bookie.close())
+            finally:
+                delays.mean_s = healthy_s
+            await asyncio.sleep(pause_s)
+            if not process.alive:
+                return
+            await self.simulation.spawn_in(process, self._start_bookie(name, self._bookie_names.index(name))(world))
+            self.simulation.note(f"the bookie in {name} is up")
+        except NodeCrashed:
+            return
+        except (TimeoutError, MagnetarError, OSError) as error:
+            self.simulation.note(f"the bookie in {name} is not renewed: {error!r}")
+            self.simulation.crash(name)
 
     async def session(self, world: World) -> MetadataStore:
         world = world if self.security is None else self.security.member(world)
@@ -342,11 +395,12 @@ class Cluster:
 
     # ------------------------------------------------------------------ brokers
     async def start_brokers(self, count: int) -> None:
-        for number in range(count):
+        """Those that are in no bookie's process."""
+        for number in range(len(self.broker_names), count):
             name = f"broker-{number + 1}"
             self.broker_names.append(name)
             self.add(name, self._start_broker(name, FIRST_BROKER_PORT + number))
-        await asyncio.gather(*(self.up(name) for name in self.broker_names))
+        await asyncio.gather(*(self.up(name) for name in self.broker_names if name not in self.hosts))
 
     @property
     def service_url(self) -> str:

@@ -25,6 +25,8 @@ LOADS = {
 
 SECURED_RATE = 0.25
 """Of the seeds."""
+INSIDE_RATE = 0.3
+"""Of the seeds with topics that are not secured: each broker shares a process with a bookie (inside.py)."""
 TRANSACTIONS_RATE = 0.15
 """Of the seeds with topics that are not secured: their clients run transactions (load/transactions.py)."""
 
@@ -64,6 +66,11 @@ class Options:
     pulsar: float  # of the producers and consumers, so many speak Pulsar's binary protocol
     secured: bool  # tokens, grants, and keys among the processes (security.py)
     transactions: bool  # what clients do is done in transactions (load/transactions.py)
+    inside: bool  # each broker shares a process with a bookie, which it asks without a socket (inside.py)
+
+    @property
+    def brokers(self) -> int:
+        return {"take-over": 2, "bookies": 1, "ledgers": 0}[self.kind]
 
     @property
     def faultless(self) -> bool:
@@ -75,11 +82,14 @@ class Options:
         return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def draw(seed: int, *, secured: bool | None = None, transactions: bool | None = None) -> Options:
-    """The options of a seed: a function of the number alone. `secured`, `transactions`: whatever the number says."""
+def draw(
+    seed: int, *, secured: bool | None = None, transactions: bool | None = None, inside: bool | None = None
+) -> Options:
+    """The options of a seed: a function of the number alone. `secured`, `transactions`, `inside`: whatever the number
+    says."""
     rng = random.Random(f"options {seed}")
     kind = LOADS[seed % 4]
-    if transactions:
+    if transactions or inside:
         kind, secured = "take-over" if kind == "ledgers" else kind, False
     quorum = rng.choice(QUORUMS)
     bookies = rng.choice((3, 3, 4, 5))
@@ -92,7 +102,10 @@ def draw(seed: int, *, secured: bool | None = None, transactions: bool | None = 
     if transactions is None:
         drawn = random.Random(f"options {seed} transactions").random() < TRANSACTIONS_RATE
         transactions = drawn and not secured and kind != "ledgers"
-    rates, times = _faults(seed, kind, loser, secured=secured)
+    if inside is None:
+        drawn = random.Random(f"options {seed} inside").random() < INSIDE_RATE
+        inside = drawn and not secured and kind != "ledgers"
+    rates, times = _faults(seed, kind, loser, secured=secured, inside=inside)
     return Options(
         seed=seed,
         kind=kind,
@@ -124,10 +137,13 @@ def draw(seed: int, *, secured: bool | None = None, transactions: bool | None = 
         pulsar=random.Random(f"options {seed} pulsar").choice((0.0, 0.0, 0.5, 1.0)),
         secured=secured,
         transactions=transactions,
+        inside=inside,
     )
 
 
-def _faults(seed: int, kind: str, loser: int, *, secured: bool) -> tuple[dict[str, float], dict[str, int]]:
+def _faults(
+    seed: int, kind: str, loser: int, *, secured: bool, inside: bool
+) -> tuple[dict[str, float], dict[str, int]]:
     """Each kind has its own stream: one more kind leaves the others as they are."""
     appetite = random.Random(f"options {seed} appetite").choice((0.05, 0.1, 0.2))
     load = "ledgers" if kind == "ledgers" else "topics"
@@ -140,8 +156,8 @@ def _faults(seed: int, kind: str, loser: int, *, secured: bool) -> tuple[dict[st
     for name, each in TIMES.items():
         rng = random.Random(f"options {seed} {name}")
         drawn = rng.random() < appetite + (0.3 if name in USUAL else 0.0)
-        fits = each.needs in ("", load) or (each.needs == "grants" and secured and load == "topics")
-        possible = fits and (name not in LOSSES or loser >= 0) and name not in PENDING
+        met = ("", load, *["grants"] * (secured and load == "topics"), *["inside"] * inside)
+        possible = each.needs in met and (name not in LOSSES or loser >= 0) and name not in PENDING
         if drawn and possible:
             times[name] = rng.randint(1, each.most)
     return rates, times

@@ -40,8 +40,7 @@ class Outcome:
     steps: int
     figures: dict[str, int] = field(default_factory=dict)
     struck: dict[str, float] = field(default_factory=dict)  # strikes by name, and when
-    secured: bool = False
-    transactions: bool = False
+    tier: str = "cluster"  # that drew its options (tiers.py)
 
 
 def run_seed(
@@ -74,10 +73,10 @@ def run_seed(
     failures += [f"asyncio: {complaint}" for complaint in simulation.complaints]
     figures |= {"grants": cluster.rights.changes, "uses": cluster.rights.uses}
     figures |= {"adds": observer.adds_seen, "fences": observer.fences_seen, "ledgers": len(observer.closed)}
+    figures |= {"within": observer.within}
     return Outcome(
         seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
-        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck, options.secured,
-        options.transactions,
+        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck,
     )  # fmt: skip
 
 
@@ -97,7 +96,7 @@ async def _scenario(cluster: Cluster, figures: dict[str, int]) -> list[str]:
     if cluster.options.kind == "ledgers":
         load = LedgerLoad(cluster)
     else:
-        await cluster.start_brokers(2 if cluster.options.kind == "take-over" else 1)
+        await cluster.start_brokers(cluster.options.brokers)
         load = TransactionLoad(cluster) if cluster.options.transactions else TopicLoad(cluster)
     try:
         await load.run()

@@ -16,7 +16,9 @@ from tests.simulation.options import draw
 from tests.simulation.verdict.observer import Observer
 
 FULL, SHRUNK = Replication(3, 3, 2), Replication(2, 2, 2)
-CALM = replace(draw(1), kind="bookies", quorum=(3, 3, 2), bookies=3, ledger_entries_max=1000, rates={}, times={})
+CALM = replace(
+    draw(1, inside=False), kind="bookies", quorum=(3, 3, 2), bookies=3, ledger_entries_max=1000, rates={}, times={}
+)
 
 
 def log_of(cluster: Cluster) -> TopicLog:

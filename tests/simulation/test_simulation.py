@@ -20,6 +20,7 @@ from tests.simulation.run import run_seed
 from tests.simulation.sabotage import SABOTAGE
 from tests.simulation.strikes.faults import KINDS, PENDING, RATES, TIMES, kinds
 from tests.simulation.strikes.nemesis import STRIKES, plan
+from tests.simulation.tiers import INSIDE, run_any
 from tests.simulation.verdict.history import History, Sub, check
 from tests.simulation.verdict.journals import Block, Synced, land, wiped
 from tests.simulation.verdict.observer import Observer
@@ -47,6 +48,15 @@ def test_a_seed_passes_and_has_the_same_trace_again_when_all_speak_pulsars_proto
     first, second = [run_seed(seed, change=lambda options: replace(options, pulsar=1.0)) for _ in range(2)]
     assert first.failures == []
     assert first.figures["stored"] > 0
+    assert (first.trace_hash, first.figures) == (second.trace_hash, second.figures)
+
+
+@pytest.mark.parametrize("seed", [9, 20])
+def test_a_seed_passes_and_has_the_same_trace_again_when_brokers_are_within_bookies(seed: int) -> None:
+    first, second = [run_any(INSIDE, seed) for _ in range(2)]
+    assert first.failures == []
+    assert any(name.startswith("renew-bookie") for name in first.struck)
+    assert first.figures["within"] > 50
     assert (first.trace_hash, first.figures) == (second.trace_hash, second.figures)
 
 

@@ -29,7 +29,9 @@ class Rate(NamedTuple):
 class Times(NamedTuple):
     what: str
     most: int  # in a seed
-    needs: str = ""  # "topics" | "ledgers": only with that load; "grants": with topics, in a secured cluster
+    needs: str = ""
+    """"topics" | "ledgers": only with that load; "grants": with topics, in a secured cluster; "inside": where brokers
+    share the processes of bookies."""
 
 
 RATES: Mapping[str, Rate] = MappingProxyType({
@@ -67,6 +69,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "kill-writer": Times("the process of a ledger's writer is killed", 2, "ledgers"),
     "pause-writer": Times("the process of a ledger's writer stands still, and goes on", 2, "ledgers"),
     "clean-stop": Times("a bookie is stopped in order, and started again", 2),
+    "renew-bookie": Times("a bookie is stopped in order and started again in the process of a broker", 3, "inside"),
     "rolling-restart": Times("bookies and brokers are stopped in order and started again, one after the other", 1),
     # ---- power
     "power-bookie": Times("a bookie loses power: unsynced bytes are lost, kept, or torn at a sector; so are names", 3),
@@ -121,7 +124,7 @@ PENDING: tuple[str, ...] = ()
 """Not drawn yet: the product does not stand them. Strikes by hand (tests) alone."""
 
 LOSSES = ("bit-flip", "truncated-log", "replaced", "rolled-back", "leaves")
-USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute", "revoke")
+USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute", "revoke", "renew-bookie")
 """Drawn more often than the others: most of what else goes wrong needs a restart or a take-over to matter."""
 
 KINDS: Mapping[str, str] = MappingProxyType(

@@ -252,6 +252,11 @@ def _clean_stop(cluster: Cluster, rng: random.Random) -> None:
     cluster.background(cluster.stop(_bookie(cluster, rng)))
 
 
+def _renew_bookie(cluster: Cluster, rng: random.Random) -> None:
+    name, slower, pause_s = rng.choice(list(cluster.hosts)), rng.choice((1, 100, 400)), rng.choice((0.0, 0.5, 3.0))
+    cluster.background(cluster.renew_bookie(name, slower, pause_s))
+
+
 def _rolling_restart(cluster: Cluster, rng: random.Random) -> None:
     async def roll() -> None:
         for name in (*cluster.bookie_names, *cluster.broker_names):
@@ -294,6 +299,7 @@ STRIKES: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "pause-client": _pause_client,
     "pause-writer": _pause_writer,
     "clean-stop": _clean_stop,
+    "renew-bookie": _renew_bookie,
     "rolling-restart": _rolling_restart,
     "clock-jump": _clock_jump,
     **DISKS,

@@ -105,7 +105,7 @@ class Observer:
         self.listed: dict[int, None] = {}  # every ledger that was in a list
         self.deleted: dict[int, None] = {}
         self.ids_given = 0
-        self.adds_seen = self.fences_seen = 0
+        self.adds_seen = self.fences_seen = self.within = 0
         self.on_commit: Callable[[object], None] | None = None
         """Told of every operation of the metadata, in the moment in which it is durable."""
         self._fencing: dict[tuple[int, int], int] = {}
@@ -230,17 +230,25 @@ class Observer:
         }
         for item in envelope.items:
             if envelope.kind == EnvelopeKind.REQUESTS:
-                request = peer.decode_request(item.head)
-                if request.flags & peer.Flags.FENCE:
-                    self._fencing[end.number, item.id] = request.ledger
-                if request.op is peer.Op.READ:
-                    target = self.synced.get(end.other.owner.node)
-                    if target is not None and (request.ledger, request.entry) in target.adds:
-                        self._reading[end.number, item.id] = True
-                elif request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
-                    self._adds(end.number, item.id, request, frames[item.id])
+                self.asked(end.other.owner.node, end.number, item.id, item.head, frames[item.id])
             elif envelope.kind == EnvelopeKind.REPLIES:
-                self._answer(end.owner.node, end.number, item.id, peer.decode_answer(item.head), frames[item.id])
+                self.answers(end.owner.node, end.number, item.id, item.head, frames[item.id])
+
+    def asked(self, node: str, connection: int, id_: int, head: bytes, frames: list[bytes]) -> None:
+        """A request on its way to the bookie on `node`."""
+        request = peer.decode_request(head)
+        if request.flags & peer.Flags.FENCE:
+            self._fencing[connection, id_] = request.ledger
+        if request.op is peer.Op.READ:
+            target = self.synced.get(node)
+            if target is not None and (request.ledger, request.entry) in target.adds:
+                self._reading[connection, id_] = True
+        elif request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
+            self._adds(connection, id_, request, frames)
+
+    def answers(self, node: str, connection: int, id_: int, head: bytes, frames: list[bytes]) -> None:
+        """The bookie on `node` answers that request."""
+        self._answer(node, connection, id_, peer.decode_answer(head), frames)
 
     def _adds(self, connection: int, id_: int, request: peer.RequestHead, frames: list[bytes]) -> None:
         entries = [request.entry]
@@ -275,6 +283,10 @@ class Observer:
             self.fences_seen += 1
             if fenced not in synced.fences and fenced > synced.fenced_upto:
                 self._violated(f"15: {node} answered a fence of ledger {fenced} before a sync with it")
+
+    def forgotten(self, node: str) -> None:
+        """Of a request that the process on `node` made."""
+        self._violated(f"a request of {node} has no outcome after its deadline")
 
     # ------------------------------------------------------------------ metadata
     def committed(self, operation: object, version: int) -> None:

@@ -92,6 +92,9 @@ class _Rest:
         for process in (*(cluster.bookies[name] for name in cluster.bookie_names), *cluster.brokers.values()):
             for task, why in process.background.failing.items():
                 return f"{task}, which does not run as it should: {why}"
+        for name, network in cluster.inside.items():
+            if late := network.late():
+                return f"{late} requests within {name}, which have no outcome"
         for name, broker in cluster.brokers.items():
             if held := broker.owned.memory.requests.held:
                 return f"{name}, which counts {held} bytes of publishes as under way"

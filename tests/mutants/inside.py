@@ -1,0 +1,30 @@
+"""Defects of what a broker and the bookies of its process say to each other (`runtime/peer/inside.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from magnetar.runtime.files import Buffer
+from magnetar.runtime.peer.inside import InsidePeer
+from tests.mutants.ledgers import Stack, put
+
+
+def lost_with_its_bookie(stack: Stack) -> None:
+    """M86: a bookie that stops forgets the requests within its process that have no answer (ours)."""
+
+    def broke(self: InsidePeer) -> None:
+        self._queue.clear()
+        self._in_flight._waiting.clear()
+
+    put(stack, InsidePeer, "broke", broke)
+
+
+def answered_twice(stack: Stack) -> None:
+    """M86b: an answer within a process is given twice, the second time to the request after it (ours)."""
+    honest = InsidePeer.answered
+
+    def answered(self: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        honest(self, id_, head, frames)
+        honest(self, id_ + 1, head, frames)
+
+    put(stack, InsidePeer, "answered", answered)

@@ -1,0 +1,95 @@
+"""A broker and a bookie in one simulated process: `runtime/peer/inside.py` between them, which the observer sees.
+
+As in `magnetar standalone`. What they ask each other crosses no wire, so that no fault of a wire strikes it; a kill, a
+freeze, a power loss and a cancelled task strike both at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from asyncio import Future
+from collections.abc import Sequence
+
+from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
+from magnetar.runtime.files import Buffer
+from magnetar.runtime.network import Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.peer.inside import InsideNetwork, InsideServer, InsideServing
+from magnetar.runtime.world import World
+from tests.simulation.verdict.observer import Observer
+
+CONNECTION = -1
+"""Of all requests within processes: their numbers are different, and no wire has it."""
+LATE_S = 2.0
+SLACK_S = 5.0
+"""A request without an outcome so long after its deadline never gets one."""
+_NUMBERS = itertools.count()
+
+
+class _Observed:
+    """A request within a process (`runtime.network.Request`) whose answer the observer sees."""
+
+    __slots__ = ("_node", "_number", "_observer", "_request", "connection", "frames", "head")
+
+    is_local = True
+
+    def __init__(self, request: Request, observer: Observer, node: str) -> None:
+        self._request, self._observer, self._node = request, observer, node
+        self._number = next(_NUMBERS)
+        self.connection, self.head, self.frames = request.connection, request.head, request.frames
+        observer.within += 1
+        observer.asked(node, CONNECTION, self._number, self.head, [bytes(each) for each in self.frames])
+
+    @property
+    def principal(self) -> Principal | None:
+        return self._request.principal
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        self._observer.answers(self._node, CONNECTION, self._number, head, [bytes(each) for each in frames])
+        self._request.reply(head, frames)
+
+
+class ObservedInside(InsideNetwork):
+    """Of the process on `node`."""
+
+    def __init__(self, world: World, observer: Observer, node: str) -> None:
+        super().__init__(world.network, world.clock)
+        self._observer = observer
+        self._node = node
+        self._now = world.clock.monotonic
+        self._asked: dict[Future[Reply], float] = {}  # requests without an outcome → when they were made
+
+    def late(self) -> int:
+        """Requests that have waited for an outcome for LATE_S."""
+        return sum(asked_at < self._now() - LATE_S for asked_at in self._asked.values())
+
+    def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
+        peer = super().peer(endpoint, identity, access)
+        ask, loop = peer.request, asyncio.get_running_loop()
+
+        def request(head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+            future = ask(head, frames, timeout_s=timeout_s)
+            if not future.done():
+                self._asked[future] = self._now()
+                overdue = loop.call_later(timeout_s + SLACK_S, self._observer.forgotten, self._node)
+
+                def over(done: Future[Reply]) -> None:
+                    del self._asked[done]
+                    overdue.cancel()
+
+                future.add_done_callback(over)
+            return future
+
+        peer.request = request  # type: ignore[method-assign]
+        return peer
+
+    async def serve_peers(
+        self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
+    ) -> PeerServing:
+        assert access is None, "secured bookies are asked through a socket"
+
+        def observed(requests: Sequence[Request]) -> None:
+            service([_Observed(request, self._observer, self._node) for request in requests])
+
+        serving = await self._outside.serve_peers(endpoint, identity, service)
+        return InsideServing(serving, InsideServer(identity, observed), self._servers)
