@@ -7,6 +7,7 @@ import select
 import socket
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 import zmq
@@ -414,7 +415,21 @@ async def test_a_send_that_takes_the_signal_of_an_arrival_away_does_not_lose_it(
 
 
 async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others come through in their turn, what it does not take waits with its sender, and nothing is lost."""
+    """The others come through in their turn, what it does not take waits with its sender, and nothing is lost.
+
+    Of what is on its way the kernel holds little here (it may hold 36 MB of a connection), and its sender's socket
+    eight multiparts. The pauses are long when it matters: a busy machine keeps the threads of ZeroMQ waiting.
+    """
+    monkeypatch.setattr(sockets, "MULTIPARTS_QUEUED_MAX", 8)
+    open_ = sockets.Context.open
+
+    def small(context: sockets.Context, kind: int) -> Any:
+        made = open_(context, kind)
+        for option in (zmq.RCVBUF, zmq.SNDBUF):
+            made.setsockopt(option, 256 << 10)
+        return made
+
+    monkeypatch.setattr(sockets.Context, "open", small)
     taken: list[int] = []
 
     def service(requests: Sequence[Request]) -> None:
@@ -430,7 +445,7 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
 
     def resting(wire: sockets.Wire, seconds: float) -> None:
         rests.append(seconds)
-        rest(wire, seconds)
+        rest(wire, seconds if len(taken) < 6 else 0.5)
 
     monkeypatch.setattr(sockets.Wire, "rest", resting)
     server.slow_down(True)
@@ -439,8 +454,8 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     before = len(taken)
     assert (await other.request(b"a fence", timeout_s=SOON_S)).head == b"a fence"
     assert len(taken) - before <= 8, "who has little to say waits for a turn, not for what others wait with"
-    left = sum(not future.done() for future in futures) * 600_000
-    assert sender.statistics()["queued_bytes"] > left - 46_000_000, "the rest waits with its sender, and in buffers"
+    left = (103 - len(taken)) * 600_000  # two greetings and the fence are among the taken
+    assert sender.statistics()["queued_bytes"] > left - 34_000_000, "the rest waits with its sender, and in buffers"
     assert 4 <= len(rests) >= len(taken) - 4, "a rest behind each multipart, of one or two of them"
     server.slow_down(False)
     assert [(await future).head for future in futures] == [b"%d" % number for number in range(100)]
