@@ -271,6 +271,7 @@ class _ClientConnection(Http2Connection[_Head]):
     def settings_came(self) -> None:
         if not self.ready.done():
             self.ready.set_result(None)
+        self._start_waiting()  # perhaps it takes more streams than before
 
     def was_lost(self, error: MagnetarError) -> None:
         if not self.ready.done():
@@ -297,13 +298,16 @@ class _ClientConnection(Http2Connection[_Head]):
         if len(self.streams) >= self.peer_streams:
             self._waiting.append((call, head))
             return
-        self.open(call, self._next)
+        self.open(call, self._next, has_head=False)
         self._next += 2
         call.begin(self, head)
 
-    def stream_forgotten(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and len(self.streams) < self.peer_streams and not self.is_lost:
             self.start(*self._waiting.popleft())
+
+    def stream_forgotten(self) -> None:
+        self._start_waiting()
         if self.is_draining and not self.streams and not self._waiting:
             self._loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
 

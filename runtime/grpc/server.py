@@ -309,7 +309,7 @@ class _ServerConnection(Http2Connection[_Head]):
             return
         refusal = self._refusal(head)
         if refusal is not None:
-            self.open(stream := Http2Stream(), id_)
+            self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
             self.send_headers(stream, block(refusal), ends=True)
             if not ended:
@@ -318,7 +318,7 @@ class _ServerConnection(Http2Connection[_Head]):
         method = self._listener.methods[head.path]
         kind = _ServerStream if method.target.streaming else _UnaryCall
         call = kind(self._listener, method, head)
-        self.open(call, id_)
+        self.open(call, id_, has_head=True)
         call.in_ended = ended
         call.begin(self)
 

@@ -48,9 +48,12 @@ HEADER_BYTES_MAX = 32 << 10
 """Of a header block's bytes, and of its decoded headers."""
 CONTINUATIONS_MAX = 16
 UNSENT_CONTROL_BYTES_MAX = 1 << 20
-"""Answers to pings and settings that the other end does not read; above it, it is cut."""
+"""What no window bounds and the other end does not read: headers, resets, answers to pings and settings. Above it, it
+is cut."""
 WRITE_BUFFER_BYTES = 1 << 20
 """What a transport keeps before the streams wait."""
+UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_MAX
+"""Of a transport: what streams may have given to it, with the last frame that it took, and what no window bounds."""
 JOINED_BYTES = 16 << 10
 """A shorter payload is copied after its header, which costs less than a second write."""
 
@@ -58,6 +61,7 @@ LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2
 SILENT_LOOKS = 4
 DEAD_LOOKS = 6
+LEAVE_S = 10.0
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -78,8 +82,8 @@ class Http2Stream:
     """One stream of a connection, with what its service overrides. All methods are called by the connection."""
 
     __slots__ = (
-        "_owed", "_window", "connection", "id", "in_ended", "is_read", "out_ended", "receive_left", "send_left",
-        "unread",
+        "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
+        "receive_left", "send_left", "unread",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -91,6 +95,8 @@ class Http2Stream:
         self.unread = 0  # came, and not read by the service
         self.is_read = False  # its service reads it; before that it gets no more than its first window
         self.in_ended = self.out_ended = False
+        self.has_head = False  # of the other end: what comes after it are trailers
+        self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def headers_came(self, head: Any, ended: bool) -> None:
         """Of a stream that is there: an answer's head or its trailers."""
@@ -153,6 +159,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._silent = 0
         self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._cutting: asyncio.Handle | None = None
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
@@ -223,6 +230,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._end(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:
@@ -288,6 +297,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return offset
 
     def _check_length(self, kind: int, length: int) -> None:
+        if kind == DATA and length > self._receive_left:  # padded: it is kept until it is whole
+            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
         if length > limit:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}")
@@ -370,14 +381,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._take_reset(id_, payload)
             case frames.GOAWAY:
                 if id_ or len(payload) < 8:
-                    raise BrokenRules(Code.PROTOCOL_ERROR, "a GOAWAY that is none")
+                    raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
                 self.went_away(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
             case frames.CONTINUATION:
                 self._take_continuation(flags, id_, payload)
             case frames.PRIORITY:
                 if not id_ or len(payload) != 5:
-                    raise BrokenRules(Code.FRAME_SIZE_ERROR, "a PRIORITY that is none")
+                    raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
@@ -416,6 +427,10 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if stream.in_ended:
                 self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
                 return
+            if stream.has_head and not ended:
+                self.reset(stream, Code.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data"))
+                return
+            stream.has_head = True
             stream.headers_came(head, ended)
             if ended and stream.connection is not None:
                 self._input_ended(stream)
@@ -429,7 +444,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not id_:
             self._send_left += size
             if not size or self._send_left > frames.WINDOW_MAX:
-                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum, or an update by nothing")
+                code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+                raise BrokenRules(code, "a window above its maximum, or an update by nothing")
             self._unblock()
             return
         stream = self.streams.get(id_)
@@ -441,52 +457,65 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not size or stream.send_left > frames.WINDOW_MAX:
             code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
-        elif stream in self._blocked and not self._paused and self._send_left > 0:
-            del self._blocked[stream]
-            stream.writable()
+        else:
+            self._opened(stream)
 
     def _take_ping(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) != 8:
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, "a PING that is none")
+            raise BrokenRules(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
-            self._answer(frames.ping(payload, frames.ACK))
+            self.write(frames.ping(payload, frames.ACK))
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, "SETTINGS that are none")
+            raise BrokenRules(_size_error(not id_), "SETTINGS that are none")
         if flags & frames.ACK:
             if not self.is_ready:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
             return
+        window = self._peer_window
         for key, value in struct.iter_unpack("!HI", payload):
             self._set(key, value)
-        self._answer(frames.SETTINGS_ACK)
-        if not self.is_ready:
-            self.is_ready = True
-            self.settings_came()
-        self._unblock()
+        self.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
+        self.is_ready = True
+        if self._peer_window != window:
+            self._windows_changed(self._peer_window - window)
+        self.settings_came()
 
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
                 raise BrokenRules(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
-            change, self._peer_window = value - self._peer_window, value
-            for stream in list(self.streams.values()):
-                stream.send_left += change
-                if stream.send_left > frames.WINDOW_MAX:
-                    raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+            self._peer_window = value
         elif key == Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
                 raise BrokenRules(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
-            self._peer_frame = value
+            self._peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == Setting.ENABLE_PUSH and value > 1:
             raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
+    def _windows_changed(self, change: int) -> None:
+        """Once for all that one SETTINGS says: it may say it thousands of times, of a thousand streams."""
+        for stream in list(self.streams.values()):
+            stream.send_left += change
+            if stream.send_left > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+            self._opened(stream)
+
+    def _opened(self, stream: Http2Stream) -> None:
+        """The other end has opened the stream's window."""
+        if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
+            stream.is_shut = False
+            if self._paused or self._send_left <= 0:
+                self._blocked[stream] = None
+            else:
+                stream.writable()
+
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
-            raise BrokenRules(Code.FRAME_SIZE_ERROR, "an RST_STREAM that is none")
+            raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
         if stream is not None:
             code = int.from_bytes(payload, "big")
@@ -531,26 +560,28 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._owed = 0
 
     def _unblock(self) -> None:
-        if self._blocked and not self._paused and self._send_left > 0:
-            blocked, self._blocked = self._blocked, {}
-            for stream in blocked:
-                if stream.connection is not None:
-                    stream.writable()
+        """In turn, as far as the connection has room: those whose own window is shut are not among them."""
+        blocked = self._blocked
+        while blocked and not self._paused and self._send_left > 0 and not self.is_lost:
+            stream = next(iter(blocked))
+            del blocked[stream]
+            stream.writable()
 
     # ------------------------------------------------------------------ out
     def write(self, data: bytes) -> None:
-        if not self.is_lost:
+        """A frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of its own:
+        the caller may be in the middle of what it does to a stream."""
+        if self.is_lost:
+            return
+        if self._paused and self._cutting is None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            lost = ConnectionLost(f"{self.peer} does not read the answers to what it asks")
+            self._cutting = self._loop.call_soon(self.abort, lost)
+        if self._cutting is None:
             self._transport.write(data)
 
-    def _answer(self, data: bytes) -> None:
-        """To a frame that asks for it. A peer that asks and does not read is cut."""
-        if self._transport.get_write_buffer_size() > WRITE_BUFFER_BYTES + UNSENT_CONTROL_BYTES_MAX:
-            self._transport.abort()
-            raise BrokenRules(Code.ENHANCE_YOUR_CALM, "it does not read the answers to what it asks")
-        self.write(data)
-
-    def open(self, stream: Http2Stream, id_: int) -> None:
-        stream.connection, stream.id = self, id_
+    def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
+        """`has_head`: the other end opened it."""
+        stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
         stream.send_left = self._peer_window
@@ -605,7 +636,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if last:
                     self._output_ended(stream)
                 return sent
-        self._blocked[stream] = None
+        if sent < size or ends:
+            self._waits(stream, size - sent)
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
@@ -634,8 +666,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             sent += part
             if sent == size:
                 return sent
-        self._blocked[stream] = None
+        self._waits(stream, size - sent)
         return sent
+
+    def _waits(self, stream: Http2Stream, left: int) -> None:
+        """For room in its own window, or in the connection's and the transport; an end alone needs no window."""
+        if left and stream.send_left <= 0:
+            stream.is_shut = True
+        else:
+            self._blocked[stream] = None
 
     def _output_ended(self, stream: Http2Stream) -> None:
         stream.out_ended = True
@@ -668,13 +707,22 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
         self.write(frames.goaway(max(self.streams, default=0), code, text))
         self._end(ConnectionLost(f"{self.peer}: {text}"))
-        self._transport.close()
+        self._let_leave()
 
     def close(self, error: MagnetarError) -> None:
         """Ends the connection in order: what was written leaves."""
         if not self.is_lost:
             self._end(error)
-            self._transport.close()
+            self._let_leave()
+
+    def _let_leave(self) -> None:
+        """Closes the transport. What was written has LEAVE_S to leave; of a peer that reads nothing it would stay."""
+        if self._paused:
+            self._transport.abort()
+            return
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._timer = self._loop.call_later(LEAVE_S, self._transport.abort)
 
     def abort_now(self) -> None:
         """Of an attempt to connect that is given up: there may be no transport yet."""
@@ -692,6 +740,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.is_lost, self.lost_for = True, error
         if self._timer is not None:
             self._timer.cancel()
+        if self._cutting is not None:
+            self._cutting.cancel()
         self._blocked.clear()
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:
@@ -715,6 +765,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
 
 _OF_HEADERS = (frames.HEADERS, CONTINUATION)
+
+
+def _size_error(has_its_stream: object) -> Code:
+    """Of a frame that is on the wrong stream, or has the wrong length."""
+    return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR
 
 
 def _unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:

@@ -237,13 +237,13 @@ BROKEN = {
     "data before settings": (frames.PREFACE + data(1), Code.PROTOCOL_ERROR),
     "an acknowledgement before settings": (frames.PREFACE + frames.SETTINGS_ACK, Code.PROTOCOL_ERROR),
     "settings of five bytes": (OPENED + raw(frames.SETTINGS, bytes(5)), Code.FRAME_SIZE_ERROR),
-    "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), Code.FRAME_SIZE_ERROR),
+    "settings of a stream": (OPENED + raw(frames.SETTINGS, b"", stream=1), Code.PROTOCOL_ERROR),
     "a window of 2^31": (OPENED + frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 31}), Code.FLOW_CONTROL_ERROR),
     "frames of 2^24": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 1 << 24}), Code.PROTOCOL_ERROR),
     "frames of no byte": (OPENED + frames.settings({Setting.MAX_FRAME_SIZE: 0}), Code.PROTOCOL_ERROR),
     "push of 2": (OPENED + frames.settings({Setting.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
     "a ping of nine bytes": (OPENED + raw(frames.PING, bytes(9)), Code.FRAME_SIZE_ERROR),
-    "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), Code.FRAME_SIZE_ERROR),
+    "a ping of a stream": (OPENED + raw(frames.PING, bytes(8), stream=3), Code.PROTOCOL_ERROR),
     "data of no stream": (OPENED + data(1, 0), Code.PROTOCOL_ERROR),
     "data of a stream that is not open": (OPENED + data(1, 5), Code.PROTOCOL_ERROR),
     "data of an even stream": (OPENED + data(1, 2), Code.PROTOCOL_ERROR),
@@ -275,11 +275,11 @@ BROKEN = {
     "headers that unfold to a mebibyte": (
         OPENED + raw(frames.HEADERS, b"\x40\x01a\x7f\x81\x1e" + b"b" * 4000 + b"\xbe" * 300, 4, 1),
         Code.ENHANCE_YOUR_CALM),
-    "a window update by nothing": (OPENED + frames.window_update(0, 0), Code.FLOW_CONTROL_ERROR),
+    "a window update by nothing": (OPENED + frames.window_update(0, 0), Code.PROTOCOL_ERROR),
     "a connection's window above its maximum": (
         OPENED + frames.window_update(0, frames.WINDOW_MAX), Code.FLOW_CONTROL_ERROR),
     "a window update of a stream that is not open": (OPENED + frames.window_update(7, 1), Code.PROTOCOL_ERROR),
-    "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), Code.PROTOCOL_ERROR),
+    "a going away of four bytes": (OPENED + raw(frames.GOAWAY, bytes(4)), Code.FRAME_SIZE_ERROR),
 }  # fmt: skip
 
 
