@@ -39,7 +39,8 @@ demo: $(STAMP)
 # Looks for Java and PostgreSQL first, and installs them where we are root; without them the tests of Spark and of the
 # outbox with PostgreSQL are skipped and say so.
 # Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Who is
-# done takes of the tests of others: none is idle while the last has minutes of work.
+# done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin, and
+# which stay together).
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself: it takes 15 s of
 # each worker.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
@@ -47,7 +48,7 @@ test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
 	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
-	$(TESTED) -m 'processes or spark' --numprocesses 3 --dist loadfile --durations 25
+	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is
 # absolute, as the servers that benchmarks and tests start run in another folder.

@@ -1,4 +1,8 @@
-"""What all tests share: `spark` tests are skipped, with the reason, where Spark cannot run; processes that end."""
+"""What all tests share: `spark` tests are skipped, with the reason, where Spark cannot run; processes that end.
+
+Workers take test after test (`--dist loadgroup`), the longest first; those that share something that takes seconds to
+make, a Spark session or a cluster, stay together.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,32 @@ def walks(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--walks"))
 
 
+LONGEST = (
+    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/demo/", "tests/chaos/",
+    "tests/client/outbox/",
+)  # fmt: skip
+"""Where tests of a minute are: they begin, and no worker is alone with one in the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    for item in items:
+        if shared := _shared(item):
+            item.add_marker(pytest.mark.xdist_group(shared))
     marked = [item for item in items if item.get_closest_marker("spark")]
     reason = why_no_spark() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason or ""))
+
+
+def _shared(item: pytest.Item) -> str:
+    """The folder or module of the tests with which it shares a fixture of ours; "": with none."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is None:
+        return ""
+    used = [each[-1] for name, each in fixtures.name2fixturedefs.items() if name in fixtures.names_closure]
+    places = [each.baseid for each in used if each.scope != "function" and each.baseid.startswith("tests/")]
+    return min(places, key=len, default="")
 
 
 def pytest_collection_finish() -> None:

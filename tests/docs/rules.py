@@ -276,8 +276,8 @@ _tables_are_fresh: list[bool] = []
 def _ci(place: Place, command: Command) -> None:
     script = ROOT / command.words[0]
     assert os.access(script, os.X_OK)
-    for target in re.findall(r"^make ([\w-]+)$", script.read_text(encoding="utf-8"), re.M):
-        _make(place, Command(command.line, ["make", target], runs=False))
+    for words in re.findall(r"^make (.+)$", script.read_text(encoding="utf-8"), re.M):
+        _make(place, Command(command.line, ["make", *words.removeprefix("--jobs 2 ").split()], runs=False))
 
 
 def _compose(place: Place, command: Command) -> None:
