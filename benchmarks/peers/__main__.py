@@ -14,6 +14,7 @@ option. A run that is interrupted has its rows until then in the file of --json.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,13 @@ from .maven import Missing
 from .plot import as_plot
 from .rows import OURS, ROWS, Plan
 from .servers import servers
+
+
+def _why(error: Exception) -> str:
+    """For a table that others read: of a program its name, and not where it is on this machine."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"{Path(error.cmd[0]).name} ended with {error.returncode}"
+    return f"{type(error).__name__}: {error}"
 
 
 def measure(name: str, plan: Plan) -> table.Record:
@@ -41,7 +49,7 @@ def measure(name: str, plan: Plan) -> table.Record:
                 missing[side.name] = str(error)
                 progress(f"  {side.name} is missing: {error}")
             except Exception as error:
-                failed[side.name] = f"{type(error).__name__}: {error}"
+                failed[side.name] = _why(error)
                 progress(f"  {side.name} did not start: {failed[side.name]}")
         taken = turns.Turns()
         if OURS in opened and len(opened) > 1:
