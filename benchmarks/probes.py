@@ -95,8 +95,8 @@ class Probes:
             record = _Perf(["record", "-q", "-o", f"{folder}/copies", *copies, "-p", str(pid)], f"{folder}/record")
             with record, stat:
                 yield counted
-            for name, calls in re.findall(r"^(\d+),.*?:(object|block)\d,", stat.said, re.M):
-                setattr(counted, f"{calls}s", getattr(counted, f"{calls}s") + int(name))
+            for calls, kind in re.findall(r"^(\d+),.*?:(object|block)\d,", stat.said, re.M):
+                setattr(counted, f"{kind}s", getattr(counted, f"{kind}s") + int(calls))
             script = ["perf", "script", "-i", f"{folder}/copies", "-F", "trace"]
             told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
             found = [int(size) for size in re.findall(r"size=(\d+)", told)]

@@ -176,18 +176,15 @@ class AddSender:
 
     def _tell(self, place: _Place, adds: list[Add], tries: int, statuses: list[Status] | None) -> None:
         """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
-        slot, bookie = place
         if statuses is None:
-            self._receive(AddsAcked([add.entry for add in adds], slot, bookie))
-            if self._busy:
-                self._has_room(place)
+            self._stored(place, adds)
             return
         by_status: dict[Status, list[Add]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
-            self._receive(AddsAcked([add.entry for add in stored], slot, bookie))
+            self._stored(place, stored)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
@@ -195,6 +192,11 @@ class AddSender:
                 self._fail(place, by_status[status], status.name)
         if busy is not None:
             self._ask_again(place, busy, tries)
+
+    def _stored(self, place: _Place, adds: list[Add]) -> None:
+        self._receive(AddsAcked([add.entry for add in adds], *place))
+        if self._busy:
+            self._has_room(place)
 
     def _fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
         self._failed(place[1], why)

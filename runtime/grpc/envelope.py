@@ -26,6 +26,7 @@ SHORT = 2048
 LONG_BYTES = 16 << 10
 """Of an item that is not parsed by protobuf: below, a few microseconds of Python cost more than two copies."""
 
+NUMBER_BYTES_MAX = 10
 _TAG = 0x0A  # of field 1, length-delimited
 PREFIXES = [b"\x0a" + varint(size) for size in range(SHORT)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
@@ -50,12 +51,12 @@ def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
 
 
 def _after_number(data: bytes | bytearray, begin: int, end: int) -> int:
-    """The end of the field that begins there, if it is a number; else its beginning."""
+    """The end of the field that begins there, if it is a number; else its beginning. Looks at so many bytes as a number
+    may have: a longer one is none, and protobuf refuses it."""
     if begin < end and data[begin] < 0x80 and not data[begin] & 7:
-        begin += 1
-        while begin < end and data[begin] > 0x7F:
-            begin += 1
-        return begin + 1
+        for after in range(begin + 1, min(end, begin + 1 + NUMBER_BYTES_MAX)):
+            if data[after] < 0x80:
+                return after + 1
     return begin
 
 
@@ -84,8 +85,6 @@ _HEADS = struct.Struct("9B")
 """An item that is one field, and that field, where both lengths have two bytes: an entry of 128 B to 16 KiB; or the
 same with a number of one byte or two before it, its id."""
 _NUMBER = 0x08  # tag of field 1, a number
-NUMBER_BYTES_MAX = 10
-_NUMBER_MASK = (1 << 64) - 1
 
 
 def are_long(envelopes: Sequence[bytes | bytearray], copied: frozenset[int] | None) -> bool:
@@ -158,13 +157,13 @@ def take_long(data: bytes | bytearray, fields: dict[int, str], item: type[Any]) 
         if end > whole or end - begin < LONG_BYTES or data[begin] != _NUMBER:
             break
         inner = _after_number(data, begin, end)
-        field = fields.get(data[inner]) if inner - begin <= 1 + NUMBER_BYTES_MAX and inner < end else None
+        field = fields.get(data[inner])
         if field is None:
             break
         value, value_end = field_of(data, inner)
-        if value_end != end:
-            break
         id_ = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[begin + 1 : inner]))
-        items.append(LongItem(item, view[begin:end], id_ & _NUMBER_MASK, field, view[value:end]))
+        if value_end != end or id_ >> 64:
+            break
+        items.append(LongItem(item, view[begin:end], id_, field, view[value:end]))
         offset = end
     return items, offset

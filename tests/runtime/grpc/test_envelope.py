@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.varint import varint
-from magnetar.runtime.grpc.envelope import LONG_BYTES, LongItem, long_fields, take_long
+from magnetar.runtime.grpc.envelope import LONG_BYTES, LongItem, item_at, long_fields, take_long
 from magnetar.runtime.network import rpc
 
 FIELDS = long_fields(wire.ClientFrames)
@@ -75,6 +75,7 @@ ID = b"\x08\x05"
         field(0x0A, b"\x10\x05" + field(PUBLISH, CONTENT)),  # another number
         field(0x0A, ID + ID + field(PUBLISH, CONTENT)),  # twice
         field(0x0A, b"\x08" + b"\x80" * 10 + b"\x01" + field(PUBLISH, CONTENT)),  # a number that is too long
+        field(0x0A, b"\x08" + b"\xff" * 9 + b"\x7f" + field(PUBLISH, CONTENT)),  # one above 64 bits
         field(0x0A, ID + field(0x12, CONTENT)),  # another field
         field(0x0A, ID + bytes(LONG_BYTES)),
         field(0x0A, b"\x08" + b"\xff" * LONG_BYTES),
@@ -85,3 +86,17 @@ ID = b"\x08\x05"
 )  # fmt: skip
 def test_what_is_not_exactly_one_is_left_to_protobuf(data: bytes) -> None:
     assert taken(data) == ([], 0)
+
+
+def test_a_number_that_never_ends_is_not_read_to_its_end() -> None:
+    class Counted(bytes):
+        looked = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Counted.looked += 1
+            return super().__getitem__(at)
+
+    data = Counted(field(0x0A, b"\x08" + b"\xff" * LONG_BYTES))
+    taken(data)
+    item_at(data, 0, frozenset((PUBLISH,)))
+    assert Counted.looked < 60
