@@ -9,8 +9,11 @@
     await attachment.close()        the same, and the broker has forgotten the owner when it returns
 
 Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
-calls `opened` or `closed` when it reads the answer. What to do after an error is the decision of the owner's core
-(client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py.
+calls `opened` or `closed` when it reads the answer, and takes no frame that follows in the same read once it has no id
+(`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. An id is lost once, so
+one loss begins one opening. What to do after an error is the decision of the owner's core
+(client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py,
+tests/client/connect/test_late_frames.py.
 """
 
 from __future__ import annotations
@@ -87,6 +90,8 @@ class Attachment:
     def reopen(self, after_s: float) -> None:
         """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
         assert not self.is_attached, "one connection at a time"
+        if self._pause is not None:
+            self._pause.cancel()
         self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
 
     def _begin(self) -> None:
@@ -158,6 +163,11 @@ class Attachment:
             self.done()
             return
         self._owner.on_lost(error)
+
+    def out_of_turn(self, kind: str | None) -> None:
+        """The owner read a frame that it does not take: the broker and it do not agree on what the id is."""
+        self.leave()
+        self.lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
     def leave(self) -> None:
         if self._stream is not None:

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
-from ...proto.errors import ConnectionLost, MagnetarError, from_wire
+from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import TopicName
 from ...proto.schema import SchemaInfo
 from ..common.due_timer import DueTimer
@@ -150,10 +150,12 @@ class PartitionConsumer:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left = iter(frames)
-        while (rare := self.deliveries.gather(left)) is not None:
+        while self._attachment.is_attached:
+            rare = self.deliveries.gather(left)
             self._put()
+            if rare is None:
+                return
             self._rare(rare.WhichOneof("kind"), rare)
-        self._put()
 
     def _put(self) -> None:
         """All that came goes into the inbox at once: a waiter for one message is woken once."""
@@ -202,8 +204,7 @@ class PartitionConsumer:
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, frame.active)
             case _:
-                self._attachment.leave()
-                self._attachment.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+                self._attachment.out_of_turn(kind)
 
     def on_lost(self, error: MagnetarError) -> None:
         if self.core.state is not State.CLOSED:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
-from ...proto.errors import ConnectionLost, MagnetarError, from_wire
+from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import TopicName
 from ..common.due_timer import DueTimer
 from ..common.errors import (
@@ -182,7 +182,7 @@ class PartitionProducer:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left, now = iter(frames), self._now()
-        while (rare := self._take_outcomes(left, now)) is not None and self._attachment.is_attached:
+        while self._attachment.is_attached and (rare := self._take_outcomes(left, now)) is not None:
             self._do(self._rare(rare.WhichOneof("kind"), rare, now))
 
     def _take_outcomes(self, left: Iterator[wire.ServerFrame], now: float) -> wire.ServerFrame | None:
@@ -218,8 +218,7 @@ class PartitionProducer:
             case "closed":
                 self._attachment.closed(from_wire(frame.closed))
             case _:
-                self._attachment.leave()
-                self._attachment.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+                self._attachment.out_of_turn(kind)
         return []
 
     def on_lost(self, error: MagnetarError) -> None:

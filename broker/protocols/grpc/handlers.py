@@ -115,6 +115,8 @@ class Handler:
         except Exception as error:
             self.give_up(_typed(error))
             return
+        if self.over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
         self.opened = True
         self._connection.send(opened)
         self._go_on()

@@ -97,6 +97,8 @@ class ConsumerHandler:
             connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
             return
         self.session = session
+        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
         self.renewed(connection.caller.principal)
         connection.success(asked.request_id)
 
@@ -245,6 +247,7 @@ class ConsumerHandler:
 
     def closed(self, error: MagnetarError) -> None:
         if not self._over:
+            self._over = True
             self._close_at_client()
             self._connection.forget_consumer(self)
             self._connection.leave_later(self.leave())

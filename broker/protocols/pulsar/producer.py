@@ -106,6 +106,8 @@ class ProducerHandler:
             if notice is not None:
                 notice.cancel()
         self._session = session
+        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
         self.renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
@@ -199,6 +201,7 @@ class ProducerHandler:
 
     def replaced(self) -> None:
         """Another one has its id, or will."""
+        self._over = True
         self._connection.forget_producer(self)
         self._connection.leave_later(self.leave())
 

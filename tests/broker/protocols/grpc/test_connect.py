@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -670,3 +670,41 @@ async def test_names_and_fences_hold_between_ids_as_between_streams(raw: Raw) ->
     assert isinstance(await raw.error(1), MagnetarError)
     await raw.producer(4, name="b", access_mode=wire.OpenProducer.EXCLUSIVE_WITH_FENCING)
     assert isinstance(await raw.error(3), ProducerFenced)
+
+
+class Slow(handlers.Handler):
+    """Its opening ends when `may_open` does."""
+
+    left = 0
+
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        self.may_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self.may_open
+        return wire.ServerFrame(id=self.number, subscribed=wire.Subscribed())
+
+    async def _leave(self) -> None:
+        self.left += 1
+
+
+@pytest.mark.parametrize("ends", [
+    lambda slow: slow.give_up(BackPressure("enough")),
+    lambda slow: slow.take(wire.ClientFrame(id=1, close=7), None),
+    lambda slow: slow.take(wire.ClientFrame(id=1, subscribe=wire.Subscribe()), None),
+])  # fmt: skip
+async def test_an_opening_that_ends_after_its_id_was_given_up_says_nothing_more(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Slow], None]
+) -> None:
+    """In the turn between the end of an id and what it left: nothing comes after the last frame of an id."""
+    stream = connection.Connection(cast(Any, raw.running.brokers[0]), cast(Any, raw.stream), cast(Any, None))
+    sent: list[str | None] = []
+    monkeypatch.setattr(stream, "send", lambda frame: sent.append(frame.WhichOneof("kind")))
+    slow = Slow(stream, 1)
+    slow.open(wire.ClientFrame(id=1, subscribe=wire.Subscribe()))
+    slow.take(wire.ClientFrame(id=1, permits=3), None)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    slow.may_open.set_result(None)  # it goes on in the next turn, before the leaving
+    ends(slow)
+    await stream._leaving.drain()
+    assert sent in (["closed"], ["done"])
+    assert not slow.opened
+    assert slow.left == 1

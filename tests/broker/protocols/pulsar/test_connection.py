@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.protocols.pulsar import connection as connection_module
-from magnetar.broker.protocols.pulsar.frames import frame
-from magnetar.broker.protocols.pulsar.producer import payload_bytes_max
+from magnetar.broker.protocols.pulsar import consumer as consumer_module
+from magnetar.broker.protocols.pulsar import producer as producer_module
+from magnetar.broker.protocols.pulsar.consumer import ConsumerHandler
+from magnetar.broker.protocols.pulsar.frames import frame, parse
+from magnetar.broker.protocols.pulsar.producer import ProducerHandler, payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, room_of
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part, encode_batch, plain_items
@@ -651,3 +655,76 @@ def test_a_failover_consumer_is_told_whether_it_is_active_after_the_answer_to_it
         assert (change.consumer_id, change.is_active) == (2, True)
 
     simulate(scenario)
+
+
+# ------------------------------------------------------------------ the end of an id
+class OneConnection:
+    """What a handler says to its connection."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.leaving: list[Any] = []
+        self.names = self
+        self.caller = SimpleNamespace(peer="127.0.0.1:1", principal=None)
+        self.broker = SimpleNamespace(name="b", config=BrokerConfig())
+
+    def send(self, data: bytes) -> None:
+        self.said.append(Command.Type.Name(parse(memoryview(data)[4:])[0].type))
+
+    def error(self, request_id: int, error: Exception, number: Any = None) -> None:
+        self.said.append("ERROR")
+
+    def success(self, request_id: int) -> None:
+        self.said.append("SUCCESS")
+
+    def start(self, work: Any) -> asyncio.Task[None]:
+        return asyncio.ensure_future(work)
+
+    def leave_later(self, work: Any) -> None:
+        self.leaving.append(work)
+
+    def instance(self, *of: object) -> str:
+        return "instance"
+
+    def forget_producer(self, *of: object) -> None: ...
+    forget_consumer = held = add = remove = forget_producer
+
+
+@pytest.mark.parametrize("kind", [ProducerHandler, ConsumerHandler])
+async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when its opening ends in the turn in which it is closed."""
+    may_open: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    left: list[bool] = []
+
+    class Session:
+        @staticmethod
+        async def open(*of: object) -> Any:
+            return await may_open
+
+        name, last_sequence_id, topic_epoch, schema_version, producer = "n", -1, None, None, SimpleNamespace()
+
+        def leave(self) -> Any:
+            left.append(True)
+            (done := asyncio.get_running_loop().create_future()).set_result(None)
+            return done
+
+        def renewed(self, principal: object) -> None: ...
+
+    module = producer_module if kind is ProducerHandler else consumer_module
+    monkeypatch.setattr(module, "ProducerSession" if kind is ProducerHandler else "ConsumerSession", Session)
+    connection = OneConnection()
+    asked = pulsar.CommandProducer(topic=T, producer_id=1, request_id=1, producer_name="n") if kind is ProducerHandler \
+        else pulsar.CommandSubscribe(topic=T, subscription="s", consumer_id=1, request_id=1, subType=0)  # fmt: skip
+    handler = kind(connection, asked)
+    handler.open()
+    await asyncio.sleep(0)
+    may_open.set_result(Session())
+    handler.closed(Unauthenticated("no longer"))
+    handler.closed(Unauthenticated("no longer"))
+    assert len(connection.leaving) == 1, "it leaves once"
+    await asyncio.sleep(0)
+    await connection.leaving[0]
+    assert connection.said in (["CLOSE_PRODUCER"], ["CLOSE_CONSUMER"])
+    assert left == [True]
