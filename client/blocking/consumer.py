@@ -17,7 +17,7 @@ from weakref import ref
 from .. import client as aio
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from ..common.fork import EPOCH
-from ..common.guard import ignored, run
+from ..common.guard import ignored, run, survived
 from ..consume.batch_receive import ReceivedBatch
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
@@ -79,8 +79,8 @@ class _Receiving(Handle[Receiving]):
                 assert self._listener is not None
                 with self._turns:
                     self._listener(self, message)
-            except (Exception, SystemExit):  # the thread would end unnoticed, and the program would go on
-                _LOG.exception("%s: a message listener failed", self.topic())
+            except BaseException as error:  # the thread would end unnoticed, and the program would go on
+                survived(error, f"{self.topic()}: a message listener")
 
 
 class ConsumerEvents:

@@ -6,17 +6,15 @@ the changes, so that they may wait, and may use the client.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from queue import SimpleQueue
 from typing import Any
 
+from ..common.guard import survived
 from ..consume.table_view import Listener
 from ..consume.table_view import TableView as AsyncTableView
 from .handle import Handle
-
-_LOG = logging.getLogger("magnetar.client")
 
 
 class TableView(Handle[AsyncTableView]):
@@ -128,5 +126,5 @@ def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | N
 def _call(listener: Listener, key: str, value: Any) -> None:
     try:
         listener(key, value)
-    except (Exception, SystemExit):
-        _LOG.exception("a listener of a table failed")
+    except BaseException as error:
+        survived(error, "a listener of a table")

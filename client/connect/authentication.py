@@ -18,6 +18,7 @@ from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
+from ..common.guard import own
 from .service_url import ServiceUrl
 
 _TOKEN = re.compile(r"\S{32,}")
@@ -198,10 +199,10 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
             found: object = authentication.authorization()
         except MagnetarError:
             raise
-        except Exception as error:
+        except BaseException as error:
             said = f": {_without_tokens(error)}" if isinstance(authentication, AuthenticationToken) else ""
             failed = f"the authentication {name!r} failed: {type(error).__name__}{said}"
-            raise Unauthenticated(failed) from error
+            raise Unauthenticated(failed) from own(error)
         if not isinstance(found, str) or not found.isascii() or (found and not found.isprintable()):
             raise WireInvalidConfiguration(f"the authentication {name!r} gives no header of printable ASCII")
         return found
@@ -209,7 +210,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
     return header
 
 
-def _without_tokens(error: Exception) -> str:
+def _without_tokens(error: BaseException) -> str:
     """What it says, without words as long as a token."""
     return _TOKEN.sub("…", str(error))[:200]
 

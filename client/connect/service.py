@@ -20,7 +20,7 @@ from ...runtime.access import CallerAccess
 from ...runtime.network import Endpoint, Network
 from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
-from ..common.guard import ignored, run
+from ..common.guard import ignored, run, survived
 from ..core.failover import FailoverCore
 from ..model.settings import ClientSettings
 from .authentication import caller_access
@@ -103,8 +103,8 @@ class Service:
             if provider is not None:
                 try:
                     provider.close()
-                except Exception:
-                    _LOG.exception("the provider of a client's service could not be closed")
+                except BaseException as error:
+                    survived(error, "the close of the provider of a client's service")
 
 
 async def answers(info: ServiceInfo, network: Network, timeout_s: float) -> bool:

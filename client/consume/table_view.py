@@ -26,6 +26,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
+from ..common.guard import is_cancelled, own, survived
 from ..model.message import CiphertextMessage, Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -220,7 +221,8 @@ class TableView(ClosedAfterAsyncWith):
         if message.payload and not message.has_null_value():
             try:
                 value = message.value()
-            except Exception:  # the schema's
+            except BaseException as error:  # the schema's
+                own(error)
                 _LOG.exception("%s: %r cannot be decoded and is not in the table", consumer.topic, message)
                 return
         await self._set(consumer, message.partition_key(), value)
@@ -233,10 +235,22 @@ class TableView(ClosedAfterAsyncWith):
         else:
             del self._of[key]
         for listener in list(self._listeners):
+            await self._tell(listener, key, _empty(consumer) if value is None else value)
+
+    async def _tell(self, listener: Listener, key: str, value: Any) -> None:
+        what = f"{self.topic()}: a listener of the table"
+        try:
+            outcome = listener(key, value)
+        except BaseException as error:
+            survived(error, what)
+            return
+        if inspect.isawaitable(outcome):
             try:
-                await _call(listener, key, _empty(consumer) if value is None else value)
-            except Exception:
-                _LOG.exception("%s: a listener of the table failed", consumer.topic)
+                await outcome
+            except BaseException as error:
+                if is_cancelled(error):
+                    raise
+                survived(error, what)
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
@@ -259,7 +273,8 @@ class TableView(ClosedAfterAsyncWith):
 def _empty(consumer: PartitionConsumer) -> Any:
     try:
         return consumer.schema.decode(b"")
-    except Exception:  # the schema's: it has no empty value
+    except BaseException as error:  # the schema's: it has no empty value
+        own(error)
         return None
 
 
@@ -267,8 +282,3 @@ async def _in_turn(waiting: Iterable[Awaitable[object]]) -> None:
     for each in waiting:
         await each
 
-
-async def _call(listener: Listener, key: str, value: Any) -> None:
-    outcome = listener(key, value)
-    if inspect.isawaitable(outcome):
-        await outcome

@@ -23,6 +23,7 @@ from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import shown
 from ..common.errors import CryptoError
+from ..common.guard import own
 from .cipher import IV_BYTES, TAG_BYTES, DataKey, data_key, decrypted, private_key, require_package, unwrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
 
@@ -182,7 +183,7 @@ def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
         return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown(key.key)} is not bytes")
     except CryptoError as error:
         return error
-    except Exception as error:  # the reader's; its text may hold a secret
+    except BaseException as error:  # the reader's; its text may hold a secret
         found = CryptoError(f"there is no private key of {shown(key.key)}: {type(error).__name__}")
-        found.__cause__ = error
+        found.__cause__ = own(error)
         return found

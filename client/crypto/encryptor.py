@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import shown
 from ..common.errors import CryptoError
+from ..common.guard import own
 from .cipher import DATA_KEY_BYTES, IV_BYTES, DataKey, data_key, public_key, require_package, wrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
 
@@ -73,6 +74,6 @@ class Encryptor:
                 found.metadata.add(key=key_, value=value)
         except CryptoError:
             raise
-        except Exception as error:  # the reader's; its text may hold a secret
-            raise CryptoError(f"there is no public key of {shown(name)}: {type(error).__name__}") from error
+        except BaseException as error:  # the reader's; its text may hold a secret
+            raise CryptoError(f"there is no public key of {shown(name)}: {type(error).__name__}") from own(error)
         return found

@@ -8,11 +8,10 @@ Guard: tests/client/consume/test_failover_and_key_shared.py.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Any, Protocol
 
-_LOG = logging.getLogger("magnetar.client")
+from ..common.guard import survived
 
 
 class ConsumerEventListener(Protocol):
@@ -60,5 +59,5 @@ def call(listener: ConsumerEventListener, consumer: Any, partition: int, active:
             listener.became_active(consumer, partition)
         else:
             listener.became_inactive(consumer, partition)
-    except (Exception, SystemExit):
-        _LOG.exception("a consumer event listener failed")
+    except BaseException as error:
+        survived(error, "a consumer event listener")

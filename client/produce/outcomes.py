@@ -11,6 +11,7 @@ from typing import Any
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ..common.errors import Result, translate
+from ..common.guard import survived
 from ..core.batcher import Batch, Callback
 from ..core.effects import InvalidContent, Settle
 from ..core.transaction import InTransaction, Part
@@ -52,16 +53,16 @@ def _confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> Non
         if callback is not None:
             try:
                 callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
-            except (Exception, SystemExit):  # of the application: it must not end the loop
-                _LOG.exception("a send callback failed")
+            except BaseException as error:  # of the application: the other callbacks, and flushes, go on
+                survived(error, "a send callback")
 
 
 def _call(callback: Callback, *outcome: Any) -> None:
     if callback is not None:
         try:
             callback(*outcome)
-        except (Exception, SystemExit):
-            _LOG.exception("a send callback failed")
+        except BaseException as error:
+            survived(error, "a send callback")
 
 
 def wake(waiters: Sequence[asyncio.Future[None]]) -> None:

@@ -29,7 +29,7 @@ from ...proto.transactions import TxnId, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks
 from ..common.checks import shown
-from ..common.guard import ignored, run
+from ..common.guard import ignored, is_cancelled, run
 from .halves import Halves
 
 _LOG = logging.getLogger("magnetar.client")
@@ -144,7 +144,9 @@ class CheckWatch:
             why = f"no answer within {answer_s:g} s"
             _LOG.error("half %s: the check of group %s has %s", id_, self.group, why)
             return wire.EndHalfRequest.FAILED, why
-        except Exception as error:
+        except BaseException as error:
+            if is_cancelled(error):
+                raise
             _LOG.exception("half %s: the check of group %s failed", id_, self.group)
             return wire.EndHalfRequest.FAILED, f"{type(error).__name__}: {error}"[:300]
         return VERBS[found], ""

@@ -43,6 +43,7 @@ from ..common.errors import (
     Timeout,
     TransactionFenced,
 )
+from ..common.guard import is_cancelled
 from ..consume.consumer import Consumer
 from ..model.message import Message
 from ..model.settings import ConsumerType
@@ -153,8 +154,11 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
                 elif number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
                 results.append(Applied(message, outputs_of(found), None))
-            except Exception as error:
-                results.append(Applied(message, (), error))
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled(error):
+                    raise
+                own = error if isinstance(error, Exception) else RuntimeError("the function raised CancelledError")
+                results.append(Applied(message, (), own))
         return results
 
     return apply

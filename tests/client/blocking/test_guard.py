@@ -32,7 +32,10 @@ from tests.client.simulated import simulate
 from tests.compiled import COMPILED
 
 SCHEDULERS = {"call_soon", "call_soon_threadsafe", "call_later", "call_at", "create_task", "ensure_future"}
-BY_ITSELF = {("loop_thread.py", "call_soon_threadsafe")}  # `loop.stop`, and tasks that have an owner
+BY_ITSELF = {
+    ("loop_thread.py", "call_soon_threadsafe"),  # `loop.stop`, and tasks that have an owner
+    ("guard.py", "call_soon"),  # Ctrl-C, which is to end the loop
+}
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
     (PartitionProducer, "on_open"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
