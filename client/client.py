@@ -9,8 +9,9 @@ Names, parameters and defaults are those of `pulsar.asyncio`. Nothing connects b
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 from weakref import finalize
@@ -34,8 +35,8 @@ from .common.checks import (
     shown,
     whole,
 )
-from .common.closing import ClosedAfterAsyncWith, close_all
-from .common.errors import AlreadyClosed, PulsarException, TopicNotFound, translate
+from .common.closing import ClosedAfterAsyncWith, close_all, until_quiet
+from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate
 from .common.loggers import attach
 from .common.reports import Reports
 from .connect.connections import Connections
@@ -69,6 +70,7 @@ from .model.settings import (
 )
 from .produce.half import Half
 from .produce.messages import Extras
+from .produce.partition_producer import PartitionProducer
 from .produce.producer import Producer
 from .transactions import batches
 from .transactions.batches import Batch, BatchOutcome, SinkStatus
@@ -83,6 +85,10 @@ T = TypeVar("T")
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 Topics = str | Sequence[str] | re.Pattern[str]
 
+_LOG = logging.getLogger("magnetar.client")
+
+CLOSE_QUIET_S = 5.0
+"""How long a client that is closed waits for a word of its brokers: longer than one that owns a topic is replaced."""
 KEPT_MIN = 16
 """Closed objects are removed only above this number: a removal at each opening would scan all the others."""
 
@@ -506,11 +512,45 @@ class Client(ClosedAfterAsyncWith):
         if reports is not None:
             reports.stop()
 
-    async def close(self) -> None:
-        """Aborts open transactions, closes producers (flushing them), consumers and readers, then the connections."""
+    async def close(self, timeout: float | None = None) -> None:
+        """Aborts open transactions, closes producers (flushing them), consumers and readers, then the connections.
+
+        What is not closed in order after `timeout` seconds ends at once. None: CLOSE_QUIET_S seconds after the last
+        answer of a broker, and at most the operation time-out. Timeout: messages have no outcome by then; each of them
+        gets AlreadyClosed, and may be stored.
+        """
+        if timeout is not None:
+            check(TRANSACTION, {"timeout": timeout})
         if self._closed and self._connections is None:
             return
         self._stop_reports()
+        if (connections := self._connections) is None:
+            await self._close_in_order()
+            return
+        quiet_s = CLOSE_QUIET_S if timeout is None else timeout
+        longest_s = self.settings.operation_timeout_s if timeout is None else timeout
+        unsettled = 0
+
+        def heard() -> float:
+            nonlocal unsettled
+            unsettled = sum(part.core.pending for part in self._partition_producers())
+            return connections.heard
+
+        try:
+            async with until_quiet(quiet_s, heard, connections.world.clock.monotonic, longest_s):
+                await self._close_in_order()
+        except TimeoutError as error:
+            if isinstance(error, MagnetarError) or unsettled:
+                why = f"{unsettled} messages have no outcome" if unsettled else str(error)
+                raise Timeout(f"the client was closed, and its brokers did not answer: {why}") from error
+            _LOG.info("the client was closed without the answers of its brokers")
+
+    def _partition_producers(self) -> Iterator[PartitionProducer]:
+        for each in self._open:
+            if isinstance(each, Producer):
+                yield from each.partitions
+
+    async def _close_in_order(self) -> None:
         connections = self._connections
         try:
             if connections is not None and connections.halves is not None:
@@ -521,10 +561,11 @@ class Client(ClosedAfterAsyncWith):
             await self._close_rest()
 
     async def _close_rest(self) -> None:
-        open_, self._open = list(self._open), {}
+        open_ = list(self._open)
         try:
             await close_all(open_)
         finally:
+            self._open = {}
             self._closed = True
             if self._detach is not None:
                 self._detach()

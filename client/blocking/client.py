@@ -14,7 +14,7 @@ from weakref import finalize
 
 from ...proto.transactions import TxnId
 from .. import client as aio
-from ..common.checks import check
+from ..common.checks import TRANSACTION, check
 from ..common.closing import ClosedAfterWith
 from ..common.errors import AlreadyClosed, InvalidConfiguration
 from ..common.fork import EPOCH
@@ -371,14 +371,18 @@ class Client(ClosedAfterWith):
         self._inner.shutdown()
         await self._inner.close()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Flushes and closes all producers, sends pending acks and closes consumers, readers and tables.
 
-        Raises AlreadyClosed when the client is closed.
+        What is not closed in order after `timeout` seconds ends at once; None: CLOSE_QUIET_S seconds after the last
+        answer of a broker, and at most the operation time-out. Timeout: messages have no outcome by then, and may be
+        stored. AlreadyClosed: the client is closed.
         """
+        if timeout is not None:
+            check(TRANSACTION, {"timeout": timeout})
         if self._closed:
             raise AlreadyClosed("the client is closed")
         self._closed = True
         self._keep()
         if self._epoch == EPOCH[0]:
-            loop_thread().run(self._inner.close())
+            loop_thread().run(self._inner.close(timeout))

@@ -1,16 +1,17 @@
 """`async with` and `with`: the object is closed at the end of the block, unless the program closed it before.
 
-`close_all` closes several at once.
+`close_all` closes several at once; `until_quiet` bounds what waits for a server that may be gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, Self
 
 from .errors import AlreadyClosed
+from .guard import ignored, run
 
 
 class ClosedAfterAsyncWith:
@@ -34,6 +35,32 @@ async def close_all(parts: Iterable[Closable]) -> None:
     for outcome in await asyncio.gather(*(each.close() for each in parts), return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
             raise outcome
+
+
+@asynccontextmanager
+async def until_quiet(
+    quiet_s: float, heard: Callable[[], float], now: Callable[[], float], longest_s: float
+) -> AsyncIterator[None]:
+    """As `asyncio.timeout`, which ends when nothing was heard for `quiet_s`, or after `longest_s`. `heard`, `now`: of
+    one monotonic clock, in seconds."""
+    loop, begun = asyncio.get_running_loop(), now()
+    async with asyncio.timeout(None) as limit:
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal timer
+            left = min(max(heard(), begun) + quiet_s, begun + longest_s) - now()
+            if left > 0:
+                timer = loop.call_later(left, run, look, ignored)
+            else:
+                limit.reschedule(loop.time())
+
+        look()
+        try:
+            yield
+        finally:
+            assert timer is not None, "it looked"
+            timer.cancel()
 
 
 class ClosedAfterWith:

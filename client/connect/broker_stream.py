@@ -66,6 +66,7 @@ class BrokerStream:
         attached any more."""
         self.is_over = False
         self._now = now
+        self.heard = now()  # when frames came last
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, Owner] = {}
@@ -135,7 +136,7 @@ class BrokerStream:
         try:
             while True:
                 frames = await self._stream.receive()
-                begun = self._now()
+                begun = self.heard = self._now()
                 for at in range(0, len(frames), SLICE_FRAMES):
                     if self._now() - begun > TURN_S:
                         await asyncio.sleep(0)

@@ -70,6 +70,7 @@ class Connections:
         self.make_halves: Callable[[Connections], Any] | None = None  # when they are first used
         self._closed = False
         self._reached = False  # a broker has answered
+        self._answered = world.clock.monotonic()  # when an operation was answered last
         self._with_loop: AsyncGenerator[None, None] | None = None
 
     def channel(self, endpoint: Endpoint) -> Channel:
@@ -94,6 +95,11 @@ class Connections:
         return found
 
     @property
+    def heard(self) -> float:
+        """When a broker answered last, or said something on a stream: in monotonic seconds."""
+        return max((self._answered, *(each.heard for each in self._streams.values())))
+
+    @property
     def wakes(self) -> Wakes:
         """In the event loop: how other threads call into it."""
         if self._wakes is None:
@@ -115,6 +121,7 @@ class Connections:
                 async with asyncio.timeout(deadline - now()):
                     done = await attempt()
                 self._reached = True
+                self._answered = now()
                 return done
             except TimeoutError as error:
                 raise TimedOut(f"no answer within {self.settings.operation_timeout_s:g} s") from error

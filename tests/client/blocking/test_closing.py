@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from datetime import timedelta
 from typing import Any
 
-from magnetar.client.client import Client
+import pytest
+
+from magnetar.client.client import CLOSE_QUIET_S, Client
+from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Result, Timeout
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.core.state import State
 from magnetar.client.model.settings import ConsumerType
 from magnetar.client.produce.producer import Producer
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import Unavailable
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -171,5 +176,100 @@ def test_a_close_that_is_cancelled_ends_the_other_one() -> None:
         assert first.cancelled()
         assert second.exception() is None
         assert asyncio.get_running_loop().time() - begin < client.settings.operation_timeout_s / 2
+
+    simulate(body)
+
+
+# ------------------------------------------------------------------------------------------ how long a close takes
+def took_s(close: Callable[[Client, FakeBroker], Coroutine[Any, Any, None]], gone: str, **options: Any) -> float:
+    """Virtual seconds of `close` of a client that has a producer with a message under way, whose send was cancelled."""
+    took: list[float] = []
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("one")
+        consumer = await client.subscribe("two", "s")
+        await producer.send(b"x")
+        broker.silent = True
+        sending = asyncio.ensure_future(producer.send(b"y"))
+        await asyncio.sleep(0.1)
+        sending.cancel()
+        if gone == "unreachable":
+            broker.refuse = [Unavailable("not now")] * 1000
+            broker.give_up(Unavailable("not now"))
+        await asyncio.sleep(1)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            await close(client, broker)
+        finally:
+            took.append(loop.time() - begun)
+            assert producer.is_over
+            assert consumer.is_over
+            with pytest.raises(AlreadyClosed):
+                await producer.send(b"z")
+
+    simulate(body, **options)
+    return took[0]
+
+
+@pytest.mark.parametrize("gone", ["silent", "unreachable"])
+@pytest.mark.parametrize(("timeout", "at_most"), [(0.5, 0.6), (2, 2.1), (20, 20.1)])
+def test_a_close_ends_at_its_time_out_and_says_what_has_no_outcome(gone: str, timeout: float, at_most: float) -> None:
+    async def close(client: Client, broker: FakeBroker) -> None:
+        with pytest.raises(Timeout, match=r"1 messages have no outcome|under way"):
+            await client.close(timeout=timeout)
+
+    assert took_s(close, gone) <= at_most
+
+
+@pytest.mark.parametrize("gone", ["silent"])
+def test_without_a_time_out_a_close_waits_some_seconds_for_a_word_of_its_brokers(gone: str) -> None:
+    async def close(client: Client, broker: FakeBroker) -> None:
+        with pytest.raises(Timeout):
+            await client.close()
+
+    assert CLOSE_QUIET_S - 0.1 <= took_s(close, gone) <= CLOSE_QUIET_S + 1.1
+
+
+def test_a_close_waits_on_while_its_brokers_answer() -> None:
+    """A flush that takes longer than CLOSE_QUIET_S ends in order."""
+    async def body(client: Client, broker: FakeBroker) -> None:
+        told: list[Result] = []
+        producer = await client.create_producer("one", batching_enabled=False)
+        broker.silent = True
+        for number in range(10):
+            producer.send_nowait(b"%d" % number, lambda result, _: told.append(result))
+        await asyncio.sleep(0.1)
+        [say] = broker.says
+        closing = asyncio.ensure_future(client.close())
+        for number in range(10):
+            await asyncio.sleep(2)
+            say(receipt=wire.Receipt(sequence_id=number, ledger_id=7, entry_id=number, index=number))
+        broker.silent = False
+        await closing
+        assert told == [Result.Ok] * 10
+
+    simulate(body, Saying())
+
+
+class Saying(FakeBroker):
+    """`says`: how each producer is told something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.says: list[Callable[..., None]] = []
+
+    def _open(self, stream: Any, frame: Any, owners: Any) -> None:
+        super()._open(stream, frame, owners)
+        self.says.append(owners[frame.id].say)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", True, float("nan")])
+def test_a_time_out_that_is_none_is_refused_and_nothing_is_closed(timeout: Any) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("one")
+        with pytest.raises(InvalidConfiguration):
+            await client.close(timeout=timeout)
+        await producer.send(b"x")
 
     simulate(body)
