@@ -1,7 +1,7 @@
 """One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
 
     attachment.open()               the first time: `on_open` reports that it is open, is refused, or the operation's
-                                    deadline is over
+                                    deadline is over. An owner that waits for its turn has no deadline once it waits
     attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` reports its failure
     attachment.send(permits=7)      a frame; nothing is sent without an id
     attachment.publish(entry)       the same of an entry
@@ -33,12 +33,15 @@ from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
 """Of ClientFrame.publish, field 3, length-delimited."""
+WAITED_S = 1.0
+"""The broker took the opening and lets it wait: it did not just fail."""
 CLOSE = 1 << 62
 """The request id of `close`: no other request has it."""
 
 
 class AttachedOwner(Protocol):
     topic: TopicName
+    waits: bool  # the answer to its first frame may take as long as others please
 
     def first_frame(self) -> dict[str, Any]:
         """The kind of a ClientFrame that opens the producer or consumer."""
@@ -82,10 +85,32 @@ class Attachment:
     async def _open(self) -> None:
         failure: MagnetarError | None = None
         try:
-            await self._connections.retry(self._attempt)
+            if self._owner.waits:
+                await self._wait_for_turn()
+            else:
+                await self._connections.retry(self._attempt)
         except MagnetarError as error:
             failure = error
         self._owner.on_open(failure)
+
+    async def _wait_for_turn(self) -> None:
+        """Returns when its turn came. A wait that breaks is begun anew. Raises what stays, and what kept it from
+        waiting for as long as an operation may take."""
+        now, timeout_s = self._connections.world.clock.monotonic, self._connections.settings.operation_timeout_s
+        backoff, since = self._connections.backoff(), now()
+        while True:
+            answer, began = await self._connections.retry(self._attach), now()
+            try:
+                await self._answered(answer)
+                return
+            except MagnetarError as error:
+                if now() - began > WAITED_S:
+                    backoff.reset()
+                    since = now()
+                delay = backoff.next_s()
+                if not error.retryable or now() + delay - since > timeout_s:
+                    raise
+            await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
         """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
@@ -110,16 +135,25 @@ class Attachment:
         self._owner.on_lost(failure)
 
     async def _attempt(self) -> None:
+        await self._answered(await self._attach())
+
+    async def _attach(self) -> asyncio.Future[None]:
+        """The future of the answer to its first frame, which is sent."""
         stream = await self._connections.broker_stream(self._owner.topic)
+        first = self._owner.first_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
         id_ = stream.attach(self)
         self._stream, self._id = stream, id_
         self._publish_head = wire.ClientFrame(id=id_).SerializeToString() + PUBLISH_TAG
+        self.send(**first)
+        return answer
+
+    async def _answered(self, answer: asyncio.Future[None]) -> None:
+        id_ = self._id
         try:
-            self.send(**self._owner.first_frame())
             await answer
         except BaseException:
-            if self._stream is stream and self._id == id_:
+            if self.is_attached and self._id == id_:
                 self.leave()
             raise
         finally:

@@ -57,7 +57,7 @@ class PartitionConsumer:
     ) -> None:  # fmt: skip
         """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
-        self.sends = False
+        self.sends = self.waits = False
         self.schema: Schema = settings.schema
         self._writers = WriterSchemas(connections, topic) if settings.schema.by_writer else None
         self.name = settings.consumer_name or ""

@@ -68,7 +68,8 @@ class BatchingType(IntEnum):
 class ProducerAccessMode(IntEnum):
     """Who else may publish to the topic.
 
-    Shared: all. Exclusive: no other; ProducerBusy when there is one. WaitForExclusive: waits until there is no other.
+    Shared: all. Exclusive: no other; ProducerBusy when there is one. WaitForExclusive: waits until there is no other,
+    without a limit.
     ExclusiveWithFencing: takes the topic over; the others get ProducerFenced.
     """
     Shared = 0

@@ -41,6 +41,7 @@ class EntryWriter:
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
+        self.waits = False
         self._name = name
         self._instance = connections.world.rng.randbytes(8).hex()
         self._attachment = Attachment(connections, self)
@@ -98,6 +99,8 @@ class EntryWriter:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         for frame in frames:
+            if not self._attachment.is_attached:
+                break
             match frame.WhichOneof("kind"):
                 case "receipt":
                     self._receipt(frame.receipt.sequence_id)

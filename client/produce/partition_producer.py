@@ -42,7 +42,7 @@ from ..core.producer import ProducerCore
 from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
 from ..core.transaction import InTransaction, Share
-from ..model.settings import ProducerSettings
+from ..model.settings import ProducerAccessMode, ProducerSettings
 from .outcomes import settle, tell, wake
 
 _LOG = logging.getLogger("magnetar.client")
@@ -55,6 +55,7 @@ class PartitionProducer:
     ) -> None:  # fmt: skip
         self.topic = topic
         self.sends = True
+        self.waits = settings.access_mode == ProducerAccessMode.WaitForExclusive
         self.why = ""  # the reason that was given for the last message that failed; empty: none
         self._failure: MagnetarError | None = None  # of that one
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again

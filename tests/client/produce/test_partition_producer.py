@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from magnetar.client.common.errors import (
     ProducerBusy,
     ProducerFenced,
     ProducerQueueIsFull,
+    PulsarException,
     Result,
     Timeout,
     TopicNotFound,
 )
 from magnetar.client.model.message_id import MessageId
-from magnetar.client.model.settings import CompressionType
+from magnetar.client.model.settings import CompressionType, ProducerAccessMode
 from magnetar.proto import errors as wire_errors
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch
 from tests.client.fake_broker import FakeBroker, Topic
 from tests.client.simulated import simulate
@@ -611,3 +614,56 @@ def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.Monkey
         assert stored(broker.topics[FULL]) == [b"one", b"two"]
 
     simulate(body)
+
+
+class Queueing(FakeBroker):
+    """Lets openings wait until `free` is called. `refusing`: what each gets, meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Callable[[], None]] = []
+        self.refusing: wire_errors.MagnetarError | None = None
+
+    def _open(self, stream: Any, frame: Any, owners: Any) -> None:
+        if self.refusing is not None:
+            stream.send_nowait(wire.ServerFrame(id=frame.id, closed=wire_errors.to_wire(self.refusing)))
+        else:
+            opening = super()._open
+            self.waiting.append(lambda: opening(stream, frame, owners))
+
+    def free(self) -> None:
+        self.waiting.pop()()
+
+
+@pytest.mark.parametrize("cuts", [0, 3])
+def test_a_producer_that_waits_for_exclusive_access_waits_without_a_limit(cuts: int) -> None:
+    """Also over connections that break, for longer than an operation may take."""
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, Queueing)
+        opening = asyncio.ensure_future(client.create_producer("t", access_mode=ProducerAccessMode.WaitForExclusive))
+        for _ in range(cuts):
+            await asyncio.sleep(50)
+            broker.cut()
+        await asyncio.sleep(3600)
+        assert not opening.done()
+        assert len(broker.waiting) == cuts + 1
+        broker.free()
+        producer = await opening
+        sending = asyncio.ensure_future(producer.send(b"x"))
+        await sending
+
+    simulate(body, Queueing())
+
+
+@pytest.mark.parametrize("error", [wire_errors.Unavailable("not now"), wire_errors.ProducerFenced("never")])
+def test_what_does_not_let_it_wait_is_told_by_the_operations_deadline(error: wire_errors.MagnetarError) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, Queueing)
+        broker.refusing = error
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(PulsarException):
+            await client.create_producer("t", access_mode=ProducerAccessMode.WaitForExclusive)
+        assert asyncio.get_running_loop().time() - begun < 31
+        broker.refusing = None
+
+    simulate(body, Queueing())
