@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...proto.errors import MagnetarError, NotFound
+from ...proto.errors import InvalidRequest, MagnetarError, NotFound
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.world import World
+from ..common.checks import SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
 from . import operations as op
 from . import values
+from .arguments import checked
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
@@ -31,6 +33,7 @@ BROKER_ASK_S = 5.0
 """How long one broker may take to report how many topics it has loaded."""
 
 
+@checked
 class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
@@ -51,6 +54,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
+        check_one("timeout_s", SECONDS, timeout_s)
         self._timeout_s = timeout_s
         self._transport = transport or GrpcTransport(
             service_url, timeout_s, world, authentication, tls_trust_certs_file_path
@@ -311,6 +315,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
         """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
+        if number < 1:
+            raise InvalidRequest(f"messages are counted from 1, not from {number}")
         found = await self._call(op.EXAMINE_MESSAGES, topic=full_topic(topic), from_latest=from_latest, number=number)
         return found[0]
 
@@ -374,6 +380,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     # ------------------------------------------------------------------------------ schemas
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
         """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+        if version is not None and version < 0:
+            raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
         return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
 
     async def schemas(self, topic: str) -> list[values.TopicSchema]:
