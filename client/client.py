@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
-from weakref import finalize
+from weakref import WeakMethod, finalize
 
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
@@ -22,7 +22,9 @@ from ..proto.names import TopicName, check_subscription_name
 from ..proto.transactions import TxnId
 from ..runtime.world import World
 from .common.checks import (
+    FUNCTION,
     INT64_MAX,
+    NAME,
     TRANSACTION,
     Check,
     WrongMessageType,
@@ -86,6 +88,7 @@ CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 Topics = str | Sequence[str] | re.Pattern[str]
 
 _LOG = logging.getLogger("magnetar.client")
+TXN_IDS = Check("a list of ids of transactions", (list, tuple, set, frozenset))
 
 CLOSE_QUIET_S = 5.0
 """How long a client that is closed waits for a word of its brokers: longer than one that owns a topic is replaced."""
@@ -152,6 +155,7 @@ class Client(ClosedAfterAsyncWith):
             self._connections.make_halves = Halves.of
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
+                self._connections.with_the_loop = WeakMethod(self.shutdown)
                 self._connections.leave_with_the_loop()
         return self._connections
 
@@ -193,6 +197,7 @@ class Client(ClosedAfterAsyncWith):
         nothing to write. It is prepared, and committed with the batch (client/transactions/batches.py). SinkFenced:
         another query writes the sink."""
         check(TRANSACTION, {"timeout": timeout})
+        check_one("batch", batches.BATCH, batch)
         batch.check()
         transactions = self.transactions
         found = await translated(batches.begin(transactions.coordinators, batch, max(1, round(timeout * 1000))))
@@ -201,12 +206,15 @@ class Client(ClosedAfterAsyncWith):
     async def commit_batch(self, batch: Batch, txn_ids: Sequence[TxnId | str]) -> BatchOutcome:
         """Commits prepared transactions of a batch together, and once for each number of a sink. TransactionAborted:
         one of them is, and none was committed. SinkFenced; OutcomeUnknown: call it again, or ask `sink_status`."""
+        check_one("batch", batches.BATCH, batch)
         batch.check()
+        check_one("txn_ids", TXN_IDS, txn_ids)
         txns = [_txn_id(each) for each in txn_ids]
         return await translated(batches.commit(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
         """The last batch that was committed for a sink, and its query; None: none was."""
+        check_one("sink_id", NAME, sink_id)
         return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
 
     async def commit_transaction(self, txn_id: TxnId | str) -> None:
@@ -226,6 +234,7 @@ class Client(ClosedAfterAsyncWith):
     ) -> Half:
         """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
         producer, of this client."""
+        check_one("outputs", Check("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
             if not isinstance(each, Output) or not isinstance(each.producer, Producer):
@@ -253,7 +262,7 @@ class Client(ClosedAfterAsyncWith):
         check(HALF, {"group": group})
 
         def register(function: CheckFunction) -> CheckFunction:
-            check_one("function", Check("a function", (object,), callable), function)
+            check_one("function", FUNCTION, function)
             Halves.of(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
             return function
 

@@ -13,11 +13,11 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from ..common.checks import check_one, instance
+from ..common.checks import FUNCTION, check_one, instance
 from ..common.errors import InvalidConfiguration
 from ..common.guard import ignored, run
 from ..model.message import Message
-from ..transactions.process import FUNCTION, Applied, Apply, Loop, Options, ProcessStatistics, outputs_of
+from ..transactions.process import Applied, Apply, Loop, Options, ProcessStatistics, outputs_of
 from .consumer import Consumer
 from .loop_thread import loop_thread
 from .outputs import inner_output

@@ -154,6 +154,7 @@ SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < v
 ISOLATION = Check(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
 )
+FUNCTION = Check("a function", (object,), callable)
 CALLBACK = Check("a function, or None", (object,), callable, True)
 SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = whole(0, INT64_MAX)

@@ -69,6 +69,8 @@ class Connections:
         self.halves: object | None = None  # … the same of half messages
         self.make_halves: Callable[[Connections], Any] | None = None  # when they are first used
         self._closed = False
+        self.why_closed = "the client was shut down"
+        self.with_the_loop: Callable[[], Callable[[], object] | None] = lambda: None  # what to do when the loop ends
         self._reached = False  # a broker has answered
         self._answered = world.clock.monotonic()  # when an operation was answered last
         self._with_loop: AsyncGenerator[None, None] | None = None
@@ -257,6 +259,10 @@ class Connections:
         try:
             yield
         finally:
+            if self._with_loop is not None:  # it was not closed before
+                self.why_closed = "the event loop of the client has ended: open a client in the one that runs now"
+                if (end := self.with_the_loop()) is not None:
+                    end()
             self._with_loop = None
             await self.close()
 

@@ -299,7 +299,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
         """Ends at once, without a word to the broker: acks that wait are not sent."""
-        self._finish(AlreadyClosed("the client was shut down"))
+        self._finish(AlreadyClosed(self._connections.why_closed))
 
     def broke(self, error: Exception) -> None:
         self._finish(translate(error))

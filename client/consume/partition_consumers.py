@@ -20,7 +20,7 @@ from contextlib import suppress
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
 from ..common.closing import close_all
-from ..common.errors import OperationNotSupported
+from ..common.errors import InvalidMessage, OperationNotSupported
 from ..connect.connections import Connections
 from ..connect.partitions_watcher import PartitionsWatcher
 from ..core.state import State
@@ -91,7 +91,9 @@ class PartitionConsumers:
         return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
-        """OperationNotSupported, as of Pulsar: it does not say which."""
+        """OperationNotSupported, as of Pulsar: it does not say which. InvalidMessage: its partition is not here."""
+        if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
+            raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
             return self.all[0]
         found = self._by_topic.get(which.topic_name())

@@ -24,6 +24,7 @@ from typing import Any
 
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks
+from ..common.checks import FUNCTION, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
 from ..common.guard import is_cancelled, own, survived
@@ -136,10 +137,12 @@ class TableView(ClosedAfterAsyncWith):
         decodes from no bytes, b"" or ""; None where it cannot decode them.
         """
         now = self.items()
+        check_one("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
         return self._each(now, callback)
 
     def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
+        check_one("callback", FUNCTION, callback)
         outcomes = [callback(key, value) for key, value in items]
         waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
         if waiting:

@@ -7,13 +7,14 @@ Everything else is looked up when asked for.
 from __future__ import annotations
 
 from base64 import b64decode
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ...proto.entry import Encrypt, EntryHeader, MessageFields
 from ...proto.entry_pb2 import SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
+from ..common.checks import WrongMessageType
 from ..common.errors import ChecksumError, PulsarException
 from ..crypto.context import EncryptionContext
 from .message_id import KnownId, MessageId
@@ -85,6 +86,12 @@ class Message:
     """
 
     __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
+
+    def __reduce__(self) -> NoReturn:
+        raise WrongMessageType(
+            "a message belongs to its consumer, and is neither pickled nor copied: take what you need of it (`data()`, "
+            "`properties()`, …); `message_id().serialize()` names it elsewhere"
+        )
 
     def __init__(self, entry: ReceivedEntry, fields: MessageFields, payload: bytes, batch_index: int) -> None:
         self.entry = entry

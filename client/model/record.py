@@ -27,6 +27,7 @@ from enum import EnumMeta
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
+from ..common.checks import WrongType, shown
 from ..common.errors import InvalidMessage
 from .fields import Boolean, Bytes, CustomEnum, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
 
@@ -46,12 +47,18 @@ class _Element(Protocol[E_co]):
 
 
 def _field(kind: Any) -> Field[Any]:
-    """A field for the element of an array or map: Field, Field class, Enum or Record class, or a record."""
+    """A field for the element of an array or map: Field, Field class, Enum or Record class, or a record. WrongType."""
     if isinstance(kind, EnumMeta):
         return CustomEnum(kind)
-    if isinstance(kind, type):
-        kind = kind() if issubclass(kind, Field) else _Nested(kind)
-    return kind if isinstance(kind, Field) else _Nested(type(kind), kind)
+    if isinstance(kind, Field):
+        return kind
+    if isinstance(kind, Record):
+        return _Nested(type(kind), kind)
+    if isinstance(kind, type) and issubclass(kind, Field):
+        return _field(kind())
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return _Nested(kind)
+    raise WrongType(f"the elements of a field are a field, an enum, or a record, not {shown(kind)}")
 
 
 class Array(Field[V]):

@@ -326,7 +326,7 @@ class PartitionProducer:
 
     def abort(self) -> None:
         """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
-        self._finish(AlreadyClosed("the client was shut down"))
+        self._finish(AlreadyClosed(self._connections.why_closed))
 
     def broke(self, error: Exception) -> None:
         """An unforeseen failure: every waiter gets that error."""

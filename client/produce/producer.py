@@ -17,7 +17,7 @@ from typing import Any
 
 from ...proto.entry import Encrypt
 from ...proto.names import TopicName
-from ..common.checks import check_message
+from ..common.checks import Check, check_message, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import (
     AlreadyClosed,
@@ -278,6 +278,7 @@ class Producer(ClosedAfterAsyncWith):
             properties, partition_key, ordering_key,
             event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after, txn=txn,
         )  # fmt: skip
+        check_one("contents", Check("an iterable of contents", (Iterable,)), contents)
         ids: list[MessageId | None] = []
         failures: list[Result] = []
         finished: asyncio.Future[None] = self._loop.create_future()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError
 from ...proto.transactions import TxnId, TxnState, coordinator_of
-from ..common.checks import WrongValue, shown
+from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check, instance, whole
 from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate
 from .coordinators import Coordinators
 
@@ -45,10 +45,15 @@ class Batch(NamedTuple):
 
     def check(self) -> None:
         """InvalidConfiguration."""
-        if not 0 <= self.number <= NUMBER_MAX:
-            raise WrongValue(f"the number of a batch is 0 or more, not {shown(self.number)}")
+        check(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
+
+
+_TABLE: Table = {
+    "sink_id": TEXT, "query_id": TEXT, "number": whole(0, NUMBER_MAX), "run": TEXT, "adopt": YES_OR_NO,
+}
+BATCH = instance(Batch, optional=False)
 
 
 class BatchOutcome(Enum):

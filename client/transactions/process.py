@@ -32,7 +32,19 @@ from typing import Any, NamedTuple
 
 from ...proto.names import Position
 from ...runtime.tasks import Tasks
-from ..common.checks import MS, TIMEOUT_MS, TRANSACTION, Check, WrongValue, check, check_one, instance, shown, whole
+from ..common.checks import (
+    FUNCTION,
+    MS,
+    TIMEOUT_MS,
+    TRANSACTION,
+    Check,
+    WrongValue,
+    check,
+    check_one,
+    instance,
+    shown,
+    whole,
+)
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,
@@ -55,7 +67,6 @@ from .transactions import Transactions
 
 _LOG = logging.getLogger("magnetar.client")
 ON_ERROR = Check("raise or nack", (str,), lambda text: text in ("raise", "nack"))
-FUNCTION = Check("a function", (object,), callable)
 SLICE = 64
 """Messages after which other work of the loop runs."""
 
