@@ -540,13 +540,13 @@ class Client(ClosedAfterAsyncWith):
         longest_s = self.settings.operation_timeout_s if timeout is None else timeout
         unsettled = 0
 
-        def heard() -> float:
+        def received_at() -> float:
             nonlocal unsettled
             unsettled = sum(part.core.pending for part in self._partition_producers())
-            return connections.heard
+            return connections.received_at
 
         try:
-            async with until_quiet(quiet_s, heard, connections.world.clock.monotonic, longest_s):
+            async with until_quiet(quiet_s, received_at, connections.world.clock.monotonic, longest_s):
                 await self._close_in_order()
         except TimeoutError as error:
             if isinstance(error, MagnetarError) or unsettled:

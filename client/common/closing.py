@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any, Protocol, Self
 
 from .errors import AlreadyClosed
@@ -39,9 +40,9 @@ async def close_all(parts: Iterable[Closable]) -> None:
 
 @asynccontextmanager
 async def until_quiet(
-    quiet_s: float, heard: Callable[[], float], now: Callable[[], float], longest_s: float
+    quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, which ends when nothing was heard for `quiet_s`, or after `longest_s`. `heard`, `now`: of
+    """As `asyncio.timeout`, which ends when nothing came for `quiet_s`, or after `longest_s`. `received_at`, `now`: of
     one monotonic clock, in seconds."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
@@ -49,11 +50,11 @@ async def until_quiet(
 
         def look() -> None:
             nonlocal timer
-            left = min(max(heard(), begun) + quiet_s, begun + longest_s) - now()
+            left = min(max(received_at(), begun) + quiet_s, begun + longest_s) - now()
             if left > 0:
                 timer = loop.call_later(left, run, look, ignored)
             else:
-                limit.reschedule(loop.time())
+                limit.reschedule(-inf)
 
         look()
         try:

@@ -66,7 +66,7 @@ class BrokerStream:
         attached any more."""
         self.is_over = False
         self._now = now
-        self.heard = now()  # when frames came last
+        self.received_at = now()  # when frames came last
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, Owner] = {}
@@ -136,7 +136,7 @@ class BrokerStream:
         try:
             while True:
                 frames = await self._stream.receive()
-                begun = self.heard = self._now()
+                begun = self.received_at = self._now()
                 for at in range(0, len(frames), SLICE_FRAMES):
                     if self._now() - begun > TURN_S:
                         await asyncio.sleep(0)

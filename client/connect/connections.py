@@ -97,9 +97,9 @@ class Connections:
         return found
 
     @property
-    def heard(self) -> float:
+    def received_at(self) -> float:
         """When a broker answered last, or said something on a stream: in monotonic seconds."""
-        return max((self._answered, *(each.heard for each in self._streams.values())))
+        return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
     def wakes(self) -> Wakes:
