@@ -20,17 +20,20 @@ Guarded by test_update.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..proto.errors import BadVersion, MagnetarError, OutcomeUnknown, TimedOut
+from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
 from . import paths
 from .records import ClusterRecord, CounterRecord, Record, decode, encode
-from .store import ABSENT, ANY, MetadataStore, Transform, Versioned
+from .store import ABSENT, ANY, MetadataStore, Operation, Put, Transform, Versioned
 
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
+PART_OPERATIONS = 500
+"""Half of what a commit may have; with the longest names still below what ZooKeeper takes in one (1 MiB)."""
 CONFLICT_PAUSE_S_MAX = 0.05
 """A conflict means that another writer made progress, so the pause starts near zero and grows only to spread them."""
 TROUBLE_PAUSE_S_MAX = 1.0
@@ -99,6 +102,26 @@ def _pause_s(attempt: int, error: MagnetarError) -> float:
     if isinstance(error, BadVersion):
         return min(CONFLICT_PAUSE_S_MAX, 0.001 * (2.0**attempt - 1))
     return min(TROUBLE_PAUSE_S_MAX, 0.05 * 2.0**attempt)
+
+
+# ------------------------------------------------------------------------------------------ many nodes
+async def in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
+    """Commits them in order, in as many commits as it takes: a crash leaves the first ones done. For numbers that a
+    user chooses, and that a single commit (metadata/core/rules.py `OPERATIONS_MAX`) may not take."""
+    for at in range(0, len(operations), PART_OPERATIONS):
+        await store.commit(operations[at : at + PART_OPERATIONS])
+
+
+async def make_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
+    """Makes these nodes, each `ABSENT`, in parts; one that exists stays as it is. Once more is no harm."""
+    for at in range(0, len(puts), PART_OPERATIONS):
+        part = puts[at : at + PART_OPERATIONS]
+        try:
+            await store.commit(part)
+        except NodeExists:  # none of them is made
+            for each in part:
+                with contextlib.suppress(NodeExists):
+                    await store.commit([each])
 
 
 # ------------------------------------------------------------------------------------------ typed records

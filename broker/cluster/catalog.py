@@ -1,8 +1,9 @@
 """The catalog: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
 
-A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does, and then each partition
-has a TopicRecord, all made in one transaction. A name is one or the other, never both. Of a non-persistent topic there
-is a record only when it is partitioned: how many. `public/default` exists from the first start. Missing things are
+A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does. Each partition has a
+TopicRecord: the first PART_OPERATIONS are made with it, the others after it, or by their first use. A name is one or
+the other, never both. Of a non-persistent topic there is a record only when it is partitioned: how many.
+`public/default` exists from the first start. Missing things are
 TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
 """
 
@@ -17,7 +18,7 @@ import msgspec
 from ...metadata import paths
 from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
 from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
-from ...metadata.update import get_record, update_record
+from ...metadata.update import PART_OPERATIONS, get_record, in_parts, make_absent, update_record
 from ...proto.errors import (
     AlreadyExists,
     BadVersion,
@@ -35,7 +36,7 @@ from ..common.turns import Turns
 from .core.bundles import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
-"""Partitions of one topic: their records are written in one transaction."""
+"""Partitions of one topic."""
 
 
 def _topic_path(topic: TopicName) -> str:
@@ -169,13 +170,14 @@ class Catalog:
         if topics or partitioned:
             raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
         policies = await self._store.children(paths.namespace_policies(name.tenant, name.namespace))
-        await self._store.commit(
+        await in_parts(
+            self._store,
             [
-                Delete(paths.namespace(name.tenant, name.namespace)),
+                *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
                 Delete(paths.namespace_policies(name.tenant, name.namespace)),
                 Delete(paths.grants(name.tenant, name.namespace)),
-                *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
-            ]
+                Delete(paths.namespace(name.tenant, name.namespace)),
+            ],
         )
         self._known.pop(name, None)
 
@@ -291,6 +293,7 @@ class Catalog:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
+        later: Sequence[Put] = ()  # made after it, or by the first use of the partition
         if not topic.persistent:
             if not partitions:  # it exists while it is used
                 if await self.partitions(topic):
@@ -301,8 +304,9 @@ class Catalog:
             operations = [
                 Check(_topic_path(topic), ABSENT),
                 Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT),
-                *self._partition_records(topic, range(partitions)),
+                *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
+            later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
         else:
             operations = [
                 Check(_partitioned_path(topic), ABSENT),
@@ -312,12 +316,15 @@ class Catalog:
             await self._store.commit(operations)
         except BadVersion as error:
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
+        await make_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
         """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
 
         With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
-        else be made when its consumer returns, after what was published meanwhile.
+        else be made when its consumer returns, after what was published meanwhile. So the number grows after them: a
+        partition is used when its subscriptions are there. A crash before that leaves records that the next attempt
+        finds; one after it, partitions whose records their first use makes.
         """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
@@ -330,17 +337,21 @@ class Catalog:
                 topic=topic,
             )
         await self._check_topics(topic, partitions - record.partitions)
-        operations: list[Operation] = [
-            Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version)
-        ]
-        if topic.persistent:
-            added = range(record.partitions, partitions)
-            operations += [*self._partition_records(topic, added), *await self._subscription_records(topic, added)]
-        await self._store.commit(operations)
+        added = range(record.partitions, partitions)
+        subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
+        topics = self._partition_records(topic, added) if topic.persistent else ()
+        grown = Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version)
+        if len(subscriptions) + len(topics) < PART_OPERATIONS:
+            with contextlib.suppress(NodeExists):  # left by an attempt that did not end
+                await self._store.commit([*subscriptions, grown, *topics])
+                return
+        await make_absent(self._store, subscriptions)
+        await self._store.commit([grown])
+        await make_absent(self._store, topics)
 
-    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Operation]:
+    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Put]:
         """The subscriptions of partition 0, for these partitions: they have acknowledged nothing."""
-        first, made = topic.with_partition(0), list[Operation]()
+        first, made = topic.with_partition(0), list[Put]()
         for each in await self._store.children(_cursors_path(first)):
             name = paths.name(each)
             path = paths.cursor(topic.tenant, topic.namespace, first.stored_local, name)
@@ -353,7 +364,7 @@ class Catalog:
                 made.append(Put(paths.cursor(topic.tenant, topic.namespace, local, name), value, ABSENT))
         return made
 
-    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Operation]:
+    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Put]:
         value = encode(self._new())
         return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
 

@@ -32,7 +32,7 @@ from functools import partial
 from ...metadata import paths
 from ...metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
 from ...metadata.store import ABSENT, Delete, MetadataStore, Put
-from ...metadata.update import get_record
+from ...metadata.update import get_record, in_parts
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.unbroken import unbroken
@@ -174,4 +174,4 @@ class Ownership:
         self.lost = True
         owned = list(self._owned)
         self._owned.clear()
-        await self._store.commit([Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])
+        await in_parts(self._store, [Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])

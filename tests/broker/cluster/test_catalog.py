@@ -1,0 +1,141 @@
+"""What a user may choose the size of is not bounded by one commit, and a crash in between loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.cluster.catalog import PARTITIONS_MAX, Catalog
+from magnetar.broker.cluster.ownership import Ownership
+from magnetar.metadata import paths
+from magnetar.metadata.core.rules import OPERATIONS_MAX
+from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecord, encode
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import Operation
+from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
+from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.runtime.process import real_world
+
+SPACE = NamespaceName("public", "default")
+T = TopicName.parse("persistent://public/default/t")
+
+
+class Stopping:
+    """A session that fails from a commit on, as that of a process that was killed there. `left`: commits until then."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.left = 1 << 30
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        self.left -= 1
+        if self.left < 0:
+            raise Unavailable("killed")
+        found: list[int] = await self.session.commit(operations)
+        return found
+
+
+@pytest.fixture
+async def tree(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    yield store
+    await store.close()
+
+
+async def catalog_of(session: Any) -> Catalog:
+    catalog = Catalog(real_world(1), session, bundles=4, auto_creation=True)
+    await catalog.ensure_default()
+    return catalog
+
+
+async def partitions_there(tree: SqliteStore) -> int:
+    return len(await tree.session().children(paths.topics("public", "default")))
+
+
+@pytest.mark.parametrize("partitions", [1, 499, 500, 501, OPERATIONS_MAX, PARTITIONS_MAX])
+async def test_a_topic_has_as_many_partitions_as_are_documented(tree: SqliteStore, partitions: int) -> None:
+    catalog = await catalog_of(tree.session())
+    await catalog.create_topic(T, partitions)
+    assert await catalog.partitions(T) == partitions
+    assert await partitions_there(tree) == partitions
+    with pytest.raises(AlreadyExists):
+        await catalog.create_topic(T, partitions)
+
+
+async def test_one_more_is_refused_before_anything_is_made(tree: SqliteStore) -> None:
+    catalog = await catalog_of(tree.session())
+    with pytest.raises(InvalidRequest):
+        await catalog.create_topic(T, PARTITIONS_MAX + 1)
+    assert await partitions_there(tree) == 0
+
+
+async def test_a_topic_made_by_half_is_whole_by_the_use_of_its_partitions(tree: SqliteStore) -> None:
+    stopping = Stopping(tree.session())
+    catalog = await catalog_of(stopping)
+    stopping.left = 2
+    with pytest.raises(Unavailable):
+        await catalog.create_topic(T, 2000)
+    stopping.left = 1 << 30
+    assert await catalog.partitions(T) == 2000
+    await catalog.ensure_stored(T.with_partition(1999))
+    with pytest.raises(TopicNotFound):
+        await catalog.ensure_stored(T.with_partition(2000))
+
+
+@pytest.mark.parametrize("stops_after", range(15))
+async def test_added_partitions_have_the_subscriptions_before_they_are_used(
+    tree: SqliteStore, stops_after: int
+) -> None:
+    """Wherever the growth is interrupted: until it is done, no partition of it exists for anybody."""
+    stopping = Stopping(tree.session())
+    catalog = await catalog_of(stopping)
+    await catalog.create_topic(T, 4)
+    for name in ("a", "b"):
+        path = paths.cursor("public", "default", T.with_partition(0).stored_local, name)
+        await tree.session().put(path, encode(CursorRecord(created_ms=1)))
+    stopping.left = stops_after
+    try:
+        await catalog.add_partitions(T, 2004)
+    except Unavailable:
+        stopping.left = 1 << 30
+        if await catalog.partitions(T) == 4:
+            with pytest.raises(TopicNotFound):
+                await catalog.ensure_stored(T.with_partition(4))
+            await catalog.add_partitions(T, 2004)
+    assert await catalog.partitions(T) == 2004
+    await catalog.ensure_stored(T.with_partition(2003))
+    for number in (4, 503, 1000, 2003):
+        local = T.with_partition(number).stored_local
+        assert len(await tree.session().children(paths.cursors("public", "default", local))) == 2
+
+
+async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> None:
+    broker = Ownership(tree.session(), BrokerRecord(name="b", endpoint="b:1"))
+    await broker.register()
+    policies = NamespaceRecord(bundles=4096)
+    owned = set()
+    for number in range(3000):
+        topic = TopicName.parse(f"persistent://public/default/{number}")
+        await broker.owner(topic, policies)
+        owned.add(broker.path_of(topic, policies))
+    assert len(owned) > OPERATIONS_MAX
+    await broker.release_all()
+    for path in owned:
+        assert await tree.session().get(path) is None
+
+
+async def test_a_namespace_goes_with_the_policies_of_thousands_of_topics(tree: SqliteStore) -> None:
+    catalog = await catalog_of(tree.session())
+    space = NamespaceName("public", "many")
+    await catalog.create_namespace(space, NamespaceRecord(bundles=1))
+    for number in range(1500):
+        await tree.session().put(paths.topic_policies("public", "many", f"t{number}"), b"{}")
+    await catalog.delete_namespace(space)
+    assert await tree.session().children(paths.namespace_policies("public", "many")) == []
+    assert await tree.session().get(paths.namespace("public", "many")) is None
