@@ -6,8 +6,9 @@
 
 When the metadata session is lost, topics are served on until there is a new one (`new_session`), in which each is kept
 or lost (broker/node/topic_manager.py). All are dropped when there is none within `session_lost_grace_s`, because by
-then another broker serves them and their consumers should connect there. Without `new_session` they are dropped at
-once.
+then another broker serves them and their consumers should connect there. That time begins anew while nothing listens
+at the address of the metadata's only process: then no other broker has a session either. Without `new_session` they are
+dropped at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..runtime.network import ByteServing, Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .common.config import BrokerConfig
+from .common.log_throttle import LogThrottle
 from .node.state_memory import LOOK_S
 from .node.topic_manager import TopicManager
 from .protocols.grpc import later
@@ -69,6 +71,7 @@ class Broker:
         self._pulsar: ByteServing | None = None
         self._http: ByteServing | None = None
         self._closing = False
+        self._alone_since = 0.0  # without a session, while another broker may have one; monotonic
 
     @classmethod
     async def start(
@@ -184,7 +187,10 @@ class Broker:
                 await asyncio.gather(giving_up, return_exceptions=True)
 
     async def _give_up(self) -> None:
-        await asyncio.sleep(self._config.session_lost_grace_s)
+        now, grace_s = self._world.clock.monotonic, self._config.session_lost_grace_s
+        self._alone_since = now()
+        while (left := self._alone_since + grace_s - now()) > 0:  # noqa: ASYNC110 - it moves meanwhile
+            await asyncio.sleep(left)
         await self._drop_all()
 
     async def _drop_all(self) -> None:
@@ -198,11 +204,15 @@ class Broker:
         """`_metadata` stays the lost session until the broker is in the new one: after any failure in between it begins
         anew from there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
         """
+        throttle = LogThrottle(self._world.clock)
         while True:
             try:
                 fresh = await new_session()
             except MagnetarError as error:
-                _LOG.warning("no new metadata session yet: %s", error)
+                if error.fields.get("listens") == "no":
+                    self._alone_since = self._world.clock.monotonic()
+                if throttle.news(error):
+                    _LOG.warning("no new metadata session yet: %s", error)
             else:
                 entered = False
                 try:

@@ -32,6 +32,7 @@ from ...proto.errors import (
 )
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.world import World
+from ..common.last_known import LastKnown
 from ..common.turns import Turns
 from .core.bundles import BUNDLES_MAX
 
@@ -87,6 +88,8 @@ class Catalog:
         self._bundles = bundles
         self._auto_creation = auto_creation
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # and until when
+        self._last_namespaces: LastKnown[NamespaceName, NamespaceRecord] = LastKnown()
+        self._last_partitions: LastKnown[TopicName, int] = LastKnown()
 
     async def ensure_default(self) -> None:
         await update_record(
@@ -140,7 +143,7 @@ class Catalog:
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
             self._known.pop(name, None)
-            record = await self.namespace(name)
+            record = await self._last_namespaces.get(name, lambda: self.namespace(name))
             self._known[name] = record, now + KNOWN_S
         return record
 
@@ -234,7 +237,11 @@ class Catalog:
         return found
 
     async def partitions_or_create(self, topic: TopicName) -> int:
-        """As `partitions`; one that is missing is made with the namespace's default where that is allowed."""
+        """As `partitions`; one that is missing is made with the namespace's default where that is allowed. While the
+        metadata does not answer, what it said last counts (broker/common/last_known.py)."""
+        return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic))
+
+    async def _partitions_or_create(self, topic: TopicName) -> int:
         found = await self.partitions(topic)
         if found is not None and topic.persistent:
             return found
@@ -370,6 +377,7 @@ class Catalog:
 
     async def forget_topic(self, topic: TopicName) -> None:
         """Deletes its record as it is now: a late delete must not hit a topic that was taken over meanwhile."""
+        self._last_partitions.forget(topic.base)
         found = await self._store.get(_topic_path(topic)) if topic.persistent else None
         if found is not None:
             operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
@@ -378,6 +386,7 @@ class Catalog:
             await self._store.commit(operations)
 
     async def forget_partitions(self, topic: TopicName) -> None:
+        self._last_partitions.forget(topic)
         await self._store.commit(
             [Delete(_partitioned_path(topic)), *([Delete(_policies_path(topic))] if topic.persistent else [])]
         )

@@ -176,7 +176,7 @@ class ManagedLedger:
                 return await writer.close()
             except (LedgerFenced, OutcomeUnknown) as error:
                 if not owned():
-                    raise TopicFenced(f"topic {self._topic} is fenced by another broker") from error
+                    raise TopicFenced(f"topic {self._topic} is not this broker's any more") from error
                 if throttle.news(error):
                     _LOG.warning("%s: ledger %d did not end: %s; recovering it", self._topic, writer.ledger_id, error)
             try:

@@ -295,10 +295,10 @@ class TopicManager:
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
         """The broker that serves the topic. The topic need not exist. Unsettled: this one, or Unavailable."""
-        session = self._open()
+        session, here = self._open(), self.loaded.get(name.full)
+        if here is not None and (here.owned() or not session.settled):
+            return session.ownership.me
         if not session.settled:
-            if name.full in self.loaded:
-                return session.ownership.me
             raise Unavailable(_UNSETTLED)
         return await session.ownership.owner(name, await session.catalog.known_namespace(name.namespace_name))
 

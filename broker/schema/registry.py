@@ -31,6 +31,7 @@ from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.world import World
 from ..common.applied import Applied
+from ..common.last_known import LastKnown
 
 if TYPE_CHECKING:
     from .core.definition import Definition
@@ -71,6 +72,7 @@ class SchemaRegistry:
         self._world = world
         self._store = store
         self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
+        self._lists: LastKnown[TopicName, tuple[SchemaListRecord, int]] = LastKnown()
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
@@ -112,7 +114,7 @@ class SchemaRegistry:
         """The version of its messages; None: they have none. IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
-        if rules.enforced and _live((await self._list(topic))[0]):
+        if rules.enforced and _live((await self._last_list(topic))[0]):
             raise IncompatibleSchema(f"topic {topic.base} has a schema, and takes no producer without one", topic=topic)
         return None
 
@@ -124,7 +126,7 @@ class SchemaRegistry:
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
-        live = _live((await self._list(topic))[0])
+        live = _live((await self._last_list(topic))[0])
         if not live and idle:
             await self.register(topic, info, rules, user=user)
         elif not live and rules.compatibility is not Compatibility.ALWAYS_COMPATIBLE:
@@ -149,7 +151,7 @@ class SchemaRegistry:
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
-            record, revision = await self._list(topic)
+            record, revision = await (self._list(topic) if attempt or by_hand else self._last_list(topic))
             live = _live(record)
             if same := next((each for each in live if each.fingerprint == asked.fingerprint), None):
                 return same.version
@@ -177,12 +179,14 @@ class SchemaRegistry:
         number, now_ms = record.next, self._world.clock.wall_ms()
         entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=now_ms, user=user)
         given = new.info
-        await self._store.commit([
-            Put(_path(topic), encode(SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))), revision),
+        changed = SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))
+        versions = await self._store.commit([
+            Put(_path(topic), encode(changed), revision),
             Put(_path(topic, number), encode(SchemaRecord(
                 type=given.type, name=given.name, data=given.data, properties=given.properties
             )), ABSENT),
         ])  # fmt: skip
+        self._lists.note(topic.base, (changed, versions[0]))
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
@@ -207,6 +211,7 @@ class SchemaRegistry:
         """The topic was deleted. A non-persistent one, which ends whenever it is unused, leaves its schema."""
         if not topic.persistent:
             return
+        self._lists.forget(topic.base)
         await self._end(topic)
 
     async def forget_namespace(self, name: NamespaceName) -> None:
@@ -229,6 +234,10 @@ class SchemaRegistry:
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
     # ------------------------------------------------------------------ the records
+    async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
+        """For producers and consumers: while the metadata does not answer, what it said last."""
+        return await self._lists.get(topic.base, lambda: self._list(topic))
+
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
         found = await get_record(self._store, _path(topic), SchemaListRecord)
         return (SchemaListRecord(), ABSENT) if found is None else found

@@ -413,7 +413,8 @@ class GrpcChannel:
         return self._unreached(ConnectionResetError(), has_connected=True)
 
     def _unreached(self, error: Exception, *, has_connected: bool) -> MagnetarError:
-        """`unreached`: "refused" (the host, or a router, refused at once) or "silent" (no answer in time)."""
+        """`unreached`: "refused" (the host, or a router, refused at once) or "silent" (no answer in time). `listens`
+        "no": the host says that no process does there."""
         endpoint = self._endpoint
         match error:
             case ssl.SSLCertVerificationError():
@@ -438,7 +439,8 @@ class GrpcChannel:
                 how, why = "silent", "no answer to connecting"
             case OSError():
                 how, why = "refused", error.strerror or str(error)
-        return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how)
+        listens = "no" if isinstance(error, ConnectionRefusedError) else "perhaps"
+        return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how, listens=listens)
 
     def _head(self, path: str) -> bytes:
         """The header block of a call. It is made once for each credential."""

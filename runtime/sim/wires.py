@@ -151,7 +151,7 @@ class Wires:
         listener = self._listeners.get(endpoint.port)
         if listener is None or not listener.owner.alive:
             self._trace.detail(self._loop.elapsed_s, f"{owner.node} is refused at {endpoint.port}")
-            future.set_exception(errors.Unavailable(f"no process listens on {endpoint}"))
+            future.set_exception(errors.Unavailable(f"no process listens on {endpoint}", listens="no"))
             return
         if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
             self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from magnetar.broker import server
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import NotOwner, Unavailable, from_wire
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import MagnetarError, NotOwner, Unavailable, from_wire
 from magnetar.proto.names import TopicName
+from magnetar.runtime.network import rpc
 from tests.broker.node.test_failover import TOPIC, look_up
 from tests.support.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
@@ -26,6 +29,8 @@ class Renewing:
     def __init__(self, running: Cluster) -> None:
         self.running = running
         self.gate = asyncio.Event()
+        self.failure: MagnetarError | None = None
+        self.attempts = 0
         self.session = running.store.session()
 
     async def start(self, **changes: float) -> Broker:
@@ -34,6 +39,9 @@ class Renewing:
         return self.broker
 
     async def _next(self) -> MetadataStore:
+        if self.failure is not None:
+            self.attempts += 1
+            raise self.failure
         await self.gate.wait()
         self.session = self.running.store.session()
         return self.session
@@ -163,6 +171,51 @@ async def test_without_a_next_session_topics_are_given_up_after_the_grace(tmp_pa
                 await asyncio.sleep(0.01)
         again = await TestProducer(running.world, renewing.broker, TOPIC, "again").opened()
         await again.send(b"1")
+
+
+async def test_while_no_process_of_the_metadata_runs_nothing_is_given_up_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else has a session then. From when there is one that does not answer, the grace counts."""
+    monkeypatch.setattr(server, "RENEW_RETRY_S", 0.02)
+    async with one_that_renews(tmp_path, session_lost_grace_s=0.5) as (running, renewing):
+        producer = await TestProducer(running.world, renewing.broker, TOPIC).opened()
+        await producer.send(b"begins the ledger")
+        renewing.failure = Unavailable("nobody is there", listens="no")
+        await renewing.lose()
+        async with asyncio.timeout(20):
+            while renewing.attempts < 60:  # noqa: ASYNC110 - over a second, twice the grace
+                await asyncio.sleep(0.01)
+        await producer.send(b"0")
+        renewing.failure = Unavailable("no answer", listens="perhaps")
+        await closed(producer)
+
+
+async def test_what_is_loaded_is_opened_without_the_metadata(tmp_path: Path) -> None:
+    """Also by new clients with a schema, and by those who ask for its partitions first."""
+    async with one_that_renews(tmp_path) as (running, renewing):
+        broker, world = renewing.broker, running.world
+        channel = world.network.connect(broker.endpoint)
+        text = wire.SchemaInfo(type=1)
+
+        async def partitions(topic: str = TOPIC) -> wire.PartitionsReply:
+            reply: wire.PartitionsReply = await channel.call(
+                rpc("Broker", "Partitions"), wire.PartitionsRequest(topic=topic, create=True), timeout_s=20
+            )
+            return reply
+
+        assert (await partitions()).owner.here
+        producer = await TestProducer(world, broker, TOPIC, "first", schema=text).opened()
+        await producer.send(b"begins the ledger")
+        await TestConsumer(world, broker, TOPIC).ready()
+        await renewing.lose()
+        assert (await partitions()).owner.here
+        second = await TestProducer(world, broker, TOPIC, "second", schema=text).opened()
+        await producer.send(b"0")
+        await second.send(b"1")
+        with pytest.raises(Unavailable):
+            await partitions(TOPIC + "x")
+        await channel.close()
 
 
 @pytest.mark.parametrize("grace_s", [30.0, 0.1])

@@ -1,0 +1,54 @@
+"""What the metadata said last, for those who open what exists while the metadata does not answer.
+
+    count = await known.get(topic, lambda: self._read(topic))
+
+The metadata is asked each time. When it does not answer within PATIENCE_S, or says that it cannot, the last answer
+counts: nothing that depends on it can be changed meanwhile by anybody who has no metadata either, and what another
+broker changed is found by the owner of the topic (ownership, fencing). What was never asked has no answer: its error is
+raised as ever. Guard: tests/broker/node/test_session_lost.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from ...proto.errors import ConnectionLost, SessionExpired, Unavailable
+
+PATIENCE_S = 1.0
+"""Several times what a metadata process needs for an answer under load."""
+ANSWERS_MAX = 10_000
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LastKnown(Generic[K, V]):
+    def __init__(self) -> None:
+        self._answers: OrderedDict[K, V] = OrderedDict()
+
+    async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
+        """`read` may be cancelled when there is an earlier answer."""
+        known = key in self._answers
+        try:
+            async with asyncio.timeout(PATIENCE_S if known else None):
+                answer = await read()
+        except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
+            if not known or key not in self._answers:
+                raise
+            return self._answers[key]
+        self.note(key, answer)
+        return answer
+
+    def note(self, key: K, answer: V) -> None:
+        """It is so from now on, by a change that was made here."""
+        self._answers[key] = answer
+        self._answers.move_to_end(key)
+        if len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+
+    def forget(self, key: K) -> None:
+        """It is deleted here."""
+        self._answers.pop(key, None)
