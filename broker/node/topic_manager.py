@@ -16,6 +16,7 @@ Guards: tests/broker/node/test_session_lost.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -43,6 +44,7 @@ from ..cluster.ownership import Ownership
 from ..cluster.policy_cache import PolicyCache
 from ..cluster.topic_watch import TopicWatcher
 from ..common.config import BrokerConfig
+from ..common.last_known import PATIENCE_S
 from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
@@ -112,6 +114,15 @@ class _OwnershipSession:
             self.is_settled,
         )  # fmt: skip
         self.storage = storage(metadata, self.ledgers)  # of persistent topics
+
+    async def answers(self) -> bool:
+        """Whether the metadata does, now."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.metadata.revision()
+        except (TimeoutError, MagnetarError):
+            return False
+        return True
 
     async def close(self) -> None:
         await self.grants.close()
@@ -234,7 +245,7 @@ class TopicManager:
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
-        if not session.settled:
+        if not session.settled or not await session.answers():
             session.metadata.end()  # nothing can be stored, and no caller waits for it
         await self._loading.drain()
         await session.transactions.close()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -267,3 +268,39 @@ async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_p
         await renewing.until_back()
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         await producer.send(b"0")
+
+
+class Silent:
+    """A session that answers nothing from `silence` on."""
+
+    def __init__(self, session: MetadataStore) -> None:
+        self._session = session
+        self._silence: asyncio.Future[None] | None = None
+
+    def silence(self) -> None:
+        self._silence = asyncio.get_running_loop().create_future()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._session, name)
+        if name in ("get", "children", "revision", "commit", "put", "delete"):
+            async def call(*of: Any, **more: Any) -> Any:
+                if self._silence is not None:
+                    await asyncio.shield(self._silence)
+                return await method(*of, **more)
+
+            return call
+        return method
+
+
+async def test_a_broker_stops_in_seconds_while_the_metadata_says_nothing(tmp_path: Path) -> None:
+    """However many topics it has: none waits for an answer of its own."""
+    async with cluster(tmp_path, brokers=0) as running:
+        session = Silent(running.store.session())
+        config = replace(SMALL, name="first", close_timeout_s=60.0)
+        broker = await Broker.start(running.world, config, cast(MetadataStore, session))
+        for number in range(3):
+            producer = await TestProducer(running.world, broker, f"{TOPIC}{number}").opened()
+            await producer.send(b"0")
+        session.silence()
+        async with asyncio.timeout(30):
+            await broker.close()
