@@ -115,6 +115,8 @@ class Subscription(Pump):
         self._acks.over(log.shape)
         self._leave_out()
         self.dispatcher.over(log.shape)
+        if self.delayed is not None:
+            self.delayed.core.shape = log.shape
 
     def show(self, log: ReadableLog) -> None:
         """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
@@ -148,8 +150,8 @@ class Subscription(Pump):
         self.isolation = isolation
 
     def needs(self, horizon: Position) -> bool:
-        """Whether something before `horizon` is not delivered, or is not acknowledged."""
-        return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
+        """Whether something before `horizon` is not delivered, or is not acknowledged and may be delivered again."""
+        return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:

@@ -150,6 +150,9 @@ class Topic(MadeLater):
             await replay(self.log, self.dedup, self.transactions)
             for subscription in await self._storage.subscriptions(self, self.compaction.shape):
                 self._add(subscription)
+                mark = subscription.cursor.mark
+                if self.compaction.shape.after(mark) != self.log.shape.after(mark):
+                    subscription.read_from(self.compaction.view)  # it has not read all that is left of trimmed ledgers
             self.transactions.loaded()
         except BaseException:
             self._ended = True
@@ -245,6 +248,8 @@ class Topic(MadeLater):
     def show(self, subscription: Subscription, *, compacted: bool) -> None:
         """Sets how the joining consumer reads: compacted, or not; and by its isolation, which was set before.
         ConsumerBusy: others read the other way.
+
+        The first one that reads compacted leaves out what compactions have removed up to now.
         """
         wanted = self.readable(compacted=compacted, uncommitted=subscription.uncommitted)
         if subscription.consumers:
@@ -253,11 +258,13 @@ class Topic(MadeLater):
                 raise SubscribeRefusal.READS_OTHERWISE.error(
                     f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
                 )
-        elif wanted is not subscription.log:
+        elif compacted or wanted is not subscription.log:
             subscription.read_from(wanted)
 
     def _compacted(self) -> None:
-        """A subscription that reads compacted and is before the new horizon starts over, with what is left there."""
+        """A subscription that reads compacted and is before the new horizon starts over, with what is left there: when
+        its next consumer joins (`show`).
+        """
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)

@@ -66,8 +66,8 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_shape", "_tracks", "cursor", "delays", "full", "held", "limits", "members", "memory_bytes_max", "parked",
-        "policy", "read_position", "unacked",
+        "_shape", "cursor", "delays", "full", "held", "limits", "members", "memory_bytes_max", "parked", "policy",
+        "read_position", "tracks", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,7 @@ class Dispatcher:
         limits: DispatchLimits = NO_LIMITS,
         memory_bytes_max: float = float("inf"), delays: DelayIndex | None = None,
     ) -> None:  # fmt: skip
-        self._tracks = tracks
+        self.tracks = tracks
         self.delays = delays
         self.memory_bytes_max = memory_bytes_max
         self._shape = shape
@@ -239,7 +239,7 @@ class Dispatcher:
             member.reordered = True
             if count or not entry.deliver_at_ms:
                 member.redelivered_messages += shown
-        if self._tracks:
+        if self.tracks:
             outstanding[position] = shown
             member.unacked += shown
             self.unacked += shown
@@ -425,7 +425,7 @@ class Dispatcher:
             assert not held & seen, "an entry has two outstanding holders"
             seen |= held
             assert member.unacked == sum(member.outstanding.values()), "a consumer's unacked count is wrong"
-            assert self._tracks or not held, "a reader holds something"
+            assert self.tracks or not held, "a reader holds something"
             assert member.permits == member.granted - member.delivered_messages, "permits were lost or made"
         assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
         for position in seen:
