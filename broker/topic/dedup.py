@@ -8,7 +8,7 @@ PR9; invariants 32, 33, 34)
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
 - The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
-- A snapshot has no number of an open or aborted transaction (core/transactions.py): its position is before the first
+- A snapshot counts no number of an open or aborted transaction (core/transactions.py): its position is before the first
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
@@ -27,6 +27,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import ClassVar
+
+from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
@@ -137,7 +139,9 @@ class Deduplication(MadeLater):
             _LOG.error("%s: sequence ids are known up to %s, after the end %s of the topic: acknowledged data is lost",
                        self._log.topic, core.position, shape.last)  # fmt: skip
 
-    def replay(self, name: str, numbers: SequenceRange, position: Position, *, counts: bool) -> None:
+    def replay(
+        self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
+    ) -> None:
         """An entry of the log, in order (replay.py). `counts` False: it is in a transaction that is not committed."""
         if self.replays_after is None or position <= self.core.position:
             return
@@ -145,6 +149,8 @@ class Deduplication(MadeLater):
             self.core.replayed(name, numbers, position)
         else:
             self.core.passed(position)
+        if aborted:
+            self.core.taken_back({name: BitMap64(range(numbers.first, numbers.last + 1))})
         self.replayed += 1
 
     def replay_done(self) -> None:
@@ -201,9 +207,12 @@ class Deduplication(MadeLater):
             self._since += 1
             self._due()
 
-    def merged(self, numbers: Mapping[str, SequenceProgress]) -> None:
-        """Those of a committed transaction count from now on."""
-        self.core.merged(numbers)
+    def merged(
+        self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
+    ) -> None:
+        """A transaction ended: its numbers count from now on. What it sent is in the log; what it takes back is not."""
+        self.core.merged(numbers, sent)
+        self.core.taken_back(back)
         if self.core.enabled:
             self._since += 1
             self._due()

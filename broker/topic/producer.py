@@ -156,8 +156,8 @@ class Producer:
         if dedup.enabled and header.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
-        if dedup.enabled and (other := self.transactions.other(self.name, txn)) is not None:
-            return Awaited(other, end=True)  # its numbers may be forgotten: what follows them cannot be judged yet
+        if dedup.enabled and (other := self.transactions.holding(self.name, txn, numbers)) is not None:
+            return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.join_now(txn):

@@ -26,10 +26,9 @@ async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = numbers_of(header), txn_of(header)
-                if txn is not None:
-                    transactions.replay(txn, header, numbers, entry)
+                aborted = txn is not None and transactions.replay(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
-                dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden)
+                dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
                 position = shape.after(entry.position)
     dedup.replay_done()
     transactions.replay_done()

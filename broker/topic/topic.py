@@ -36,8 +36,7 @@ from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.subscription import Subscription
 from . import backlog
 from .core.admission import Admission
-from .core.dedup import SequenceProgress
-from .core.transactions import Transactions
+from .core.transactions import Transactions, TxnEnd
 from .dedup import Deduplication
 from .gate import PublishGate
 from .maintenance import TopicMaintenance
@@ -342,8 +341,8 @@ class Topic(MadeLater):
     def pending_acks(self) -> list[Subscription]:
         return [each for each in self.subscriptions.values() if each.durable]
 
-    def merge_numbers(self, numbers: dict[str, SequenceProgress]) -> None:
-        self.dedup.merged(numbers)
+    def merge_numbers(self, end: TxnEnd) -> None:
+        self.dedup.merged(end.numbers, end.sent, end.back)
 
     def show_committed(self, core: Transactions) -> None:
         self.shown = CommittedView(self.log, core)

@@ -53,8 +53,8 @@ from ..log.cache import StoredEntry
 from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
-from .core.dedup import DedupVerdict, SequenceProgress
-from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnPhase, TxnSnapshot
+from .core.dedup import DedupVerdict
+from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnEnd, TxnPhase, TxnSnapshot
 from .deletion import Deletion
 from .outcomes import OutcomesLedger
 
@@ -92,8 +92,8 @@ class Transacting(Protocol):
     def pending_acks(self) -> Iterable[PendingAcks]:
         """The durable subscriptions."""
 
-    def merge_numbers(self, numbers: dict[str, SequenceProgress]) -> None:
-        """Sequence ids of a committed transaction count from now on."""
+    def merge_numbers(self, end: TxnEnd) -> None:
+        """A transaction ended: which sequence ids count from now on, and which do not."""
 
     def show_committed(self, core: Transactions) -> None:
         """The topic has seen a transaction: what is shown ends at the last stable position from here on."""
@@ -202,13 +202,16 @@ class TopicTransactions(MadeLater):
         """Where the replay begins; None: nothing has to be replayed."""
         return self.core.position if self.core is not None else None
 
-    def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> None:
-        """An entry of a transaction, after `replays_after`."""
-        if self.core is not None and entry.position > self.core.position:
+    def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
+        """An entry of a transaction, in the order of the log. Whether it is aborted."""
+        if self.core is None:
+            return False
+        if entry.position > self.core.position:
             self.core.replayed(
                 txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
             )
             self.replayed += 1
+        return self.core.noted(txn, header.producer_name, numbers, entry.position)
 
     def undecided(self) -> Position | None:
         """The position after which the first entry of an open transaction is; None: there is none."""
@@ -447,11 +450,9 @@ class TopicTransactions(MadeLater):
             if not future.done():
                 future.set_result(None)
 
-    def other(self, name: str, txn: TxnId | None) -> TxnId | None:
-        """Another open transaction in which the producer sent something."""
-        if self.core is None or not self.core.known:
-            return None
-        return next((each for each in self.core.open_of(name) if each != txn), None)
+    def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+        """Another open transaction in which the producer sent one of those ids."""
+        return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last(self, name: str) -> int:
         """The highest sequence id of the producer in an open transaction; -1: none."""
@@ -507,8 +508,8 @@ class TopicTransactions(MadeLater):
                 "%s: transaction %s is committed with %d entries that are not in the log: acknowledged data is lost",
                 self._topic.name, txn, end.missing,
             )  # fmt: skip
-        if end.numbers:
-            self._topic.merge_numbers(end.numbers)
+        if end.numbers or end.back:
+            self._topic.merge_numbers(end)
         for each in touched:
             each.settle(txn, settlement.committed)
         if end.shown:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from magnetar.broker.topic.core.transactions import Transactions, TxnPhase
+from magnetar.broker.topic.core.transactions import Transactions, TxnEnd, TxnPhase
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
@@ -72,7 +72,7 @@ def numbers_at_append(stack: Stack) -> None:
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
-            self._topic.merge_numbers({name: found.numbers[name].progress})
+            self._topic.merge_numbers(TxnEnd({name: found.numbers[name].progress}, shown=False))
 
     put(stack, TopicTransactions, "confirmed", confirmed)
 

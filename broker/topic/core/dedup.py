@@ -19,6 +19,9 @@ Rules
   Recovery is a snapshot and `replayed` for each entry after it: the header of an entry has all of it.
 - Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
   producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
+- **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
+  Those ids are its `gaps`: NEW, until something stored has them. GAP_BYTES_MAX of them are known, the highest ones;
+  those below count as left out.
 - Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
   the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
 - While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
@@ -37,8 +40,13 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
 from ....proto.names import Position
 from ...log.core.sequence_range import SequenceRange
+
+GAP_BYTES_MAX = 4096
+"""Of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any length."""
 
 
 class DedupVerdict(enum.Enum):
@@ -73,17 +81,20 @@ class Snapshot(NamedTuple):
 
     position: Position
     persisted: dict[str, SequenceProgress]
+    gaps: Mapping[str, BitMap64] = {}
 
 
 class _Pushed:
-    __slots__ = ("entries", "progress")
+    __slots__ = ("again", "entries", "progress")
 
     def __init__(self, progress: SequenceProgress) -> None:
         self.progress = progress
         self.entries = 0  # on their way
+        self.again: list[SequenceRange] | None = None  # of them, those of gaps
 
 
 NOTHING = SequenceProgress()
+_NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
@@ -100,7 +111,9 @@ def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, number
 class Dedup:
     """The decisions for one topic."""
 
-    __slots__ = ("_away", "_connected", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position")
+    __slots__ = (
+        "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
+    )  # fmt: skip
 
     def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
         self.enabled = snapshot is not None
@@ -108,24 +121,48 @@ class Dedup:
         self.forgotten = 0
         self._opened = now
         self._persisted: dict[str, SequenceProgress] = dict(snapshot.persisted) if snapshot is not None else {}
+        self._gaps = {name: gaps.copy() for name, gaps in snapshot.gaps.items()} if snapshot is not None else {}
         self._pushed: dict[str, _Pushed] = {}
         self._connected: dict[str, int] = {}  # producer name → its connections
-        self._away: dict[str, float] = dict.fromkeys(self._persisted, now)  # since when, longest first
+        self._away: dict[str, float] = dict.fromkeys([*self._persisted, *self._gaps], now)  # since when, longest first
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """NEW counts as pushed from here on: give it to the log, or call `failed`."""
-        pushed = self._pushed.get(name)
+        pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
             known = verdict(persisted, pushed.progress if pushed is not None else None, numbers)
             if known is not DedupVerdict.NEW:
-                return known
+                if not (self._gaps and self._in_gap(name, numbers)):
+                    return known
+                known, again = self._judge_gap(persisted, pushed, numbers), True
+                if known is not DedupVerdict.NEW:
+                    return known
         if pushed is None:
             pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
         pushed.progress = self._next(pushed.progress, numbers)
         pushed.entries += 1
+        if again:
+            pushed.again = [*(pushed.again or ()), numbers]
         return DedupVerdict.NEW
+
+    def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
+        """Whether none of its ids is in the log."""
+        gaps, last = self._gaps.get(name), self.last(name)
+        if gaps is None or numbers.first > last:
+            return False
+        end = min(numbers.last, last)  # what is above was never stored
+        return int(gaps.range_cardinality(numbers.first, end + 1)) == end + 1 - numbers.first
+
+    @staticmethod
+    def _judge_gap(persisted: SequenceProgress, pushed: _Pushed | None, numbers: SequenceRange) -> DedupVerdict:
+        flying = pushed.again or () if pushed is not None else ()
+        if any(each.first <= numbers.last and numbers.first <= each.last and each.chunk >= numbers.chunk
+               for each in flying):  # fmt: skip
+            return DedupVerdict.UNKNOWN
+        beside = pushed.progress if pushed is not None and numbers.last > persisted.number else None
+        return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """An entry that was NEW is in the log, there."""
@@ -148,21 +185,49 @@ class Dedup:
         assert position > self.position, "the log is taken in its order"
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
+        if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
+            self._fill(name, BitMap64(range(numbers.first, numbers.last + 1)))
         if name not in self._connected:
             self._away.setdefault(name, self._opened)
+
+    def _fill(self, name: str, numbers: BitMap64) -> None:
+        gaps = self._gaps[name]
+        gaps -= numbers
+        if not gaps:
+            del self._gaps[name]
 
     # ------------------------------------------------------------------ entries of transactions
     def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """NEW, or what is known of the entry by what is persisted. It does not count as pushed."""
-        return verdict(self._persisted.get(name, NOTHING), None, numbers) if self.enabled else DedupVerdict.NEW
+        if not self.enabled:
+            return DedupVerdict.NEW
+        persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
+        known = verdict(persisted, None, numbers)
+        if known is DedupVerdict.NEW or not (self._gaps and self._in_gap(name, numbers)):
+            return known
+        return self._judge_gap(persisted, pushed, numbers)
 
     def passed(self, position: Position) -> None:
         """The log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
-    def merged(self, numbers: Mapping[str, SequenceProgress]) -> None:
+    def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
+        """A transaction is aborted: what it sent of each producer is not in the log."""
+        for name, sent in numbers.items() if self.enabled else ():
+            if not sent:
+                continue
+            gaps = self._gaps[name] = (self._gaps[name] | sent) if name in self._gaps else sent.copy()
+            gaps.run_optimize()
+            while len(gaps.serialize()) > GAP_BYTES_MAX:
+                gaps.remove_range(0, gaps[len(gaps) // 2])
+            if name not in self._connected:
+                self._away.setdefault(name, self._opened)
+
+    def merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
         """A transaction is committed: its numbers count from now on."""
+        for name in self._gaps.keys() & sent.keys():
+            self._fill(name, sent[name])
         for name, progress in numbers.items():
             before = self._persisted.get(name, NOTHING)
             if progress.number > before.number:
@@ -186,7 +251,7 @@ class Dedup:
             return
         del self._connected[name]
         self._away.pop(name, None)
-        if name in self._persisted or name in self._pushed:
+        if name in self._persisted or name in self._pushed or name in self._gaps:
             self._away[name] = now
 
     def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
@@ -197,6 +262,7 @@ class Dedup:
             if now - since < inactive_s and len(self._away) <= producers_max:
                 break
             del self._away[name]
+            self._gaps.pop(name, None)
             if self._persisted.pop(name, None) is not None:
                 self.forgotten += 1
 
@@ -216,6 +282,7 @@ class Dedup:
         """
         if not self.enabled:
             self.enabled = True
+            self._gaps.clear()
             known: Iterable[str] = [name for name in self._persisted if name not in self._connected]
             for name in known:
                 del self._persisted[name]
@@ -225,7 +292,7 @@ class Dedup:
         self.enabled = False
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.position, dict(self._persisted))
+        return Snapshot(self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()})
 
     @property
     def persisted(self) -> Mapping[str, SequenceProgress]:
@@ -238,4 +305,6 @@ class Dedup:
             if self.enabled:
                 assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
         assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
-        assert self._persisted.keys() <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"
+        known = self._persisted.keys() | self._gaps.keys()
+        assert known <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"
+        assert all(self._gaps.values()), "no gaps of a producer are kept"

@@ -32,7 +32,7 @@ Guarding tests: tests/broker/topic/core/test_transactions_core.py (against plain
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyroaring import BitMap, BitMap64
@@ -62,14 +62,25 @@ _NONE = BitMap64()
 
 
 class TxnNumbers:
-    """What one producer sent in a transaction. `flying`: entries on their way."""
+    """What one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of them."""
 
-    __slots__ = ("flying", "last", "progress", "pushed")
+    __slots__ = ("flying", "last", "progress", "pushed", "sent")
 
     def __init__(self, progress: SequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
         self.progress = self.pushed = progress
         self.last = last  # its last confirmed entry
         self.flying = 0
+        self.sent = BitMap64()
+
+
+class _Sender:
+    """The open transactions in which a producer sent something, and the highest id that it sent in any."""
+
+    __slots__ = ("highest", "txns")
+
+    def __init__(self) -> None:
+        self.txns: dict[TxnId, None] = {}
+        self.highest = -1
 
 
 class TopicTxn:
@@ -158,11 +169,22 @@ class TxnEnd(NamedTuple):
 
     numbers: dict[str, SequenceProgress]
     shown: bool
+    sent: Mapping[str, BitMap64] = {}
+    """Of each producer, what is in the log for good."""
+    back: Mapping[str, BitMap64] = {}
+    """Of each producer, what is not."""
     missing: int = 0
     """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
 
 
 NOT_KNOWN = TxnEnd({}, shown=False)
+
+
+def _above(own: TxnNumbers) -> BitMap64:
+    """What it sent and the log has not confirmed."""
+    above = own.sent.copy()
+    above.remove_range(0, own.progress.number + 1)
+    return above
 
 
 class OpenHere(NamedTuple):
@@ -180,8 +202,8 @@ class Transactions:
     """
 
     __slots__ = (
-        "_ended", "_flying", "_hidden", "_shape", "_stable", "aborted", "aborted_indexes", "aborts", "changed",
-        "commits", "known", "position", "sizes", "version",
+        "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
+        "changed", "commits", "known", "position", "sizes", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
@@ -198,6 +220,7 @@ class Transactions:
         self._ended = frozenset(snapshot.ended)  # until the replay is done
         self._stable: Position | None = None  # kept while something is hidden; None: to be found
         self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
+        self._senders: dict[str, _Sender] = {}  # producer → where it sent something
         for ledger_id, part in snapshot.aborted.items():
             if shape.span(ledger_id) is not None:
                 self.aborted[ledger_id], self.sizes[ledger_id] = part.entries, part.size
@@ -207,6 +230,8 @@ class Transactions:
             txn.first, txn.entries, txn.size = each.first, each.entries, each.size
             txn.indexes, txn.starts = each.indexes, each.starts
             txn.numbers = {name: TxnNumbers(*numbers) for name, numbers in each.numbers.items()}
+            for name, own in txn.numbers.items():
+                self._sends(each.txn, name, own.progress.number)
 
     # ------------------------------------------------------------------ joining
     def ask(self, txn: TxnId) -> TxnPhase:
@@ -254,14 +279,37 @@ class Transactions:
         answer = verdict(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
+            own.sent.add_range(numbers.first, numbers.last + 1)
+            self._sends(txn, name, numbers.last)
             own.flying += 1
             found.flying += 1
             self._flying[name] = self._flying.get(name, 0) + 1
         return answer
 
+    def _sends(self, txn: TxnId, name: str, number: int) -> None:
+        sender = self._senders.get(name)
+        if sender is None:
+            sender = self._senders[name] = _Sender()
+        sender.txns[txn] = None
+        sender.highest = max(sender.highest, number)
+
+    def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+        """Another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
+        sender = self._senders.get(name)
+        if sender is None or numbers.first > sender.highest:
+            return None
+        for other in sender.txns:
+            if other != txn and self.known[other].numbers[name].sent.range_cardinality(
+                numbers.first, numbers.last + 1
+            ):
+                return other
+        return None
+
     def failed(self, txn: TxnId, name: str) -> None:
         """An entry that was NEW is not in the log, or nothing is known of it. No later one of its producer may pass."""
-        self._landed(txn, name)
+        own = self._landed(txn, name).numbers[name]
+        if not own.flying:
+            own.sent -= _above(own)
 
     def _landed(self, txn: TxnId, name: str) -> TopicTxn:
         found = self.known[txn]
@@ -304,6 +352,15 @@ class Transactions:
         self.ask(txn)
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
+    def noted(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
+        """An entry of the log that is known: its ids are, from now on, where it is open. Whether it is aborted."""
+        if position[1] in self.aborted.get(position[0], ()):
+            return True
+        found = self.known.get(txn)
+        if found is not None and name in found.numbers:
+            found.numbers[name].sent.add_range(numbers.first, numbers.last + 1)
+        return False
+
     def replay_done(self) -> None:
         """Every entry of the log was given to `replayed`, or is in no transaction."""
         self.position, self._ended = self._shape.confirmed, frozenset()
@@ -320,6 +377,8 @@ class Transactions:
         if own is None:
             own = found.numbers[name] = TxnNumbers()
         own.progress, own.last = own.progress.after(numbers), position
+        own.sent.add_range(numbers.first, numbers.last + 1)
+        self._sends(txn, name, numbers.last)
         if not own.flying:
             own.pushed = own.progress
 
@@ -349,13 +408,21 @@ class Transactions:
         else:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes
+        sent = {name: own.sent - _above(own) for name, own in found.numbers.items() if name in numbers}
+        back = {
+            name: _above(own) if settlement.committed else own.sent for name, own in found.numbers.items() if own.sent
+        }  # fmt: skip
+        for name in found.numbers:
+            sender = self._senders.get(name)
+            if sender is not None and sender.txns.pop(settlement.txn, NOWHERE) is None and not sender.txns:
+                del self._senders[name]
         shown = self._hidden.pop(settlement.txn, None) is not None
         self._stable = None
         found.phase = TxnPhase.ENDED
         if not found.flying:
             del self.known[settlement.txn]
         self.version += shown
-        return TxnEnd(numbers, shown, missing)
+        return TxnEnd(numbers, shown, sent, back, missing)
 
     def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
         self._abort({position[0]: BitMap((position[1],))}, size)
@@ -427,15 +494,11 @@ class Transactions:
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
 
-    def open_of(self, name: str) -> Iterator[TxnId]:
-        """Those that have not ended in which the producer sent something."""
-        return (
-            txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and name in each.numbers
-        )
-
     def last(self, name: str) -> int:
         """The highest sequence id of the producer in an open transaction; -1: none is known."""
-        return max((self.known[txn].numbers[name].progress.number for txn in self.open_of(name)), default=-1)
+        sender = self._senders.get(name)
+        open_ = sender.txns if sender is not None else ()
+        return max((self.known[txn].numbers[name].progress.number for txn in open_), default=-1)
 
     def is_settled(self, name: str) -> bool:
         """Whether nothing of the producer is on its way in a transaction."""
@@ -507,6 +570,13 @@ class Transactions:
             assert each.phase is not TxnPhase.ENDED or each.flying, "a transaction that is over is kept"
             assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.count > 0), "wrongly hidden"
             assert each.flying == sum(own.flying for own in each.numbers.values()), "entries on their way are lost"
+        senders = {
+            name: {txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and name in each.numbers}
+            for each in self.known.values() for name in each.numbers
+        }  # fmt: skip
+        assert {name: set(each.txns) for name, each in self._senders.items()} == {
+            name: txns for name, txns in senders.items() if txns
+        }, "where a producer sent something is not known"
         for each in self._hidden.values():
             assert each.count == sum(map(len, each.entries.values())), "an entry has no start"
             for ledger_id, entries in each.entries.items():

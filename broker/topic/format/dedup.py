@@ -5,8 +5,10 @@
 The bodies of a snapshot's pieces, concatenated, are JSON: the position, and for each producer its name, its
 highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
 
-    {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}
+    {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]],"gaps":{"p":"..."}}
 
+`gaps` has of a producer the ids of aborted transactions that nothing stored has, as a portable 64-bit roaring bitmap in
+base64; a reader that does not know it takes those up to its highest id for stored.
 The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
 the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
 what a crash left. Damage is DamagedSnapshot.
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from pyroaring import BitMap64
 
 from ....proto.checksum import crc32c
 from ....proto.names import Position
@@ -51,15 +54,17 @@ class Piece(NamedTuple):
         return self.piece == self.pieces - 1
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class _Stored(msgspec.Struct, frozen=True, omit_defaults=True):
     ledger: int
     entry: int
     producers: list[tuple[str, int, str, int]]
+    gaps: dict[str, bytes] = {}
 
 
 def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
     rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
-    body = msgspec.json.encode(_Stored(*snapshot.position, rows))
+    gaps = {name: each.serialize() for name, each in snapshot.gaps.items()}
+    body = msgspec.json.encode(_Stored(*snapshot.position, rows, gaps))
     bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
     return [_piece(sequence, number, len(bodies), each) for number, each in enumerate(bodies)]
 
@@ -89,4 +94,8 @@ def join(pieces: Sequence[Piece]) -> Snapshot:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedSnapshot(f"it is no snapshot: {error}") from error
     persisted = {name: SequenceProgress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
-    return Snapshot(Position(found.ledger, found.entry), persisted)
+    try:
+        gaps = {name: BitMap64.deserialize(each) for name, each in found.gaps.items()}
+    except ValueError as error:
+        raise DamagedSnapshot(f"its gaps do not parse: {error}") from error
+    return Snapshot(Position(found.ledger, found.entry), persisted, gaps)

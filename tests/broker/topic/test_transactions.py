@@ -270,23 +270,66 @@ async def settled(broker: Broker) -> None:
         await asyncio.gather(topic.dedup._working, return_exceptions=True)
 
 
-async def test_with_deduplication_a_producer_has_one_open_transaction_and_the_rest_waits(
+@pytest.mark.parametrize("committed", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("snapshot_entries", [1, 1000])
+async def test_with_deduplication_a_producer_sends_in_many_transactions_and_beside_them_at_once(
+    tmp_path: Path, coordinator: FakeCoordinator, committed: tuple[bool, bool], crash: bool, snapshot_entries: int
+) -> None:
+    """What an abort takes back is new again, also under ids below others that are stored; the rest is not doubled."""
+    changes = {"deduplication": True, "dedup_snapshot_entries": snapshot_entries}
+    async with cluster(tmp_path, **changes) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txns = coordinator.begin(), coordinator.begin()
+        of = [txns[0], None, txns[1], txns[0], txns[1], None]
+        for number, txn in enumerate(of):
+            payload = b"%d" % number
+            await (producer.send(payload) if txn is None else producer.send_in(txn, payload))
+        await settled(broker)
+
+        async def take_over() -> None:
+            nonlocal broker, producer
+            if crash:
+                await vanish(running, broker)
+                broker = await running.add_broker(**changes)
+                await until_owned_by(running, broker)
+            producer = await TxnProducer(running.world, broker, TOPIC).opened()
+            assert producer.answer.last_sequence_id == 5
+
+        await take_over()
+        producer.publish(b"0")
+        assert await producer.quiet(), "it is not known yet whether that is stored"
+        await producer.close()
+        topic = await loaded(broker)
+        for txn, is_committed in zip(reversed(txns), reversed(committed), strict=True):
+            await coordinator.end(topic, txn, is_committed)
+        await settled(broker)
+        await take_over()
+        stored = [of[n] is None or committed[txns.index(of[n])] for n in range(6)]  # type: ignore[arg-type]
+        assert [(await producer.send(b"%d" % number)).duplicate for number in range(6)] == stored
+        assert sorted(await shown(broker)) == [b"%d" % number for number in range(6)]
+        await settled(broker)
+        await take_over()
+        assert [(await producer.send(b"%d" % number)).duplicate for number in range(6)] == [True] * 6
+
+
+async def test_with_deduplication_a_prepared_transaction_holds_up_no_new_producer_of_the_name(
     tmp_path: Path, coordinator: FakeCoordinator
 ) -> None:
-    """What follows an abort could not be judged otherwise: its numbers would be below those that follow."""
     async with cluster(tmp_path, deduplication=True) as running:
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
-        first, second = coordinator.begin(), coordinator.begin()
-        await producer.send_in(first, b"0")
-        producer.publish_in(second, b"1")
-        producer.publish(b"2")
-        assert await producer.quiet()
-        await coordinator.end(await loaded(broker), first, True)
-        await producer.next("receipt")
-        assert await producer.quiet()
-        await coordinator.end(await loaded(broker), second, True)
-        await producer.next("receipt")
+        txn, other = coordinator.begin(), coordinator.begin()
+        await producer.send_in(txn, b"0")
+        coordinator.states[txn] = TxnState.PREPARED
+        await producer.close()
+        again = await TxnProducer(running.world, broker, TOPIC).opened()
+        again.sequence_id = again.answer.last_sequence_id + 1
+        assert not (await again.send(b"1")).duplicate
+        assert not (await again.send_in(other, b"2")).duplicate
+        await coordinator.end(await loaded(broker), other, True)
+        await coordinator.end(await loaded(broker), txn, True)
         assert await shown(broker) == [b"0", b"1", b"2"]
 
 

@@ -12,10 +12,22 @@ import random
 from collections import deque
 
 import pytest
+from pyroaring import BitMap64
 
+from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.core.sequence_range import SequenceRange
-from magnetar.broker.topic.core.dedup import NOTHING, Dedup, DedupVerdict, SequenceProgress, Snapshot
+from magnetar.broker.topic.core.dedup import (
+    GAP_BYTES_MAX,
+    NOTHING,
+    Dedup,
+    DedupVerdict,
+    SequenceProgress,
+    Snapshot,
+)
+from magnetar.broker.topic.core.transactions import Transactions, TxnSnapshot
 from magnetar.proto.names import Position
+from magnetar.proto.transactions import TxnId
 
 START = Position(1, -1)
 STEPS = 300  # of a run
@@ -297,3 +309,97 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
     dedup.forget(up_s + 100.5, inactive_s=100.0, producers_max=10)
     assert set(dedup.persisted) == {"back"}
+
+
+# ------------------------------------------------------------------------------------- transactions of a producer
+@pytest.mark.parametrize("seed", range(60))
+def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an_abort_takes_back_is_new(
+    seed: int,
+) -> None:
+    """Any id at any time, against plain sets. With crashes: a snapshot, and the log after it."""
+    rng, shape = random.Random(seed), LogShape()
+    span = shape.add(Span(1, 0, open=True))
+    dedup, core = Dedup(Snapshot(START, {}), now=0.0), Transactions(shape, TxnSnapshot(START))
+    log: list[tuple[int, TxnId | None]] = []
+    open_: dict[TxnId, set[int]] = {}
+    outcome: dict[TxnId, bool] = {}
+    stored: set[int] = set()
+    highest, born = -1, 0
+    for _ in range(STEPS):
+        act = rng.random()
+        if act < 0.15 or not open_:
+            born += 1
+            txn = TxnId.of(1, 1, born)
+            core.ask(txn)
+            core.joined(txn)
+            open_[txn] = set()
+        elif act < 0.3:
+            txn = rng.choice(list(open_))
+            outcome[txn] = committed = rng.random() < 0.5
+            if committed:
+                stored |= open_[txn]
+            del open_[txn]
+            end = core.settle(Settlement(txn, committed))
+            dedup.merged(end.numbers, end.sent)
+            dedup.taken_back(end.back)
+        elif act < 0.35:
+            first = core.first_hidden
+            snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
+            dedup = Dedup(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
+            core = Transactions(shape, core.snapshot())
+            for at in range(dedup.position[1] + 1, len(log)):
+                number, of = log[at]
+                numbers, position = SequenceRange(number, number), Position(1, at)
+                aborted = of is not None and core.noted(of, "p", numbers, position)
+                if of is None or outcome.get(of):
+                    dedup.replayed("p", numbers, position)
+                else:
+                    dedup.passed(position)
+                if aborted:
+                    dedup.taken_back({"p": BitMap64([number])})
+            for txn in open_:
+                core.ask(txn)
+                core.joined(txn)
+        else:
+            to = rng.choice([None, *open_])
+            number = rng.randint(0, highest + 2)
+            numbers = SequenceRange(number, number)
+            holder = next((txn for txn, sent in open_.items() if number in sent and txn != to), None)
+            assert core.holding("p", to, numbers) == holder
+            if holder is not None or (to is not None and number < max(open_[to], default=-1)):
+                continue  # it waits; or goes back inside its transaction
+            verdict = dedup.judge("p", numbers) if to is None else dedup.stored("p", numbers)
+            if to is not None and verdict is DedupVerdict.NEW:
+                verdict = core.judge(to, "p", numbers)
+            known = number in stored or (to is not None and number in open_[to])
+            if not known and number <= highest and number not in {n for n, of in log if of is not None}:
+                assert verdict in (DedupVerdict.DUPLICATE, DedupVerdict.NEW)  # it was left out
+                known = verdict is DedupVerdict.DUPLICATE
+            assert verdict is (DedupVerdict.DUPLICATE if known else DedupVerdict.NEW), (number, to)
+            if verdict is DedupVerdict.NEW:
+                position = Position(1, len(log))
+                log.append((number, to))
+                span.last_entry, span.end_index = position[1], position[1] + 1
+                if to is None:
+                    dedup.confirmed("p", numbers, position)
+                    stored.add(number)
+                else:
+                    dedup.passed(position)
+                    core.confirmed(to, "p", numbers, position, position[1], 1, 10)
+                    open_[to].add(number)
+                highest = max(highest, number)
+        dedup.check()
+        core.check()
+
+
+def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
+    dedup = Dedup(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
+    dedup.taken_back({"p": BitMap64(range(400_000))})
+    assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
+    for number in range(400_001, 420_000, 2):
+        dedup.taken_back({"p": BitMap64([number])})
+    gaps = dedup.snapshot().gaps["p"]
+    assert len(gaps.serialize()) <= GAP_BYTES_MAX
+    assert gaps.max() == 419_999
+    assert dedup.stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

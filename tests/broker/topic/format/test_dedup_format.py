@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap64
 
 from magnetar.broker.topic.core.dedup import SequenceProgress, Snapshot
 from magnetar.broker.topic.format import dedup as stored
@@ -18,6 +19,16 @@ def test_a_snapshot_comes_back() -> None:
     assert stored.decode_piece(entry).sequence == 9
     assert entry[24:] == b'{"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}'
     assert read([entry]) == SNAPSHOT
+
+
+def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None:
+    gaps = {"p": BitMap64([3, *range(50, 60), 1 << 40])}
+    (entry,) = stored.encode(SNAPSHOT._replace(gaps=gaps), 9)
+    assert read([entry]) == SNAPSHOT._replace(gaps=gaps)
+    (damaged,) = stored.encode(SNAPSHOT, 9)
+    body = damaged[24:-1] + b',"gaps":{"p":"AAAA"}}'
+    with pytest.raises(stored.DamagedSnapshot, match="gaps"):
+        stored.join([stored.Piece(9, 0, 1, body)])
 
 
 def test_a_large_snapshot_is_several_entries() -> None:
