@@ -6,7 +6,9 @@
 
 An abort gives back what the transaction had pending, and counts it as given back once, so that a message whose
 transactions always fail reaches its dead-letter limit. On types that deliver in log order everything after it that is
-not acknowledged is delivered again as well, without being counted: order is kept. On Shared the rest stays where it is.
+not acknowledged is delivered again as well, without being counted: order is kept. On Shared the rest stays where it is,
+but for a batch of which a part was pending: its holder gives it back, as after a negative acknowledgement of that part,
+and all of it that is not acknowledged is delivered again.
 
 Order of keys (Key_Shared): a pending entry is like an acknowledged one, so its key goes on, and may change hands. After
 an abort it precedes everything of its key that is not delivered yet. Who needs the effects of a key in order, whatever
@@ -153,10 +155,6 @@ class AcksInTxn(Acks):
             for position in settled.acks.parts:
                 if cursor.is_acked(position):
                     self._dispatcher.acked(None, position)
-        else:
-            for position in settled.shown:
-                cursor.given_back(position)
-                self._dispatcher.freed_in_part(position, settled.acks.parts[position].size)
         return settled
 
 

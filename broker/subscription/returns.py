@@ -66,6 +66,17 @@ class Returns:
         self._waiting.append(_Freed(positions))
         self.some()
 
+    def freed_in_part(self, batches: Iterable[Position]) -> None:
+        """An aborted transaction had some messages of them. Each counts as given back, also by a consumer that has the
+        rest of it.
+        """
+        for position in batches:
+            holder = self._dispatcher.holder(position)
+            if holder is not None:
+                self.add(holder, (position,), counted=True)
+            else:
+                self._dispatcher.cursor.given_back(position)
+
     def _some_freed(self, positions: Iterator[Position]) -> bool:
         """Gives RETURN_ENTRIES of them back. True: there are no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor

@@ -339,6 +339,7 @@ class Subscription(Pump):
         if ordered and first is not None:
             self.dispatcher.step_back(first)
             self._at_hand.forget()
+        self._returns.freed_in_part(settled.shown)
         self._returns.freed(freed(cursor, settled, tail=ordered))
 
     async def stored(self) -> None:

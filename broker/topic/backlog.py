@@ -12,7 +12,9 @@ from ..subscription.subscription import Subscription
 
 
 async def size(log: ReadableLog, subscription: Subscription) -> int:
-    """Messages. Exact at the mark; an acknowledged entry beyond it counts as one."""
+    """Messages. Exact at the mark, and inside batches of which some are acknowledged; a batch after it that is
+    acknowledged as a whole counts as one message less.
+    """
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
@@ -25,7 +27,7 @@ def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
 def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
     shape, acked = log.shape, subscription.cursor.acked
     holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
-    return max(0, shape.messages_from(after) - holes)
+    return max(0, shape.messages_from(after) - holes - subscription.cursor.partial_messages)
 
 
 PEEK_BYTES_MAX = 8 << 20

@@ -218,8 +218,12 @@ class SubscriptionStats:
     name: str
     type: SubscriptionType
     durable: bool
-    backlog: int  # messages
+    backlog: int
+    """Messages that are not acknowledged. `precise` is exact; else a batch that is acknowledged as a whole, after
+    `mark_delete`, counts as one message less."""
     backlog_bytes: int
+    """About what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The backlog quota
+    bounds it."""
     oldest_ms: int  # publish time of the oldest message in the backlog; 0: not asked for (`precise`), or none
     unacked: int  # messages that are delivered and not acknowledged
     mark_delete: Position  # everything up to it is acknowledged

@@ -431,9 +431,9 @@ class TransactionCore:
 
     @property
     def was_lost(self) -> bool:
-        """The coordinator aborted it, not this client: it may have lost others with it."""
+        """The coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
         causes = (self.error, self.failure)
-        return self.state is TransactionState.ABORTED and any(
+        return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
             for each in causes
         )

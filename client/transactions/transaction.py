@@ -218,10 +218,21 @@ class Transaction(InTransaction):
         self._do(self._known.stored(where.topic.full, messages, position))
 
     def refused(self, messages: int, error: MagnetarError) -> None:
+        first = self._known.failure is None
         self._do(self._known.refused(messages, error))
+        if first:
+            self._forget_lost()
 
     def acknowledged(self, error: MagnetarError | None) -> None:
+        first = self._known.failure is None
         self._do(self._known.acknowledged(error))
+        if first and error is not None:
+            self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """Also where the program drops the transaction now, and never ends it."""
+        if self._known.was_lost:
+            self._home.coordinators.forget(self.id.most)
 
     def _do(self, effects: list[TransactionEffect]) -> None:
         for effect in effects:
@@ -231,8 +242,7 @@ class Transaction(InTransaction):
             elif isinstance(effect, Ended):
                 self._parts.clear()
                 self._home.ended(self)
-                if self._known.was_lost:
-                    self._home.coordinators.forget(self.id.most)
+                self._forget_lost()
 
     # ------------------------------------------------------------------------------ the end
     async def commit(self, wait: Wait = "durable") -> None:

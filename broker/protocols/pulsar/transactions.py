@@ -23,6 +23,7 @@ from ....proto.errors import (
     OutcomeUnknown,
     TimedOut,
     TransactionAborted,
+    TransactionEnded,
     Unavailable,
 )
 from ....proto.names import TopicName
@@ -104,7 +105,9 @@ async def end(connection: Connection, asked: pulsar.CommandEndTxn) -> bytes:
     txn = txn_of(asked)
     verb = Verb.COMMIT if asked.txn_action == pulsar.COMMIT else Verb.ABORT
     coordinator = await _here(connection, txn.coordinator)
-    await coordinator.end(txn, verb, connection.caller.principal.name)
+    state = await coordinator.end(txn, verb, connection.caller.principal.name)
+    if verb is Verb.ABORT and state is TxnState.COMMITTED:
+        raise TransactionEnded(f"transaction {txn} is committed: it cannot be aborted")
     return frame(end_txn_response=_done(asked))
 
 

@@ -58,7 +58,7 @@ class Cursor(MadeLater):
 
     __slots__ = (
         "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
-        "pending", "persisted", "persisted_mark", "version",
+        "partial_messages", "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
     changed: set[ChunkKey]
     _full: dict[int, tuple[int, int]]
@@ -80,6 +80,7 @@ class Cursor(MadeLater):
         self.persisted = 0
         self.persisted_mark = state.mark
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
+        self.partial_messages: int = sum(partial.bits.bit_count() for partial in self.partial.values())  # acknowledged
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
@@ -153,6 +154,7 @@ class Cursor(MadeLater):
             bits &= (1 << partial.size) - 1
         if bits != partial.bits:
             self._partial_bytes -= partial.memory_bytes
+            self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
             self._partial_bytes += partial.memory_bytes
             self.version += 1
@@ -220,7 +222,7 @@ class Cursor(MadeLater):
         self._sizes.clear()
         self._unsized.clear()
         self._full.clear()
-        self._partial_bytes = 0
+        self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
         """The entry was given back once more, and is held back until `until_ms`; returns how often by now."""
@@ -504,6 +506,7 @@ class Cursor(MadeLater):
             assert not partial.size or partial.bits.bit_count() < partial.size, "a whole batch is kept as partial"
         assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
+        assert self.partial_messages == sum(each.bits.bit_count() for each in self.partial.values()), "miscounted"
         assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
         if self.pending is not None:
             self._check_pending(self.pending)
@@ -549,7 +552,7 @@ class Cursor(MadeLater):
                 if not holes:
                     self._drop_ledger(ledger_id)
         while self.partial and self.partial.keys()[0] <= self.mark:
-            self._partial_bytes -= self.partial.popitem(0)[1].memory_bytes
+            self._gone(self.partial.popitem(0)[1])
         while self.counts and self.counts.keys()[0] <= self.mark:
             self.counts.popitem(0)
 
@@ -560,8 +563,12 @@ class Cursor(MadeLater):
         self._unsized.discard(ledger_id)
 
     def _forget_partial(self, position: Position) -> None:
-        self._partial_bytes -= self.partial.pop(position).memory_bytes
+        self._gone(self.partial.pop(position))
         self.changed.add(key_of(ChunkKind.PARTIALS, position))
+
+    def _gone(self, partial: Partial) -> None:
+        self._partial_bytes -= partial.memory_bytes
+        self.partial_messages -= partial.bits.bit_count()
 
     def _forget(self, position: Position) -> None:
         """Drops the partial state and the count of an entry that is done."""

@@ -18,8 +18,9 @@ Rules
   an open transaction (pending_acks.py) is treated alike: its holder holds it no longer. An abort gives it back, before
   anything new (`freed`). On types that deliver in log order reading goes back to the first of it (`step_back`), and
   what was delivered after that is delivered again.
-- A batch of which other messages are pending or acknowledged is shown without them. When its holder has acknowledged
-  what it was shown, and a transaction that had the rest was aborted meanwhile, the rest waits like a redelivery.
+- A batch of which other messages are pending or acknowledged is shown without them. When a transaction that had some of
+  it is aborted, its holder gives it back; what a holder was not shown waits like a redelivery when it has acknowledged
+  what it was shown.
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
   is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
   whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
@@ -368,11 +369,9 @@ class Dispatcher:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
 
-    def freed_in_part(self, position: Position, size: int) -> None:
-        """The same for some messages of a batch of which others may be outstanding: those are fewer than it has."""
-        for member in self.members.values():
-            if position in member.outstanding and position not in member.unshown:
-                member.note_unshown(position, 0, size, self.cursor.mark)
+    def holder(self, position: Position) -> Member | None:
+        """The consumer at which the entry is outstanding."""
+        return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def step_back(self, first: Position) -> None:
         """On types that deliver in log order: what is not acknowledged from `first` on is read (again)."""

@@ -190,10 +190,11 @@ async def test_messages_of_a_batch_in_two_transactions_are_hidden_and_come_back_
     assert subscription.dispatcher.unacked == 2
     subscription.settle(X, False)
     subscription.settle(Y, True)
-    await mine.ack(again, indexes=[3, 4])
     last = await mine.receive()
-    assert list(last.acked_batch_indexes) == [2, 3, 4]
-    await mine.ack(last)
+    assert list(last.acked_batch_indexes) == [2], "all that is left comes, also what it has of the delivery before"
+    await mine.ack(again, indexes=[3, 4])
+    assert subscription.dispatcher.unacked == 2
+    await mine.ack(last, indexes=[0, 1])
     assert subscription.cursor.mark.entry_id == 0
     subscription.dispatcher.check()
 
@@ -236,6 +237,25 @@ async def test_order_is_kept_after_an_aborted_cumulative_acknowledgement(running
     await ack_in(mine, Y, deliveries[5], kind=wire.Ack.CUMULATIVE)
     subscription.settle(Y, True)
     assert subscription.cursor.mark.entry_id == 5
+
+
+@pytest.mark.parametrize("type_", [wire.Subscribe.EXCLUSIVE, SHARED, wire.Subscribe.FAILOVER, KEY_SHARED])
+async def test_what_an_abort_frees_of_a_batch_comes_at_once_while_its_holder_has_the_rest(
+    running: Cluster, type_: Any
+) -> None:
+    await filled(running, 1, batch=10)
+    mine = await consumer(running, type=type_)
+    (batch,) = await received(mine, 1)
+    joins_of(running)
+    await ack_in(mine, X, batch, indexes=[7, 8, 9])
+    await mine.ack(batch, indexes=[0, 1])
+    subscription = subscription_of(running)
+    subscription.settle(X, committed=False)
+    again = await mine.receive()
+    assert (again.entry_id, list(again.acked_batch_indexes), again.redelivery_count) == (batch.entry_id, [0, 1], 1)
+    await mine.ack(again, indexes=list(range(2, 10)))
+    assert subscription.cursor.mark == Position(batch.ledger_id, batch.entry_id)
+    assert subscription.dispatcher.unacked == 0
 
 
 async def test_an_entry_whose_transactions_always_abort_reaches_its_dead_letter_limit(running: Cluster) -> None:

@@ -495,3 +495,17 @@ async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(tmp
         with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
             await at.consumer("a")
         await at.consumer("a", type=wire.Subscribe.SHARED)
+
+
+async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_part(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        consumer = await TestConsumer(running.world, running.brokers[0], TOPIC).ready()
+        for _ in range(2):
+            await producer.send(*(b"x" for _ in range(10)))
+        topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+        for delivery, left in ((await consumer.receive(), 13), (await consumer.receive(), 6)):
+            await consumer.ack(delivery, indexes=range(7))
+            assert await backlog.size(topic.log, topic.subscription("s")) == left
+        await consumer.ack(delivery, indexes=range(7, 10))
+        assert await backlog.size(topic.log, topic.subscription("s")) == 12, "the second counts as one acknowledged"

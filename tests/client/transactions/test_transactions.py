@@ -614,6 +614,29 @@ def test_no_id_of_a_coordinator_that_was_lost_is_used() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("acknowledges", [False, True])
+def test_no_id_of_a_coordinator_that_was_lost_is_used_by_a_program_that_drops_what_was_refused(
+    acknowledges: bool,
+) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        await producer.send(b"plain")
+        message = await consumer.receive()
+        first = await client.transaction()
+        for known in broker.known.values():  # of its epoch, all ids are void
+            known.state, known.reason = 3, "coordinator lost"
+        work = consumer.acknowledge(message, txn=first) if acknowledges else producer.send(b"x", txn=first)
+        with pytest.raises((magnetar.TransactionAborted, magnetar.TransactionEnded)):
+            await work
+        again = await client.transaction()
+        await producer.send(b"y", txn=again)
+        await again.commit()
+
+    run(body)
+
+
 def test_a_later_holder_of_a_name_fences_the_one_before() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)

@@ -117,6 +117,18 @@ def test_an_aborted_message_is_never_shown_and_takes_no_part_in_what_follows() -
     simulate(scenario)
 
 
+def test_an_end_that_contradicts_the_first_one_is_refused_and_the_same_one_is_answered_again() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        for first, other in ((pulsar.COMMIT, pulsar.ABORT), (pulsar.ABORT, pulsar.COMMIT)):
+            txn = await begun(raw)
+            assert await ended(raw, txn, first) is None
+            assert await ended(raw, txn, other) == pulsar.InvalidTxnStatus
+            assert await ended(raw, txn, first) is None
+
+    simulate(scenario)
+
+
 def test_a_send_whose_message_names_no_transaction_is_not_taken_for_a_plain_one() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)

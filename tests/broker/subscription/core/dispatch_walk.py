@@ -570,6 +570,10 @@ class Walk:
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
         returns = Returns(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
+        returns.freed_in_part(settled.shown)
+        for account in self.accounts.values():
+            account.held = {each: held for each, held in account.held.items() if each not in own}
+        self.unblock()
         returns.freed(freed(self.cursor, settled, tail=not self.individual))
         returns.all()
         for position in own:
