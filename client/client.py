@@ -357,12 +357,16 @@ class Client(ClosedAfterAsyncWith):
         consumer_event_listener: ConsumerEventListener | None = None,
         pattern_auto_discovery_period: int = 60,
         isolation: str = "read_committed",
+        redelivery_order: str = "any",
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
 
         `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
-        they aborted. `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
+        they aborted. `redelivery_order` too: with "key" a message that failed (a negative acknowledgement, or none in
+        time) holds back what follows it, of its key on KeyShared, of the partition on Exclusive and Failover, until it
+        is acknowledged or a dead letter; the broker's back-off says when it comes again.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. Every
         `pattern_auto_discovery_period` seconds non-persistent topics are looked for; persistent ones are told at once.
         """
         options = given(locals(), "topic")

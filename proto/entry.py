@@ -394,7 +394,7 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
             offset = middle + size
             if offset > end:
                 raise CorruptEntry(f"an item ends at {offset}, after the payload's {end} bytes")
-            key = _key_of(single)
+            key = key_of(single)
             if key is not None:
                 found[key] = None
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
@@ -404,13 +404,14 @@ def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[by
 
 def key_of_one(metadata: MessageMetadata) -> bytes | None:
     """The key of an entry that is not a batch."""
-    key = _key_of(metadata)
+    key = key_of(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
         key = metadata.uuid.encode()  # the chunks of a message belong together
     return key
 
 
-def _key_of(fields: MessageFields) -> bytes | None:
+def key_of(fields: MessageFields) -> bytes | None:
+    """The key by which Key_Shared orders the message; None: it has none."""
     if fields.HasField("ordering_key"):
         return fields.ordering_key
     if not fields.HasField("partition_key"):

@@ -34,6 +34,13 @@ class InitialPosition(enum.IntEnum):
     EARLIEST = 1
 
 
+class RedeliveryOrder(enum.IntEnum):
+    """What may be delivered before a message that failed and comes again: anything, or nothing after it of its key."""
+
+    ANY = 0
+    KEY = 1
+
+
 class KeySharedMode(enum.IntEnum):
     """Key_Shared: the broker divides the slots of keys, or each consumer names its own."""
 

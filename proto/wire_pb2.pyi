@@ -239,7 +239,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "isolation")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -262,6 +262,12 @@ class Subscribe(_message.Message):
         READ_UNCOMMITTED: _ClassVar[Subscribe.Isolation]
     READ_COMMITTED: Subscribe.Isolation
     READ_UNCOMMITTED: Subscribe.Isolation
+    class RedeliveryOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ANY: _ClassVar[Subscribe.RedeliveryOrder]
+        KEY: _ClassVar[Subscribe.RedeliveryOrder]
+    ANY: Subscribe.RedeliveryOrder
+    KEY: Subscribe.RedeliveryOrder
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +299,7 @@ class Subscribe(_message.Message):
     KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
     MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERY_ORDER_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
@@ -311,8 +318,9 @@ class Subscribe(_message.Message):
     key_shared: KeySharedPolicy
     many_topics: bool
     schema: SchemaInfo
+    redelivery_order: Subscribe.RedeliveryOrder
     isolation: Subscribe.Isolation
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")

@@ -78,6 +78,10 @@ class SubscribeRefusal(_Refusal):
 
     COMPACTED_TYPE = "read_compacted needs an Exclusive or Failover subscription: keys have an order", NotAllowed
     COMPACTED_TOPIC = "read_compacted needs a persistent topic: nothing of others is kept", NotAllowed
+    NO_ORDER = (
+        "redelivery_order=key needs a durable subscription that keeps an order: Exclusive, Failover, or Key_Shared "
+        "without out-of-order delivery", NotAllowed,
+    )
     RATE = "the consumer has subscribed as often as subscribe_rate allows", BackPressure
     NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
     TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
@@ -101,7 +105,10 @@ class SubscribeRefusal(_Refusal):
         ConsumerBusy,
     )
     OTHER_TYPE = "the subscription has consumers of another type", ConsumerBusy
-    OTHER_MODE = "the consumers are of another Key_Shared mode, or differ on out-of-order delivery", ConsumerBusy
+    OTHER_MODE = (
+        "the consumers are of another Key_Shared mode, or differ on out-of-order delivery or on redelivery_order",
+        ConsumerBusy,
+    )
     POLICY = (
         "the policy refuses: Exclusive has a consumer, or sticky Key_Shared ranges overlap or are wrong", ConsumerBusy
     )

@@ -84,6 +84,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     many_topics: bool = False  # failover spreads the topics by the consumers' names
     schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
     isolation: Isolation = Isolation.READ_COMMITTED  # of the subscription, while a consumer is connected
+    ordered: bool = False  # likewise: what failed holds back what follows it
 
     def check(self) -> None:
         """InvalidName, InvalidRequest, NotAllowed."""
@@ -91,6 +92,10 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
         check_size("instance", self.instance)
         check_subscription_name(self.subscription)
         self.policy.check()
+        if self.ordered and not (self.type.policy.keeps_order and self.durable and self.policy.keeps_order):
+            raise SubscribeRefusal.NO_ORDER.error()
+        if self.ordered and not TopicName.parse(self.topic).persistent:
+            raise SubscribeRefusal.NO_ORDER.error()
         if self.read_compacted and self.type.policy.individual:
             raise SubscribeRefusal.COMPACTED_TYPE.error()
         if self.read_compacted and not TopicName.parse(self.topic).persistent:
@@ -133,7 +138,7 @@ class ConsumerSession:
         session, id_ = cls(topic, port, broker.world.clock), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
-            options.policy,
+            options.policy, options.ordered,
         )  # fmt: skip
         consumer = session._consumer = Consumer(
             member, session, address=caller.peer, instance=options.instance, principal=caller.principal,

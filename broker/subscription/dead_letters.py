@@ -12,9 +12,10 @@ deduplication on the copy is dropped: broker/subscription/core/dead_letter.py) a
 what is held (`restore`). Writing to a dead-letter topic is retried, with pauses up to a minute; the messages stay in
 the topic and keep their ledgers.
 
-Readers and subscriptions with one consumer at a time have no dead letters. Nor has a topic that is the dead-letter
-topic of its own policy, or is named like one: a dead letter stays there (core/redelivery_backoff.py
-`DeadLetterPolicy.at`).
+Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
+there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
+has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
+(core/redelivery_backoff.py `DeadLetterPolicy.at`).
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
@@ -24,6 +25,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
@@ -43,6 +46,10 @@ from .cursors import DurableCursor
 _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
+STORED_MS = 3_600_000
+"""What is held until its count is stored is held so long at most."""
+ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Of what failed, where it holds back what follows it and no policy has a ladder: it is tried soon, and then seldom."""
 STEPS = ("read", "publish", "acknowledge", "store")
 Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[object]]
 
@@ -81,19 +88,31 @@ class DeadLetters(MadeLater):
     @property
     def on(self) -> bool:
         """Whether this object decides over what is given back."""
-        return bool(self._policy()) and self._dispatcher.policy.individual
+        return self._dispatcher.ordered or self.counts_lost
 
-    def given_back(self, positions: Sequence[Position]) -> None:
-        """Counts and holds the entries, before the dispatcher takes them back."""
+    @property
+    def counts_lost(self) -> bool:
+        """Whether it counts as given back what a consumer held that was lost."""
+        return bool(self._policy()) and (self._dispatcher.policy.individual or self._dispatcher.ordered)
+
+    def given_back(self, positions: Sequence[Position], *, at_once: bool = False) -> None:
+        """Counts and holds the entries, before the dispatcher takes them back; `at_once`: only those that are dead."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_done(position)]
         for position in counted:
             times = self._cursor.redeliveries(position) + 1
-            until_ms = 0 if policy.is_dead(times) else now_ms + policy.wait_ms(times)
+            dead = bool(policy) and policy.is_dead(times)
+            until_ms = 0 if dead or at_once else now_ms + self._wait_ms(policy, times)
             self._cursor.given_back(position, until_ms)
-            self.held.hold(position, None)  # until it is stored
+            if dead or not at_once:
+                self.held.hold(position, None if dead else now_ms + STORED_MS)  # until it is stored
         if counted:
             self._tasks.spawn(self._stored(counted), "store of redelivery counts")
+
+    def _wait_ms(self, policy: DeadLetterPolicy, times: int) -> int:
+        if self._dispatcher.ordered and not policy.backoff_s:
+            policy = replace(policy, backoff_s=ORDERED_BACKOFF_S)
+        return policy.wait_ms(times)
 
     async def _stored(self, positions: list[Position]) -> None:
         try:
@@ -107,7 +126,7 @@ class DeadLetters(MadeLater):
                 self.held.drop(position)  # acknowledged meanwhile
             elif policy and policy.is_dead(count.redeliveries):
                 dead.append(position)
-            else:
+            elif position in self.held:
                 self.held.hold(position, count.until_ms)
         self._move_soon(dead)
         self._release()

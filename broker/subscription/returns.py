@@ -82,7 +82,7 @@ class Returns:
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
-            counting.given_back(free)
+            counting.given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
         else:
             for position in free:
                 cursor.given_back(position)
@@ -102,6 +102,8 @@ class Returns:
             for _ in some:
                 first.positions.popleft()
             counted = first.counted
+            if counted and self._dispatcher.ordered:
+                some = self._dispatcher.fail(member, some)
             if counted and (counting := self._counting()) is not None:
                 counting.given_back([each for each in some if each in member.outstanding])
                 counted = False

@@ -174,7 +174,7 @@ class Subscription(Pump):
         if not self.consumers:
             topic = self._log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
-            self.dispatcher.use(type_.policy(options))
+            self.dispatcher.use(type_.policy(options), ordered=newcomer.ordered)
             self.type = type_
         policy = self.dispatcher.policy
         if type_ is not self.type:
@@ -182,6 +182,8 @@ class Subscription(Pump):
                 SubscribeRefusal.OTHER_TYPE,
                 f"it is {self._type_title} while its consumers are connected, and cannot be {type_.title}"
             )
+        if newcomer.ordered is not self.dispatcher.ordered:
+            raise self._refused(SubscribeRefusal.OTHER_MODE, "its consumers differ on redelivery_order")
         if (why := policy.differs(newcomer)) is not None:
             raise self._refused(SubscribeRefusal.OTHER_MODE, why)
         if (why := policy.refuses(newcomer)) is not None:
@@ -200,7 +202,7 @@ class Subscription(Pump):
             return
         if consumer.waiting is not None:
             consumer.waiting.cancel()
-        member, counted = consumer.member, lost and self._counting() is not None
+        member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.counts_lost
         member.paused = True
         if self.consumers or counted or self._returns:
             self._returns.add(member, list(member.outstanding), counted=counted, leaves=True)
@@ -339,7 +341,7 @@ class Subscription(Pump):
         if ordered and first is not None:
             self.dispatcher.step_back(first)
             self._at_hand.forget()
-        self._returns.freed_in_part(settled.shown)
+        self._returns.freed_in_part(sorted(settled.shown))
         self._returns.freed(freed(cursor, settled, tail=ordered))
 
     async def stored(self) -> None:

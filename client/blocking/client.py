@@ -200,6 +200,7 @@ class Client(ClosedAfterWith):
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
         isolation: str = "read_committed",
+        redelivery_order: str = "any",
     ) -> Consumer:
         """Opens a consumer of a subscription, which is created when it does not exist. docs/settings.md has the
         parameters and their costs. `topic`: a name, a list of names, or a compiled pattern.
@@ -208,8 +209,11 @@ class Client(ClosedAfterWith):
         listeners of all consumers and readers of this client run at the same time.
 
         `isolation` is of the subscription: read_uncommitted shows what transactions wrote before they commit, and what
-        they aborted. `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
-        listener has its own thread too.
+        they aborted. `redelivery_order` too: with "key" a message that failed (a negative acknowledgement, or none in
+        time) holds back what follows it, of its key on KeyShared, of the partition on Exclusive and Failover, until it
+        is acknowledged or a dead letter; the broker's back-off says when it comes again.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event listener has its own
+        thread too.
         """
         options = given(locals(), "message_listener", "consumer_event_listener")
         check(CONSUMER, given(locals(), "options", "topic"))

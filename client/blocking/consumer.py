@@ -205,8 +205,14 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(aio.translated(inner.acknowledge_cumulative(message, txn=whole)))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""
-        self._current().negative_acknowledge_soon(message)
+        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms; with redelivery_order
+        "key" after the broker's back-off, and what follows it then comes after it.
+        """
+        inner = self._current()
+        if inner.settings.redelivery_order == "key":
+            self._thread.run(aio.translated(inner.negative_acknowledge(message)))
+        else:
+            inner.negative_acknowledge_soon(message)
 
     def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
         """Stores a copy that is delivered after `delay`, then acknowledges the message. Needs `enable_retry`."""

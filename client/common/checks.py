@@ -155,6 +155,7 @@ ISOLATION = Check(
     "read_committed or read_uncommitted", (str,), lambda name: name in ("read_committed", "read_uncommitted")
 )
 FUNCTION = Check("a function", (object,), callable)
+REDELIVERY_ORDER = Check("any or key", (str,), lambda name: name in ("any", "key"))
 CALLBACK = Check("a function, or None", (object,), callable, True)
 SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
 PUBLISH_TIME = whole(0, INT64_MAX)

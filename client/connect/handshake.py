@@ -67,6 +67,7 @@ def subscribe(
         read_compacted=settings.is_read_compacted,
         existing_only=settings.existing_only,
         isolation=ISOLATIONS[settings.isolation],
+        redelivery_order=wire.Subscribe.KEY if settings.redelivery_order == "key" else wire.Subscribe.ANY,
     )
     _tell(request, settings.schema)
     if settings.key_shared_policy is not None:

@@ -177,5 +177,6 @@ def options_of(settings: ConsumerSettings, *, durable: bool, dead_after: int | N
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
         ordered=settings.consumer_type in (*LOG_ORDER, ConsumerType.KeyShared),
         log_order=settings.consumer_type in LOG_ORDER,
+        holds_order=settings.redelivery_order == "key",
         leaves_alone=alone,
     )

@@ -353,8 +353,12 @@ class Consumer(ClosedAfterAsyncWith):
         consumer.acknowledge_cumulative(message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms."""
+        """Requests that the message is delivered again after negative_ack_redelivery_delay_ms; with redelivery_order
+        "key" after the broker's back-off, and what follows it then comes after it.
+        """
         self.negative_acknowledge_soon(message)
+        if self.settings.redelivery_order == "key":
+            self.consumer_of(message).turn_now()
 
     # ------------------------------------------------------------------------------ dead letters and retries
     @property

@@ -10,27 +10,31 @@ all of its entries are acknowledged, given back and delivered again together (cl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
-from ...proto.entry import Encrypt, EntryHeader, declared_messages, decode_columns, open_entry
+from ...proto.entry import Encrypt, EntryHeader, declared_messages, decode_columns, key_of, key_of_one, open_entry
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position
+from ...proto.routing import sticky_slot
 from ..common.errors import CryptoError
 from ..core.consumer import ConsumerCore
 from ..core.effects import Place
 from ..crypto.decryptor import Decryptor
 from ..model.message import CiphertextMessage, DamagedMessage, Message, Origin, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings
+from ..model.settings import ConsumerCryptoFailureAction, ConsumerSettings, ConsumerType
 from ..model.start import Start
 from .dead_letters import DeadLetterProducer, is_dead_letter
 
 _LOG = logging.getLogger("magnetar.client")
+SLOTS_KNOWN_MAX = 65_536
+"""Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
 SAY_EVERY_S = 10.0
 """The log is told so often, at most, that a partition has entries that are not decrypted."""
 
@@ -72,6 +76,9 @@ class Deliveries:
         self._longer_s = longer_s
         self._crypto_said = -inf  # when the log was told last that something is not decrypted
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
+        by_keys = settings.redelivery_order == "key" and settings.consumer_type is ConsumerType.KeyShared
+        self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
+        """Of the latest entries, where what failed holds back what follows it of its keys."""
 
     def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
         """Takes deliveries apart up to a frame that is none, which it returns; None: all were."""
@@ -149,11 +156,43 @@ class Deliveries:
             self._hidden += received.charged
             return ()
         share_permits(received, wanted, of_each=self._permits_of_each)
+        if self.slots is not None:
+            self._note_slots(self.slots, received, wanted)
         if self._dead_letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
             self._dead_letters.move_soon(wanted)
             return ()
         core.delivered += len(wanted)
         return wanted
+
+    def _note_slots(
+        self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
+    ) -> None:
+        """As the broker finds them: of each message of a batch that it can read, else of the entry."""
+        metadata = received.header.metadata
+        if received.header.batched and not metadata.encryption_keys:
+            keys = {key_of(message.fields) for message in messages}
+        else:
+            keys = {key_of_one(metadata)}
+        slots[received.position] = frozenset(sticky_slot(key) for key in keys if key is not None)
+        if len(slots) > SLOTS_KNOWN_MAX:
+            slots.popitem(last=False)
+
+    def follows(self, failed: Collection[Position]) -> Callable[[Message], bool]:
+        """Whether a message waits for one of them: it is of that entry, or after it, and of one of its keys where the
+        order is that of keys. What the broker takes back with them, and nothing else.
+        """
+        known = self.slots
+        if known is None:
+            first = min(failed)
+            return lambda message: message.entry.position >= first
+        some = [(place, known.get(place, frozenset())) for place in failed]
+
+        def waits(message: Message) -> bool:
+            place = message.entry.position
+            own = known.get(place, frozenset())
+            return any(place == each or (place > each and not own.isdisjoint(slots)) for each, slots in some)
+
+        return waits
 
     def _damaged(self, error: CorruptEntry, entry: bytes, position: Position, acked: Sequence[int]) -> Message:
         _LOG.error("%s: entry %s is damaged: %s", self._consumer.topic, position, error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
-from ...proto.names import TopicName
+from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
 from ..common.due_timer import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
@@ -30,7 +30,7 @@ from ..connect.connections import Connections
 from ..connect.handshake import subscribe
 from ..connect.writer_schemas import WriterSchemas
 from ..core.consumer import ConsumerCore
-from ..core.effects import Answer, Connect, ConsumerEffect, Drop, Finished, Leave, Sought
+from ..core.effects import Answer, Connect, ConsumerEffect, Drop, DropAfter, Finished, Leave, Sought
 from ..core.redelivery import EntrySets
 from ..core.state import State
 from ..model.message import DamagedMessage, Message
@@ -108,6 +108,10 @@ class PartitionConsumer:
         self._woken = False
         self._wake()
 
+    def turn_now(self) -> None:
+        """In the event loop: what was acknowledged or given back up to now is attended to, before anything is taken."""
+        self._turn()
+
     async def know_writer(self, version: bytes) -> None:
         """Asks for the schema with which a message was written, when it matters and is not known."""
         if self._writers is not None and (version or self.schema.needs_writer):
@@ -167,6 +171,10 @@ class PartitionConsumer:
         if core.starts_again:
             core.forget_delivered()
             messages, hidden = [], charged
+        elif core.failing and messages:
+            follows = self.deliveries.follows(core.failing)
+            hidden += sum(message.permits for message in messages if follows(message))
+            messages = [message for message in messages if not follows(message)]
         if messages:
             self._inbox.put(messages)
         if hidden:
@@ -219,6 +227,8 @@ class PartitionConsumer:
                     freed = self._inbox.drop(lambda message: message.entry.consumer is self)
                     if give_back and freed:
                         self._do(self.core.dropped(freed))
+                case DropAfter(failed):
+                    self._drop_after(failed)
                 case Answer(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case Sought(to):
@@ -235,6 +245,12 @@ class PartitionConsumer:
                     for kind in frames_of(effect, durable=self._durable, inclusive=inclusive):
                         self._attachment.send(**kind)
         self._timer.arm(self.core.due)
+
+    def _drop_after(self, failed: Collection[Position]) -> None:
+        follows = self.deliveries.follows(failed)
+        freed = self._inbox.drop(lambda message: message.entry.consumer is self and follows(message))
+        if freed:
+            self._do(self.core.dropped(freed))
 
     # ------------------------------------------------------------------------------ in the loop
     def acknowledge_cumulative(self, which: Pending) -> None:

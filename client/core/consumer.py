@@ -37,6 +37,7 @@ from .effects import (
     ConsumerEffect,
     ConsumerOptions,
     Drop,
+    DropAfter,
     Finished,
     Grant,
     Leave,
@@ -89,6 +90,8 @@ class ConsumerCore:
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
+        self._failed: EntrySets = {}  # the broker is not asked yet
+        self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, connection: int, permits: int) -> bool:
@@ -278,7 +281,12 @@ class ConsumerCore:
         self._unacked.forget(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
-        """It is asked for again after the delay of a negative ack."""
+        """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
+        broker has the delay, and it is asked in the next `turn` (`fail`)."""
+        if self._options.holds_order:
+            self._failed.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
+            self._unacked.forget(place)
+            return
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
 
@@ -286,6 +294,26 @@ class ConsumerCore:
     def starts_again(self) -> bool:
         """What comes now will come again: the application is to see nothing of it."""
         return self._again != 0
+
+    def fail(self, failed: EntrySets) -> list[ConsumerEffect]:
+        """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
+        waits of it is thrown away, and what still comes until the broker's answer (`failing`).
+        """
+        effects: list[ConsumerEffect] = []
+        if failed and self.state is State.CONNECTED:
+            places = tuple(Position(ledger_id, each) for ledger_id, some in failed.items() for each in some)
+            self._send_acks(effects)
+            request_id = self.request()
+            self._failing[request_id] = places
+            effects += (DropAfter(places), Redeliver(failed, request_id=request_id))
+            for place in places:
+                self._unacked.forget(place)
+        return effects
+
+    @property
+    def failing(self) -> list[Position]:
+        """What failed, and the broker may not have taken back yet."""
+        return [place for places in self._failing.values() for place in places] if self._failing else []
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
@@ -307,6 +335,9 @@ class ConsumerCore:
     def turn(self, now: float) -> list[ConsumerEffect]:
         """Sends what is due, and sees to the times of the rest."""
         effects: list[ConsumerEffect] = []
+        if self._failed:
+            failed, self._failed = self._failed, {}
+            effects += self.fail(failed)
         self._grant(effects)
         if self._acks.pending >= GROUP_MESSAGES:
             self._send_acks(effects)
@@ -346,7 +377,9 @@ class ConsumerCore:
         return effects + self.turn(now)
 
     def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect]) -> None:
-        if entries and self.state is State.CONNECTED:
+        if entries and self._options.holds_order:
+            effects += self.fail(entries)
+        elif entries and self.state is State.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries))
 
@@ -392,6 +425,7 @@ class ConsumerCore:
             return effects
         if request_id == self._again:
             self._again = 0
+        self._failing.pop(request_id, None)
         seek = self._seek
         if seek is not None and seek[0] == request_id:
             self._seek = None
@@ -418,6 +452,8 @@ class ConsumerCore:
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
         self._seek, self._again = None, 0
+        self._failing.clear()
+        self._failed.clear()
         effects += (Answer(each, error) for each in sorted(self._requests))
         self._requests.clear()
 

@@ -96,6 +96,7 @@ class ConsumerOptions(NamedTuple):
     chunks_auto_ack: bool = False
     ordered: bool = True  # chunks of a message come in order
     log_order: bool = True  # all entries do
+    holds_order: bool = False  # what failed holds back what follows it
     leaves_alone: bool = False  # it ends in silence with its topic
 
 
@@ -106,6 +107,12 @@ class Grant(NamedTuple):
 class SendAcks(NamedTuple):
     group: AckGroup
     request_id: int  # 0: no answer is wanted
+
+
+class DropAfter(NamedTuple):
+    """What waits and follows one of these is thrown away: the broker takes it back, and delivers it again."""
+
+    failed: tuple[Position, ...]
 
 
 class Redeliver(NamedTuple):
@@ -144,4 +151,6 @@ class Place(NamedTuple):
     begun: Position | None
 
 
-ConsumerEffect = Grant | SendAcks | Redeliver | SendSeek | Sought | Drop | Answer | Leave | Connect | Finished
+ConsumerEffect = (
+    Grant | SendAcks | Redeliver | SendSeek | Sought | Drop | DropAfter | Answer | Leave | Connect | Finished
+)

@@ -20,6 +20,7 @@ from ..common.checks import (
     MS,
     NAME,
     PROPERTIES,
+    REDELIVERY_ORDER,
     TEXT_OR_NONE,
     YES_OR_NO,
     Check,
@@ -127,6 +128,7 @@ CONSUMER: Table = {
     "priority_level": whole(0),
     "consumer_event_listener": has("became_active", "became_inactive"),
     "isolation": ISOLATION,
+    "redelivery_order": REDELIVERY_ORDER,
 }
 READER: Table = {
     **CONSUMER,

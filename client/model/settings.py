@@ -261,10 +261,18 @@ class ConsumerSettings:
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows private keys; None: of nothing
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL  # of what is not decrypted
     isolation: str = "read_committed"  # ours: read_uncommitted shows open and aborted transactions as well
+    redelivery_order: str = "any"  # ours: key: what failed holds back what follows it of its key; else it goes on
 
     def __post_init__(self) -> None:
         timeout = self.unacked_messages_timeout_ms
         if timeout is not None and timeout != 0 and timeout < 10000:
             raise WrongValue("unacked_messages_timeout_ms is at least 10000, or None")
         ordered = self.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover)
+        keyed = self.consumer_type is ConsumerType.KeyShared and (
+            self.key_shared_policy is None or not self.key_shared_policy.allow_out_of_order_delivery
+        )
+        _require(
+            self.redelivery_order == "any" or ordered or keyed,
+            "redelivery_order='key' needs an Exclusive, a Failover or a KeyShared consumer, in order",
+        )
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

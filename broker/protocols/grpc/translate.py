@@ -24,6 +24,7 @@ from ....proto.model import (
     InitialPosition,
     KeySharedMode,
     LastMessage,
+    RedeliveryOrder,
     enum_of,
 )
 from ....proto.names import MessageId, Position
@@ -87,6 +88,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
         schema(asked.schema) if asked.HasField("schema") else None,
         enum_of(Isolation, asked.isolation, "isolation"),
+        enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
     )  # fmt: skip
 
 

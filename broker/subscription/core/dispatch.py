@@ -29,6 +29,10 @@ Rules
   waits with the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
 - While the cursor's holes take more memory than `memory_bytes_max` nothing is read beyond the last of them: replays and
   the entries between the holes continue, because they reduce it.
+- **Order of redelivery** (`ordered`, a choice of the subscription). What a consumer gives back because it failed holds
+  back what follows it: of its keys on Key_Shared, everything on Exclusive and Failover. What is outstanding of that is
+  taken back with it, uncounted, and nothing of it goes out before the failed one is done, which comes after its
+  back-off.
 - What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `release`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
@@ -67,8 +71,8 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_shape", "cursor", "delays", "full", "held", "limits", "members", "memory_bytes_max", "parked", "policy",
-        "read_position", "tracks", "unacked",
+        "_shape", "cursor", "delays", "failed", "full", "held", "limits", "members", "memory_bytes_max", "ordered",
+        "parked", "policy", "read_position", "tracks", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +90,8 @@ class Dispatcher:
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.held = BackoffQueue()
+        self.ordered = False
+        self.failed: set[Position] = set()  # not done: each holds back what follows it
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -101,10 +107,14 @@ class Dispatcher:
         self._shape = shape
 
     # ------------------------------------------------------------------ consumers
-    def use(self, policy: Policy) -> None:
-        """Sets another policy, or the same anew, for a subscription without consumers."""
+    def use(self, policy: Policy, *, ordered: bool = False) -> None:
+        """Sets another policy, or the same anew, for a subscription without consumers. `ordered`: what waited for its
+        back-off comes in its place, at once.
+        """
         assert not self.members, "the type changes while no consumer is connected"
-        self.policy = policy
+        self.policy, self.ordered = policy, ordered
+        if ordered:
+            self.held.drop_timed()
         self._start_over()
 
     def join(self, member: Member) -> None:
@@ -148,9 +158,13 @@ class Dispatcher:
         if blocked is not None:
             return blocked
         ready = self.policy.ready(REPLAY_ENTRIES_MAX)
+        if ready and self.failed:
+            ready = [each for each in ready if not self.policy.holds_back(each)]
         if ready:
             return ReplayRange(tuple(ready))
         self._leap()
+        if self.failed and self.policy.holds_back(self.read_position):
+            return Blocked.FAILED
         if not self._shape.readable(self.read_position):
             return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
         if self.delays is not None and self.delays.full and self.delaying:
@@ -256,6 +270,8 @@ class Dispatcher:
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
         """The entry is done: its holder holds it no longer, and it is not replayed."""
+        if self.failed:
+            self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
             self._drop(other, position) for other in self.members.values()
         ):
@@ -268,6 +284,8 @@ class Dispatcher:
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
+        if self.failed:
+            self._recovered(inside(self.failed, ledger_id, entries))
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -298,6 +316,8 @@ class Dispatcher:
 
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
+        if self.failed:
+            self._recovered([each for each in self.failed if each <= mark])
         for member in self.members.values():
             done = member.held_up_to(mark)
             for position in done:
@@ -338,6 +358,27 @@ class Dispatcher:
             if counted and not self.cursor.is_done(position):
                 self.cursor.given_back(position)
         self._give_back(member, given)
+
+    def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
+        """Before they are given back, where the subscription is `ordered`: each that the member holds holds back what
+        follows it, which is taken back at once. Returns those that failed: they follow none of the others.
+        """
+        failed: list[Position] = []
+        for position in sorted(positions):
+            if position not in member.outstanding or self.cursor.is_done(position):
+                continue
+            failed.append(position)
+            self.failed.add(position)
+            outstanding = {each: holder for holder in self.members.values() for each in holder.outstanding}
+            for each in self.policy.failed(position, outstanding):
+                self._give_back(outstanding[each], (each,))
+        return failed
+
+    def _recovered(self, positions: Iterable[Position]) -> None:
+        for position in positions:
+            if position in self.failed:
+                self.failed.discard(position)
+                self.policy.recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         for position in positions:
@@ -385,6 +426,8 @@ class Dispatcher:
 
     def lost(self, positions: Iterable[Position]) -> None:
         """They are no longer in the log (trimmed): nothing to replay."""
+        if self.failed:
+            self._recovered(positions := list(positions))
         for position in positions:
             self.policy.done(position)
             if self.delays is not None:
@@ -403,6 +446,7 @@ class Dispatcher:
             member.unshown.clear()
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self.full = 0, False
+        self.failed.clear()
         self.policy.forget()
         self.read_position = self._shape.after(self.cursor.mark)
 
@@ -430,6 +474,7 @@ class Dispatcher:
         for position in seen:
             assert position < self._shape.at_or_after(self.read_position), "an entry beyond the read position is out"
         assert not seen & set(self.held), "what is held back is outstanding"
+        assert self.ordered or not self.failed, "something holds back what follows it, and no order is kept"
         self.held.check()
         self.policy.check(seen)
         if self.delays is not None:

@@ -141,6 +141,12 @@ class BackoffQueue:
             found.append(position)
         return found
 
+    def drop_timed(self) -> None:
+        """What waits for a time is held no longer."""
+        for _, position in self._due:
+            del self._until[position]
+        self._due.clear()
+
     @property
     def next_ms(self) -> int | None:
         return int(self._due[0][0]) if self._due else None

@@ -4,7 +4,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
 from pyroaring import BitMap
@@ -13,15 +13,20 @@ from .....proto.names import Position
 from ..positions import PositionSet
 from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
 
+NOTHING = PositionSet()
+"""Of a subscription in which nothing has failed; never add to it."""
+
 
 class InLogOrder:
     """The half of `Policy` that Exclusive, Failover and Shared have in common."""
 
+    keeps_order: ClassVar = True
     by_keys: ClassVar = False
     full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 
     def __init__(self, options: SubscriptionOptions) -> None:
         self._waiting = PositionSet()
+        self._failed = NOTHING
 
     def differs(self, newcomer: Member) -> str | None:
         return None
@@ -44,6 +49,18 @@ class InLogOrder:
     def ready(self, count: int) -> Sequence[Position]:
         return self._waiting.take(count) if self._waiting else ()
 
+    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        if self._failed is NOTHING:
+            self._failed = PositionSet()
+        self._failed.add(position)
+        return [each for each in outstanding if each > position]
+
+    def recovered(self, position: Position) -> None:
+        self._failed.discard(position)
+
+    def holds_back(self, position: Position) -> bool:
+        return bool(self._failed) and position > self._failed.first()
+
     def done(self, position: Position) -> None:
         if self._waiting:
             self._waiting.discard(position)
@@ -61,6 +78,7 @@ class InLogOrder:
 
     def forget(self) -> None:
         self._waiting.clear()
+        self._failed = NOTHING
 
     @property
     def waiting_entries(self) -> int:
@@ -72,7 +90,9 @@ class InLogOrder:
 
     def _comes_later(self, position: Position) -> bool:
         """Whether a waiting entry is before it; any waiting entry precedes a new one."""
-        return bool(self._waiting) and self._waiting.first() != position
+        return (bool(self._waiting) and self._waiting.first() != position) or (
+            self._failed is not NOTHING and self.holds_back(position)
+        )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
         if waited:

@@ -18,6 +18,7 @@ it follow:
 - A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
   nothing later goes out before it was read. It is read first.
+- An entry that `failed` holds back, in each of its slots, what is after it, until it is done.
 With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
 message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
@@ -42,6 +43,7 @@ class KeyShared:
     """The policy of Key_Shared: order per key, over the slots of its keys."""
 
     individual: ClassVar = True
+    keeps_order: ClassVar = True
     by_keys: ClassVar = True
 
     def __init__(self, options: SubscriptionOptions) -> None:
@@ -53,6 +55,7 @@ class KeyShared:
         self.slots = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.released, self.returned = self.slots.vacate, self.slots.returned
+        self.failed, self.recovered = self.slots.failed, self.slots.recovered
         self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
         self._stale: list[int] = []  # slots to be checked, because owners have changed
@@ -157,7 +160,9 @@ class KeyShared:
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owner(number)
-        elif slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position):
+        elif (slot.failures is not None and slot.fails_before(position)) or (
+            slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position)
+        ):
             return None
         elif not slot.outstanding:
             member = self._owner(number)
@@ -182,7 +187,7 @@ class KeyShared:
                 slot = self._in_use.get(number)
                 if slot is None:
                     continue
-                if slot.waiting and slot.waiting.first() < position:
+                if (slot.waiting and slot.waiting.first() < position) or slot.fails_before(position):
                     return None
                 if slot.outstanding:
                     if holder is not None and slot.holder is not holder:
@@ -217,9 +222,14 @@ class KeyShared:
             slots = self.slots.mixed.get(first)
             if slots is not None:
                 return self._target_of_several(slots, first) if slots[0] == number else None
+        if slot.fails_before(slot.waiting.first()):
+            return None
         if not slot.outstanding or self.out_of_order:
             return self._owner(number)
         return None if slot.draining else slot.holder
+
+    def holds_back(self, position: Position) -> bool:
+        return False  # other keys go on
 
     # ------------------------------------------------------------------ what becomes of an entry
     def forget(self) -> None:

@@ -19,7 +19,7 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 from pyroaring import BitMap
@@ -42,7 +42,7 @@ NOTHING = PositionSet()
 class Slot:
     """A slot in use: something is outstanding in it, or waits for it."""
 
-    __slots__ = ("blocked", "draining", "holder", "outstanding", "ready_for", "waiting")
+    __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
 
     def __init__(self) -> None:
         self.holder: Member | None = None  # while something is outstanding
@@ -51,6 +51,12 @@ class Slot:
         self.waiting = NOTHING
         self.ready_for: Member | None = None  # who may get the first one that waits
         self.blocked = 0  # entries that came while it was draining, and wait
+        self.failures: dict[Position, None] | None = None  # nothing after one of them goes out
+
+
+    def fails_before(self, position: Position) -> bool:
+        """Whether an earlier one has failed, and is not done."""
+        return self.failures is not None and min(self.failures) < position
 
 
 class Slots:
@@ -67,6 +73,7 @@ class Slots:
         self.drained_total = 0
         self._target = target
         self._held: dict[Position, tuple[int, ...]] = {}  # outstanding entry → its slots
+        self._failed: dict[Position, tuple[int, ...]] = {}  # entry that failed, until it is done → its slots
         self._ready: dict[int, dict[int, None]] = {}  # consumer → slots whose first waiting entry may go to it
         self._waiting_bytes = 0  # of the slots' sets and of `mixed`
 
@@ -105,7 +112,7 @@ class Slots:
                     slot.holder, slot.draining, slot.blocked = None, False, 0
                     if slot.waiting is not NOTHING and slot.waiting:
                         self.changed[number] = None
-                    else:
+                    elif not slot.failures:
                         self._forget_slot(number, slot)
 
     def returned(self, position: Position) -> None:
@@ -113,6 +120,29 @@ class Slots:
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.wait(position, numbers)
+
+    # ------------------------------------------------------------------ entries that failed
+    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        """An outstanding entry is about to be given back; those outstanding after it, in one of its slots."""
+        numbers = self._held.get(position, ())
+        self._failed[position] = numbers
+        for number in numbers:
+            slot = self.of[number]
+            slot.failures = {**(slot.failures or {}), position: None}
+            self.changed[number] = None
+        own = set(numbers)
+        return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
+
+    def recovered(self, position: Position) -> None:
+        """It is done."""
+        for number in self._failed.pop(position, ()):
+            slot = self.of[number]
+            del slot.failures[position]  # type: ignore[union-attr]
+            slot.failures = slot.failures or None
+            self.changed[number] = None
+            if slot.waiting and (several := self.mixed.get(slot.waiting.first())):
+                self.changed[several[0]] = None
+            self._drop_unused((number,))
 
     # ------------------------------------------------------------------ waiting entries
     def wait(self, position: Position, slots: tuple[int, ...]) -> None:
@@ -211,7 +241,7 @@ class Slots:
     def _drop_unused(self, slots: Sequence[int]) -> None:
         for number in slots:
             slot = self.of[number]
-            if not slot.outstanding and not slot.waiting:
+            if not slot.outstanding and not slot.waiting and not slot.failures:
                 self._forget_slot(number, slot)
 
     def _forget_slot(self, number: int, slot: Slot) -> None:
@@ -297,6 +327,7 @@ class Slots:
         """Nothing waits and nothing is outstanding any more."""
         self.of.clear()
         self._held.clear()
+        self._failed.clear()
         self.mixed.clear()
         self.loose.clear()
         self.changed.clear()
@@ -327,7 +358,10 @@ class Slots:
         for number, slot in self.of.items():
             slot.waiting.check()
             assert slot.outstanding == counts.pop(number, 0), "a slot's count is wrong"
-            assert slot.outstanding or slot.waiting, "a slot is kept that is not in use"
+            assert slot.outstanding or slot.waiting or slot.failures, "a slot is kept that is not in use"
+            assert set(slot.failures or ()) == {
+                position for position, numbers in self._failed.items() if number in numbers
+            }, "what failed in a slot is not known"
             assert (slot.holder is not None) == (slot.outstanding > 0), "a slot is held for nothing"
             assert slot.ready_for is None or number in self._ready[slot.ready_for.id], "a ready slot is not listed"
             waiting.update(slot.waiting)

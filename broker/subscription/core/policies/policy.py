@@ -10,7 +10,7 @@ waits. The dispatcher (core/dispatch.py) notifies it of each entry's fate, in th
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ class Blocked(enum.Enum):
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
     NOT_YET = "an earlier one comes first"
+    FAILED = "a message that failed comes first: it waits for its back-off, or has not been acknowledged again"
     KEYS_BUSY = "the next messages wait for their keys' consumers"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
@@ -70,6 +71,11 @@ class PolicyOptions:
 
     __slots__ = ()
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether it leaves the order as the type keeps it."""
+        return True
+
     def check(self) -> None:
         """InvalidRequest: no policy could grant it."""
 
@@ -107,6 +113,7 @@ class Member(msgspec.Struct, eq=False):
     priority: int = 0
     many_topics: bool = False  # its subscription covers several topics
     options: PolicyOptions = NO_OPTIONS
+    ordered: bool = False  # what it gives back holds back what follows it
     permits: int = 0  # granted, less what was charged: `Dispatcher.check`
     granted: int = 0
     paused: bool = False  # its connection does not take more at the moment
@@ -182,6 +189,9 @@ class Policy(Protocol):
     individual: ClassVar[bool]
     """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
 
+    keeps_order: ClassVar[bool]
+    """Whether entries go out in an order, of all or of each key."""
+
     by_keys: ClassVar[bool]
     """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
 
@@ -213,6 +223,20 @@ class Policy(Protocol):
 
     def returned(self, position: Position) -> None:
         """It is outstanding no more (or never was), and waits."""
+        ...
+
+    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        """It is outstanding, and is about to be given back: until `recovered`, nothing that follows it, in the order
+        that the policy keeps, goes out. Returns those outstanding that follow it.
+        """
+        ...
+
+    def recovered(self, position: Position) -> None:
+        """It is done."""
+        ...
+
+    def holds_back(self, position: Position) -> bool:
+        """Whether everything from there on follows one that failed."""
         ...
 
     def waits(self, entry: Entry) -> bool: ...

@@ -25,6 +25,7 @@ class Shared(InLogOrder):
     """The policy of Shared: round robin."""
 
     individual: ClassVar = True
+    keeps_order: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)

@@ -34,6 +34,10 @@ class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
     out_of_order: bool = False  # allow_out_of_order_delivery
     ranges: tuple[tuple[int, int], ...] = ()  # of a sticky consumer: slots 0 … 65535, both ends included
 
+    @property
+    def keeps_order(self) -> bool:
+        return not self.out_of_order
+
     def check(self) -> None:
         if len(self.ranges) > RANGES_MAX:
             raise InvalidRequest(f"{len(self.ranges)} ranges of slots are more than {RANGES_MAX}")

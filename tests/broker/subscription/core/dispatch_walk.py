@@ -63,12 +63,16 @@ class Account:
 
 class Walk:
     def __init__(
-        self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False
-    ) -> None:
-        """`holds`: entries are held back by a policy of the server too; `delays`: some have a time of delivery;
+        self, type_: int, seed: int, *, holds: bool = False, delays: bool = False, transactions: bool = False,
+        ordered: bool = False,
+    ) -> None:  # fmt: skip
+        """`ordered`: what fails holds back what follows it; `holds`: entries are held back by a policy of the server
+        too; `delays`: some have a time of delivery;
         `transactions`: some are acknowledged in one.
         """
         self.transactions = transactions
+        self.ordered = ordered
+        self.failed: set[Position] = set()
         self.in_txn: dict[TxnId, dict[Position, set[int]]] = {}  # messages that are pending
         self.cumulative: TxnId | None = None
         self.holds, self.delays = holds, delays and type_ in (SHARED, KEY_SHARED)
@@ -83,7 +87,7 @@ class Walk:
         self.mixed = rng.choice([0.0, 0.0, 0.2])
         self.keyless = rng.choice([0.0, 0.1])
         partition = rng.choice([-1, 0, 1, 5])
-        self.asked = KeySharedOptions(rng.random() < 0.25, rng.random() < 0.15)
+        self.asked = KeySharedOptions(rng.random() < 0.25, rng.random() < 0.15 and not ordered)
         config = BrokerConfig(
             key_shared_hash_ranges=rng.random() < 0.4, key_shared_waiting_bytes=rng.choice([1 << 20, 1 << 20, 2000])
         )
@@ -220,8 +224,9 @@ class Walk:
         member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2)
         member.options = replace(self.asked, ranges=ranges)
         if not self.accounts:
-            self.dispatcher.use(type_of(self.type).policy(self.options))
+            self.dispatcher.use(type_of(self.type).policy(self.options), ordered=self.ordered)
             self.full = False
+            self.failed.clear()
         if self.dispatcher.policy.refuses(member) is not None:
             assert (self.type == EXCLUSIVE and self.accounts) or len(self.accounts) == 3
             return
@@ -341,21 +346,51 @@ class Walk:
         self.acked_indexes.pop(position, None)
         self.counts.pop(position, None)
         self.held_back.discard(position)
+        self.failed.discard(position)
         for account in self.accounts.values():
             account.held.pop(position, None)
         self.unblock()
+
+    # ------------------------------------------------------------------ what fails holds back what follows it
+    def follows(self, position: Position, first: Position) -> bool:
+        """By the words of the contract: everything, or what has one of its keys."""
+        if position <= first or self.type == SHARED:
+            return False
+        return not self.individual or bool({*self.items[position].slots} & {*self.items[first].slots})
+
+    def fails(self, account: Account, positions: list[Position]) -> list[Position]:
+        """What is outstanding after each of them comes back with it."""
+        if not self.ordered:
+            return positions
+        failed = self.dispatcher.fail(account.member, positions)
+        assert failed == self.note_failed(account, positions), "what failed is not what was given back first"
+        return failed
+
+    def note_failed(self, account: Account, positions: list[Position]) -> list[Position]:
+        expected: list[Position] = []
+        for position in sorted(positions):
+            if position not in account.held:
+                continue
+            expected.append(position)
+            self.failed.add(position)
+            for each in self.accounts.values():
+                each.held = {key: held for key, held in each.held.items() if not self.follows(key, position)}
+        self.unblock()
+        return expected
 
     def nack(self) -> None:
         if found := self.some_held():
             account, position = found
             nonsense = [each for each in self.items if each not in account.held][:2]
+            self.fails(account, [position, *nonsense])
             self.dispatcher.redeliver(account.member, [position, *nonsense])
             self.give_back(account, [position])
 
     def hold_back(self) -> None:
         """Given back, to come later: a policy of the server."""
-        if (found := self.some_held()) and self.individual:
+        if (found := self.some_held()) and (self.individual or self.ordered):
             account, position = found
+            self.fails(account, [position])
             self.cursor.given_back(position)
             self.dispatcher.held.hold(position, None)
             self.held_back.add(position)
@@ -372,6 +407,7 @@ class Walk:
     def nack_all(self) -> None:
         if self.accounts:
             account = self.accounts[self.some_id()]
+            self.fails(account, list(account.held))
             self.dispatcher.redeliver(account.member, None)
             self.give_back(account, list(account.held))
 
@@ -433,6 +469,7 @@ class Walk:
 
     def out_of_hands(self, position: Position) -> None:
         self.held_back.discard(position)
+        self.failed.discard(position)
         for each in self.accounts.values():
             each.held.pop(position, None)
         self.unblock()
@@ -570,7 +607,10 @@ class Walk:
                 account.held = {each: held for each, held in account.held.items() if each < first}
             self.unblock()
         returns = Returns(self.dispatcher, lambda: None, None)  # type: ignore[arg-type]
-        returns.freed_in_part(settled.shown)
+        returns.freed_in_part(sorted(settled.shown))
+        for position in sorted(settled.shown) if self.ordered else ():
+            for account in self.accounts.values():
+                self.note_failed(account, [position])
         for account in self.accounts.values():
             account.held = {each: held for each, held in account.held.items() if each not in own}
         self.unblock()
@@ -602,6 +642,7 @@ class Walk:
         self.begin(state)
         self.full = False
         self.held_back.clear()
+        self.failed.clear()
         self.counts = dict(counts)
         self.accounts.clear()
         self.persist()
@@ -628,6 +669,7 @@ class Walk:
     def forget(self) -> None:
         self.counts.clear()
         self.held_back.clear()
+        self.failed.clear()
         self.full = False
 
     def relimit(self) -> None:
@@ -709,6 +751,8 @@ class Walk:
         pending = self.pending_at(position)
         assert set(delivery.acked_indexes) == self.acked_indexes.get(position, set()) | pending
         assert len(delivery.acked_indexes) < item.count, "nothing of it is left to be shown"
+        late = [each for each in self.failed if self.follows(position, each)]
+        assert not late, f"{position} comes although {late[0]} before it failed and is not done"
         account.unshown.pop(position, None)
         if pending:
             account.unshown[position] = pending
@@ -735,6 +779,8 @@ class Walk:
             return
         policy = self.dispatcher.policy
         if self.type in (EXCLUSIVE, FAILOVER):
+            if any(self.follows(pending[0], each) for each in self.failed):
+                return
             assert self.active() not in able, f"{pending[0]} could go out, {why}"
         elif self.type == SHARED:
             raise AssertionError(f"{pending[0]} could go out, {why}")
@@ -769,6 +815,8 @@ class Walk:
         if self.asked.out_of_order:
             return self.owner(item.slots[0])
         slots = set(item.slots)
+        if any(self.follows(item.position, each) for each in self.failed):
+            return None
         if any(slots & set(self.items[each].slots) for each in pending if each < item.position):
             return None
         holders = {

@@ -50,6 +50,19 @@ def test_a_pending_entry_is_delivered_to_no_consumer_and_an_abort_gives_back_exa
             raise AssertionError(f"Walk({type_}, {seed}, transactions=True, **{options}).run: {error}") from error
 
 
+@pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER, KEY_SHARED], ids=["exclusive", "failover", "key_shared"])
+@pytest.mark.parametrize("options", [{}, {"holds": True}, {"holds": True, "transactions": True}], ids=str)
+def test_what_fails_holds_back_what_follows_it_until_it_is_done_and_nothing_else(
+    type_: int, options: dict[str, bool], walks: int
+) -> None:
+    for seed in range(SEEDS[type_] * walks):
+        walk = Walk(type_, seed, ordered=True, **options)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, ordered=True, **{options}).run: {error}") from error
+
+
 @pytest.mark.parametrize("seed", [261, 565, 659, 723])
 def test_an_entry_of_several_keys_holds_up_no_key_that_it_does_not_wait_for(seed: int) -> None:
     """Out of order, it waited in slots it has no need of (261, 659); in order, it was still listed as ready when an

@@ -1,0 +1,150 @@
+"""`redelivery_order="key"` through the SDK: a program that fails at a message gets what follows it after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import magnetar
+from magnetar.broker.subscription import dead_letters
+from magnetar.client.client import Client
+from magnetar.client.common.errors import InvalidConfiguration
+from magnetar.client.model.settings import ConsumerKeySharedPolicy, ConsumerType, InitialPosition
+from tests.support.cluster import Cluster, cluster
+
+TOPIC = "orders"
+KEYS = ("a", "b", "c")
+MESSAGES = 8  # of each key
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.05, 0.1))
+
+
+async def fill(running: Cluster, *, batch: bool, by_key: bool = False) -> Client:
+    client = Client(f"magnetar://{running.brokers[0].endpoint}")
+    kind = magnetar.BatchingType.KeyBased if by_key else magnetar.BatchingType.Default
+    producer = await client.create_producer(
+        TOPIC, batching_enabled=batch, batching_max_publish_delay_ms=1000, batching_type=kind, batching_max_messages=5
+    )
+    sent = [
+        asyncio.create_task(producer.send(f"{key}{number}".encode(), partition_key=key))
+        for number in range(MESSAGES) for key in KEYS
+    ]  # fmt: skip
+    await asyncio.sleep(0)
+    await producer.flush()
+    await asyncio.gather(*sent)
+    await producer.close()
+    return client
+
+
+class Program:
+    """Fails so often at each of some messages, and notes what it got right, in order."""
+
+    def __init__(self, fails: dict[bytes, int]) -> None:
+        self.fails, self.done = dict(fails), list[bytes]()
+
+    def does(self, payload: bytes) -> bool:
+        left = self.fails.get(payload, 0)
+        if left:
+            self.fails[payload] = left - 1
+            return False
+        self.done.append(payload)
+        return True
+
+    @property
+    def over(self) -> bool:
+        return len(set(self.done)) == MESSAGES * len(KEYS)
+
+    def check(self, *, whole: bool) -> None:
+        """Each key in its order (`whole`: everything), each message once."""
+        assert not any(self.fails.values()), "it has not failed as often as it should"
+        assert sorted(self.done) == sorted(set(self.done))
+        for key in KEYS:
+            own = [each for each in self.done if each[:1] == key.encode()]
+            assert own == [f"{key}{number}".encode() for number in range(MESSAGES)]
+        if whole:
+            assert self.done == [f"{key}{number}".encode() for number in range(MESSAGES) for key in KEYS]
+
+
+FAILS = {b"a0": 2, b"a1": 1, b"b3": 1, b"c7": 1, b"a6": 1, b"b4": 2}
+TYPES = [ConsumerType.Exclusive, ConsumerType.Failover, ConsumerType.KeyShared]
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize(("batch", "by_key"), [(False, False), (True, False), (True, True)])
+async def test_a_program_that_fails_gets_each_key_in_order(
+    tmp_path: Path, type_: ConsumerType, batch: bool, by_key: bool
+) -> None:
+    async with cluster(tmp_path) as running:
+        client = await fill(running, batch=batch, by_key=by_key)
+        consumer = await client.subscribe(
+            TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
+        )
+        program = Program(FAILS)
+        while not program.over:
+            message = await consumer.receive(20_000)
+            if program.does(message.data()):
+                await consumer.acknowledge(message)
+            else:
+                await consumer.negative_acknowledge(message)
+        program.check(whole=type_ is not ConsumerType.KeyShared and not by_key)
+        await client.close()
+
+
+@pytest.mark.parametrize("type_", TYPES)
+async def test_the_blocking_client_does_the_same(tmp_path: Path, type_: ConsumerType) -> None:
+    async with cluster(tmp_path) as running:
+        await (await fill(running, batch=True)).close()
+        program = Program(FAILS)
+
+        def work() -> None:
+            with magnetar.Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+                consumer = client.subscribe(
+                    TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
+                )
+                while not program.over:
+                    message = consumer.receive(20_000)
+                    if program.does(message.data()):
+                        consumer.acknowledge(message)
+                    else:
+                        consumer.negative_acknowledge(message)
+
+        await asyncio.to_thread(work)
+        program.check(whole=type_ is not ConsumerType.KeyShared)
+
+
+async def test_by_default_what_follows_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        client = await fill(running, batch=False)
+        consumer = await client.subscribe(
+            TOPIC, "s", ConsumerType.KeyShared, initial_position=InitialPosition.Earliest,
+            negative_ack_redelivery_delay_ms=10,
+        )  # fmt: skip
+        program = Program({b"a0": 1})
+        while not program.over:
+            message = await consumer.receive(20_000)
+            act: Callable[..., Any] = consumer.acknowledge if program.does(message.data()) else (
+                consumer.negative_acknowledge
+            )
+            await act(message)
+        assert program.done.index(b"a1") < program.done.index(b"a0")
+        await client.close()
+
+
+@pytest.mark.parametrize("options", [
+    {"consumer_type": ConsumerType.Shared},
+    {"consumer_type": ConsumerType.KeyShared,
+     "key_shared_policy": ConsumerKeySharedPolicy(allow_out_of_order_delivery=True)},
+    {"redelivery_order": "keys"},
+])  # fmt: skip
+async def test_what_keeps_no_order_is_refused_before_anything_is_sent(options: dict[str, Any]) -> None:
+    client = Client("magnetar://127.0.0.1:1")
+    with pytest.raises((InvalidConfiguration, TypeError, ValueError, magnetar.PulsarException)):
+        await client.subscribe(TOPIC, "s", **({"redelivery_order": "key"} | options))
+    await client.close()
