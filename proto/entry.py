@@ -19,6 +19,12 @@ time 1001 as messages 0 and 1:
       00000002 1802 6869                                            item: payload_size 2, "hi"
       00000002 1803 796f75                                          item: payload_size 3, "you"
 
+**Text and bytes.** Protobuf calls keys, properties and names `string`, and Pulsar's clients put any bytes there. A key
+that is not UTF-8 is a key of bytes: it is read as its base64, marked so. Names and values of properties are text: what
+is not UTF-8 in them is read as U+FFFD, as Pulsar's Java client reads it. So a reader has text everywhere, also of what
+a broker cannot see into (a compressed or encrypted batch), and no value costs a message. Names by which something is
+found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with others is refused.
+
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
 (`broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not match
 its checksum or contradicts itself is CorruptEntry, within these limits of memory. Guard: tests/proto/test_entry.py.
@@ -31,7 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from struct import Struct, iter_unpack
 from struct import error as _U32_ERROR
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -252,6 +258,15 @@ def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
     return _header_at(entry, _broker_part_of(entry)[2], verify)
 
 
+def sequence_id_of(entry: Buffer) -> int | None:
+    """Of a client-part that is refused, whatever else is wrong with it; None: it names none."""
+    try:
+        metadata = parse_stored(entry).metadata
+    except CorruptEntry:
+        return None
+    return metadata.sequence_id if metadata.HasField("sequence_id") else None
+
+
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
     index, _, start = _broker_part_of(entry)
@@ -282,9 +297,8 @@ def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
     """Refuses contradictions: names that are no text, more messages than the payload can contain."""
     if not metadata.IsInitialized():
         raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
-    if not isinstance(metadata.producer_name, str):
-        raise CorruptEntry("the producer name is not UTF-8")
-    _check_text(metadata)
+    _check_names(metadata)
+    _read_text(metadata)
     unfolded = payload_size
     if metadata.compression:
         unfolded = metadata.uncompressed_size
@@ -298,13 +312,28 @@ def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
         raise CorruptEntry("the highest sequence id of the entry is below its first")
 
 
-def _check_text(metadata: MessageFields) -> None:
-    """Strings that are not UTF-8 come out of protobuf as bytes."""
-    if not isinstance(metadata.partition_key, str):
-        raise CorruptEntry("a key is not UTF-8")
-    for pair in metadata.properties or ():
-        if not (isinstance(pair.key, str) and isinstance(pair.value, str)):
-            raise CorruptEntry("a property is not UTF-8")
+def _check_names(metadata: Any) -> None:
+    """Strings that are not UTF-8 come out of protobuf as bytes. Any: compiled code insists on the declared type."""
+    if not isinstance(metadata.producer_name, str):
+        raise CorruptEntry("the producer name is not UTF-8")
+    if not isinstance(metadata.uuid, str):
+        raise CorruptEntry("the uuid of a message in chunks is not UTF-8")
+    for each in metadata.encryption_keys or ():
+        told = [text for pair in each.metadata for text in (pair.key, pair.value)]
+        if not all(isinstance(text, str) for text in (each.key, metadata.encryption_algo, *told)):
+            raise CorruptEntry("the name of an encryption key is not UTF-8")
+
+
+def _read_text(fields: Any) -> None:
+    """Replaces what is not UTF-8, as the module says; `fields` was parsed just now."""
+    key = fields.partition_key
+    if not isinstance(key, str):
+        fields.partition_key, fields.partition_key_b64_encoded = base64.b64encode(key).decode(), True
+    for pair in fields.properties or ():
+        if not isinstance(pair.key, str):
+            pair.key = pair.key.decode("utf-8", "replace")
+        if not isinstance(pair.value, str):
+            pair.value = pair.value.decode("utf-8", "replace")
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
@@ -406,17 +435,27 @@ def key_of_one(metadata: MessageMetadata) -> bytes | None:
     """The key of an entry that is not a batch."""
     key = key_of(metadata)
     if key is None and metadata.num_chunks_from_msg > 1:
-        key = metadata.uuid.encode()  # the chunks of a message belong together
+        key = uuid_of(metadata).encode()  # the chunks of a message belong together
     return key
 
 
-def key_of(fields: MessageFields) -> bytes | None:
-    """The key by which Key_Shared orders the message; None: it has none."""
+def uuid_of(metadata: Any) -> str:
+    """Of a chunk. In an entry that is stored it may be no UTF-8, as brokers did not look at it once."""
+    uuid = metadata.uuid
+    return uuid if isinstance(uuid, str) else uuid.decode("utf-8", "replace")
+
+
+def key_of(fields: Any) -> bytes | None:
+    """The key by which Key_Shared orders the message; None: it has none. Of fields whose text was not looked at
+    (`parse_stored`) too."""
     if fields.HasField("ordering_key"):
-        return fields.ordering_key
+        ordering_key: bytes = fields.ordering_key
+        return ordering_key
     if not fields.HasField("partition_key"):
         return None
-    key = fields.partition_key
+    key: str | bytes = fields.partition_key
+    if isinstance(key, bytes):
+        return key
     if not fields.partition_key_b64_encoded:
         return key.encode()
     try:
@@ -433,7 +472,7 @@ class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
         metadata = SingleMessageMetadata.FromString(head[4:])
         if not metadata.HasField("payload_size") or metadata.payload_size < 0:
             raise ValueError(f"payload_size is {metadata.payload_size} or missing")
-        _check_text(metadata)
+        _read_text(metadata)
         found = metadata, metadata.payload_size, len(head)
         if len(head) <= _CACHED_BYTES_MAX:
             if len(self) >= METADATA_CACHE_SIZE:

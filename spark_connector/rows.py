@@ -31,6 +31,8 @@ a stream at that offset for ever. Each such value counts in `RowBuilder.unfit`, 
 | a time above 2**63 | before 1970: Pulsar's Java and C++ clients write negative times so |
 | payload that is not UTF-8, with valueFormat=string | U+FFFD in place of the bytes that are no text |
 | key marked as base64 that is not | the bytes of its text |
+| key that is not UTF-8 | its bytes (proto/entry.py); this one is not counted |
+| property that is not UTF-8 | U+FFFD in place of what is no text (proto/entry.py); this one is not counted |
 | a property that appears twice | its last value, as `Message.properties()`; this one is not counted |
 
 Arrow's types are Spark's, exactly (`to_arrow_schema`): Spark compares them strictly, nullability included. Work is per

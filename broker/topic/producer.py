@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from ...proto.entry import EntryHeader, parse_header
+from ...proto.entry import EntryHeader, parse_header, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
@@ -32,6 +32,9 @@ from .dedup import Deduplication, numbers_of
 from .statistics import TopicStatistics
 from .transactions import Awaited, TopicTransactions, txn_of
 
+UNNUMBERED = -1
+"""The sequence id of a refused entry that names none."""
+
 
 class Outcomes(Protocol):
     """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
@@ -44,7 +47,10 @@ class Outcomes(Protocol):
         """The entry was stored before; its position is not known."""
         ...
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        """The entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
+        ...
+
     def closed(self, error: MagnetarError) -> None:
         """The broker closes the producer with this error; nothing more is answered."""
         ...
@@ -205,11 +211,8 @@ class Producer:
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
         """Refuses the entry; the answer keeps its place among the others. False."""
-        sequence_id = _sequence_of(client_part)
-        if sequence_id is None:
-            self.close(error)  # the publish cannot be identified: the client has to start over
-            return False
-        return self._answer_in_place(sequence_id, error)
+        sequence_id = sequence_id_of(client_part)
+        return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
     async def settled(self) -> None:
         """Returns when every entry has its outcome, or the producer is closed."""
@@ -292,10 +295,3 @@ class Producer:
             self.turn.set_exception(error)
             self.turn.exception()  # marks it as retrieved: nothing may wait for it any more
         self._wake()
-
-
-def _sequence_of(client_part: Buffer) -> int | None:
-    try:
-        return parse_header(client_part, verify=False).sequence_id
-    except CorruptEntry:
-        return None

@@ -7,6 +7,7 @@ Everything else is looked up when asked for.
 from __future__ import annotations
 
 from base64 import b64decode
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from ...proto.entry import Encrypt, EntryHeader, MessageFields
@@ -111,9 +112,12 @@ class Message:
         return self.entry.consumer.schema.decode_message(self)
 
     def key_bytes(self) -> bytes:
-        """The key, where it is bytes; else as UTF-8."""
+        """The key, where it is bytes; else as UTF-8. One that is marked as base64 and is none counts as text."""
         key = self.fields.partition_key
-        return b64decode(key) if self.fields.partition_key_b64_encoded else key.encode()
+        if self.fields.partition_key_b64_encoded:
+            with suppress(ValueError):
+                return b64decode(key, validate=True)
+        return key.encode()
 
     def writer(self) -> SchemaInfo | None:
         """The schema with which it was written; None: it names none."""
@@ -125,11 +129,11 @@ class Message:
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
-        """A copy."""
+        """A copy. What is not UTF-8 in them is U+FFFD."""
         return {pair.key: pair.value for pair in self.fields.properties}
 
     def partition_key(self) -> str:
-        """Empty: none."""
+        """Empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
         return self.fields.partition_key
 
     def ordering_key(self) -> str:

@@ -307,3 +307,36 @@ def test_schemas_are_registered_evolve_and_are_refused(client: Any) -> None:
             client.create_producer(name, schema=kind(wrong))
         with pytest.raises(pulsar.IncompatibleSchema):
             client.subscribe(name, "t", schema=schemas.StringSchema())
+
+
+# ------------------------------------------------------------------ values that are no text
+FOREIGN = {"name": b"caf\xe9", "value": b"\xff\xfe\x00"}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("compression", [pulsar.CompressionType.NONE, pulsar.CompressionType.ZSTD])
+def test_a_key_or_a_property_that_is_no_text_hides_no_neighbour(
+    server: Process, client: Any, batched: bool, compression: Any
+) -> None:
+    """Through pulsar-client's C++ builder, which takes bytes where it has strings."""
+    topic = f"foreign-{batched}-{compression}"
+    producer = client.create_producer(
+        topic, batching_enabled=batched, batching_max_publish_delay_ms=500, compression_type=compression,
+        send_timeout_millis=5000,
+    )  # fmt: skip
+    results: list[Any] = []
+    for content, key, value in ((b"1", b"a", b"v"), (b"2", FOREIGN["value"], FOREIGN["name"]), (b"3", b"b", b"v")):
+        builder = pulsar._pulsar.MessageBuilder()
+        builder.content(content).partition_key(key).property("p", value)
+        producer._producer.send_async(builder.build(), lambda result, _: results.append(result))
+    producer.flush()
+    assert results == [pulsar.Result.Ok] * 3
+    with magnetar.Client(server.wait_ready()) as ours:
+        reader = ours.create_reader(topic, magnetar.MessageId.earliest)
+        found = [reader.read_next(WAIT_MS) for _ in range(3)]
+        assert [each.data() for each in found] == [b"1", b"2", b"3"]
+        assert found[1].key_bytes() == FOREIGN["value"]
+        assert found[1].properties() == {"p": "caf\ufffd"}
+        view = ours.create_table_view(topic)
+        assert (view.get("a"), view.get("b"), len(view)) == (b"1", b"3", 3)
+    producer.close()

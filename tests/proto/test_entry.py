@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+from base64 import b64decode
+from collections.abc import Callable
 from struct import pack
 
 import pytest
@@ -20,6 +22,7 @@ from magnetar.proto.entry import (
     parse_header,
     parse_stored,
     plain_items,
+    sequence_id_of,
     split_broker_part,
 )
 from magnetar.proto.entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
@@ -218,11 +221,98 @@ def test_required_fields_are_required(missing: str) -> None:
         parse_header(b"\x0e\x01" + pack(">I", crc32c(body)) + body)
 
 
-def test_text_that_is_no_utf8_is_refused() -> None:
-    encoded = metadata().SerializeToString().replace(b"\x0a\x01p", b"\x0a\x01\xff")
-    body = pack(">I", len(encoded)) + encoded
+def sealed(encoded: bytes, payload: bytes = b"") -> bytes:
+    """The client-part of metadata that is encoded already, whatever it is."""
+    body = pack(">I", len(encoded)) + encoded + payload
+    return b"\x0e\x01" + pack(">I", crc32c(body)) + body
+
+
+@pytest.mark.parametrize("name", ["producer_name", "uuid", "encryption_algo", "key", "meta"])
+def test_names_that_are_not_utf8_are_refused(name: str) -> None:
+    head = metadata()
+    head.uuid, head.encryption_algo = "uuid", "encryption_algo"
+    head.encryption_keys.add(key="key", value=b"v").metadata.add(key="meta", value="v")
+    head.producer_name = "producer_name"
+    encoded = head.SerializeToString().replace(name.encode(), b"\xff" * len(name), 1)
+    assert encoded != head.SerializeToString()
     with pytest.raises(CorruptEntry, match="UTF-8"):
-        parse_header(b"\x0e\x01" + pack(">I", crc32c(body)) + body)
+        parse_header(sealed(encoded))
+
+
+def foreign(fields: MessageMetadata | SingleMessageMetadata, key: bytes, value: bytes) -> bytes:
+    """The encoded metadata with these bytes as its key, as the name of a property and as the value of another."""
+    mark = b"~" * len(key)
+    fields.partition_key = mark.decode()
+    fields.properties.add(key="}" * len(value), value="v")
+    fields.properties.add(key="n", value="}" * len(value))
+    return fields.SerializeToString().replace(mark, key).replace(b"}" * len(value), value)
+
+
+FOREIGN = st.binary(min_size=1, max_size=12).filter(lambda each: not _is_text(each))
+
+
+def _is_text(given: bytes) -> bool:
+    try:
+        given.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def check_foreign(fields: MessageMetadata | SingleMessageMetadata, key: bytes, value: bytes) -> None:
+    assert fields.partition_key_b64_encoded
+    assert b64decode(fields.partition_key, validate=True) == key
+    text = value.decode("utf-8", "replace")
+    assert [(pair.key, pair.value) for pair in fields.properties] == [(text, "v"), ("n", text)]
+    fields.SerializeToString().decode("latin-1")
+
+
+@given(FOREIGN, FOREIGN)
+def test_a_key_that_is_no_text_is_one_of_bytes_and_a_property_is_read_as_by_java(key: bytes, value: bytes) -> None:
+    made = broker_part(1, 5) + sealed(foreign(metadata(), key, value), b"payload")
+    header = parse_header(made)
+    [(fields, content)] = decode_batch(header, made)
+    assert content == b"payload"
+    check_foreign(fields, key, value)
+    assert keys_of(parse_stored(made).metadata, parse_stored(made).payload_offset, made) == [key]
+
+
+@given(KINDS, FOREIGN, FOREIGN, st.integers(0, 20))
+def test_a_foreign_value_in_a_batch_costs_no_neighbour(
+    kind: Compression, key: bytes, value: bytes, before: int
+) -> None:
+    """What is in a compressed batch no broker sees: it is for its readers."""
+    encoded = foreign(SingleMessageMetadata(payload_size=1), key, value)
+    other = SingleMessageMetadata(payload_size=2, partition_key="k")
+    items = [item_prefix(other), b"ab"] * before + [pack(">I", len(encoded)) + encoded, b"x", item_prefix(other), b"cd"]
+    made = encode_batch(metadata(kind), items, before + 2)
+    found = decode_batch(parse_header(made), made)
+    assert [content for _, content in found] == [b"ab"] * before + [b"x", b"cd"]
+    check_foreign(found[before][0], key, value)
+    assert found[-1][0].partition_key == "k"
+    head = parse_stored(made)
+    assert set(keys_of(head.metadata, head.payload_offset, made)) == {key, b"k"}
+
+
+def test_keys_of_other_bytes_stay_other_keys() -> None:
+    first, second = (parse_header(sealed(foreign(metadata(), key, b"\xff"))).metadata for key in (b"\xff", b"\xfe"))
+    assert first.partition_key != second.partition_key
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda made: made[:2] + b"nope" + made[6:], 7),  # the checksum
+        (lambda made: made.replace(b"\x0a\x01p", b"\x0a\x01\xff"), 7),  # a producer name that is no text
+        (lambda made: made[:10] + b"\xff" * 6 + made[16:], None),
+        (lambda made: made[:9], None),
+        (lambda made: b"", None),
+    ],
+)
+def test_what_is_refused_is_named_by_its_sequence_id_where_it_has_one(
+    damage: Callable[[bytes], bytes], found: int | None
+) -> None:
+    assert sequence_id_of(damage(encode_entry(metadata(), b"x"))) == found
 
 
 def test_the_caches_stay_bounded() -> None:

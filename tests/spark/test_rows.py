@@ -1,6 +1,7 @@
 """Entries become Arrow batches of exactly Spark's types, each message once."""
 
 from base64 import b64encode
+from struct import pack
 
 import pytest
 
@@ -188,3 +189,19 @@ def test_a_schema_of_the_users_own_prunes_columns() -> None:
 def test_columns_that_cannot_be_are_refused(name: str, type_: object, says: str) -> None:
     with pytest.raises(InvalidConfiguration, match=says):
         check_columns(StructType([StructField(name, type_)]), parse_source(BASE, streaming=True))
+
+
+@pytest.mark.parametrize("kafka", ["magnetar", "kafka"])
+def test_a_key_and_a_property_that_are_no_text_are_rows_like_others(kafka: str) -> None:
+    foreign, other = SingleMessageMetadata(partition_key="~~~~", payload_size=1), SingleMessageMetadata(payload_size=1)
+    foreign.properties.add(key="p", value="}}}}")
+    encoded = foreign.SerializeToString().replace(b"~~~~", b"\xff\x00\xfe\x80").replace(b"}}}}", b"caf\xe9")
+    items = [pack(">I", len(encoded)) + encoded, b"x", item_prefix(other), b"y"]
+    stored = StoredEntry(2, 7, 9, broker_part(1, 5) + encode_batch(metadata(compression=3), items, 2))
+    batch = build([stored], 0, 2, columns=kafka, includeProperties="true")
+    assert batch["value"].to_pylist() == [b"x", b"y"]
+    assert batch["key"].to_pylist() == [b"\xff\x00\xfe\x80", None]
+    if kafka == "kafka":
+        assert batch["headers"].to_pylist()[0] == [{"key": "p", "value": "caf\ufffd".encode()}]
+    else:
+        assert batch["properties"].to_pylist()[0] == [("p", "caf\ufffd")]

@@ -31,6 +31,7 @@ from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.deliveries import Delivery
+from ...topic.producer import UNNUMBERED
 from . import translate
 from .delivery import delivery_items
 
@@ -326,6 +327,9 @@ class ProducerHandler(Handler):
         self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        if sequence_id == UNNUMBERED:  # the frame has no number of its own: which publish it was cannot be said
+            self.give_up(error)
+            return
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
         self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
 

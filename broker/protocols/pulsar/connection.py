@@ -39,7 +39,7 @@ from . import lookup, topic_lists
 from .consumer import ConsumerHandler
 from .credentials import caller_of
 from .errors import number_of
-from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, entry_of, frame, parse
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, frame, parse
 from .names import ProducerNames
 from .ports import Handler
 from .producer import ProducerHandler, payload_bytes_max
@@ -426,7 +426,7 @@ class Connection:
     def _send(self, command: Command, rest: memoryview) -> None:
         handler = self._producers.get(command.send.producer_id)
         if handler is not None:
-            handler.publish(command.send, entry_of(rest))
+            handler.publish(command.send, rest)
         # else it was closed while this was on its way: the client sends it again to the next one
 
     def _close_producer(self, command: Command, rest: memoryview) -> None:

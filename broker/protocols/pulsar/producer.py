@@ -1,8 +1,9 @@
 """A producer of a Pulsar client, on a session of the broker (broker/session/producer.py).
 
-Each SEND is answered once, in the order of the SENDs: a receipt, or an error that ends the message. An error that
-passes closes the producer instead (CLOSE_PRODUCER): the client opens it again and sends what has no answer again, in
-its order. Entries for which the session has no credit wait here; the connection bounds them (`Connection.held`).
+Each SEND is answered once, in the order of the SENDs, by the numbers of its frame: a receipt, or an error that ends the
+message, whatever its entry is. An error that passes closes the producer instead (CLOSE_PRODUCER): the client opens it
+again and sends what has no answer again, in its order. Entries for which the session has no credit wait here; the
+connection bounds them (`Connection.held`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ....runtime.network import network_of
 from ...common.config import BrokerConfig
 from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
-from .frames import NO_REQUEST, frame, receipt_frame
+from .frames import NO_REQUEST, entry_of, frame, receipt_frame
 from .ports import Connection
 from .transactions import has_txn
 from .translate import schema_of
@@ -47,6 +48,11 @@ TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, Transa
 connection at other numbers in a SEND_ERROR."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
 """Errors that end a message: it would fail again."""
+ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
+"""What the C++ client and those on top of it call themselves. ChecksumError alone ends a message of
+theirs: at any other number of a SEND_ERROR they open the connection anew and send the message again, for ever."""
+NOTHING = b""
+"""In the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
 
 
 class ProducerHandler:
@@ -62,7 +68,8 @@ class ProducerHandler:
         self._session: ProducerSession | None = None
         self._opening: asyncio.Task[None] | None = None
         self._over = False
-        self._sent: deque[tuple[int, int]] = deque()  # sequence ids of SENDs without an answer: (first, highest)
+        # of SENDs without an answer: first and highest sequence id, and why it is refused if that is known already
+        self._sent: deque[tuple[int, int, MagnetarError | None]] = deque()
         self._waiting: deque[bytes] = deque()  # for credit
 
     @property
@@ -135,25 +142,28 @@ class ProducerHandler:
         self._connection.send(frame(producer_success=answer))
 
     # ------------------------------------------------------------------ publishing
-    def publish(self, sent: pulsar.CommandSend, entry: Buffer) -> None:
-        """The entry is copied before this returns."""
+    def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
+        """`rest`: what follows the command, which is copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
         first, highest = sent.sequence_id, sent.highest_sequence_id
-        self._sent.append((first, highest))
-        if highest and highest < first:
-            why: MagnetarError = InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
-        elif has_txn(sent) and not _names_txn(entry):
-            why = InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
-        elif self._waiting or session.credit <= 0:
+        why: MagnetarError | None = None
+        entry: Buffer = NOTHING
+        try:
+            entry = entry_of(rest)
+            if highest and highest < first:
+                raise InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
+            if has_txn(sent) and not _names_txn(entry):
+                raise InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
+        except InvalidRequest as error:
+            why, entry = error, NOTHING
+        self._sent.append((first, highest, why))
+        if self._waiting or session.credit <= 0:
             self._waiting.append(bytes(entry))
             self._connection.held(len(entry))
-            return
         else:
             session.publish(entry)
-            return
-        self._end_with(why)
 
     def credit(self, size: int) -> None:
         session = self._session
@@ -171,7 +181,7 @@ class ProducerHandler:
         self._receipt(UNKNOWN, UNKNOWN)
 
     def _receipt(self, ledger_id: int, entry_id: int) -> None:
-        first, highest = self._sent.popleft()
+        first, highest, _ = self._sent.popleft()
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
@@ -181,8 +191,11 @@ class ProducerHandler:
             self._end_with(error)
 
     def _send_error(self, error: MagnetarError) -> None:
-        first, highest = self._sent.popleft()
+        first, highest, why = self._sent.popleft()
+        error = why or error
         number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else number_of(error)
+        if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
+            number = pulsar.ChecksumError
         self._connection.send(frame(send_error=pulsar.CommandSendError(
             producer_id=self.id, sequence_id=max(first, highest), error=number, message=error.message
         )))  # fmt: skip

@@ -19,7 +19,7 @@ from magnetar.broker.protocols.pulsar.frames import frame, parse
 from magnetar.broker.protocols.pulsar.producer import ProducerHandler, payload_bytes_max
 from magnetar.broker.session.producer import METADATA_BYTES, room_of
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part, encode_batch, plain_items
+from magnetar.proto.entry import client_part, client_part_of_bytes, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageIdData, MessageMetadata
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
@@ -159,16 +159,75 @@ def test_an_entry_that_is_damaged_is_refused_in_its_place() -> None:
     simulate(scenario)
 
 
-def test_what_cannot_be_read_at_all_closes_its_producer_which_sends_it_again() -> None:
+def of_bytes(metadata: bytes, payload: bytes = b"x") -> bytes:
+    return client_part_of_bytes(metadata, payload)
+
+
+PLAIN = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
+CONTRADICTION = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1, num_messages_in_batch=60_000)
+LOWER = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1, highest_sequence_id=1)
+
+
+@pytest.mark.parametrize(
+    ("entry", "options"),
+    [
+        (b"\x0e\x01" + bytes(4) + b"\x00\x00\x00\x01\xff", {}),
+        (b"\x0e\x01" + bytes(4) + b"\xff\xff\xff\xff", {}),
+        (b"\x0e\x02\x00\x00\xff\xff" + bytes(20), {}),
+        (b"short", {}),
+        (b"", {}),
+        (of_bytes(PLAIN.SerializeToString())[:-1] + b"y", {}),
+        (of_bytes(PLAIN.SerializeToString()[3:]), {}),
+        (of_bytes(PLAIN.SerializeToString().replace(b"\x0a\x01p", b"\x0a\x01\xff")), {}),
+        (of_bytes(CONTRADICTION.SerializeToString()), {}),
+        (of_bytes(LOWER.SerializeToString()), {}),
+        (of_bytes(PLAIN.SerializeToString()), {"highest_sequence_id": 1}),
+    ],
+    ids=["garbage", "endless", "broker-part", "short", "nothing", "checksum", "nameless", "no-text", "count", "below",
+         "below-in-the-send"],
+)  # fmt: skip
+@pytest.mark.parametrize("client", ["Pulsar-CPP-v3.7.0", "Pulsar-Java-v4.0.8"])
+@pytest.mark.parametrize("pending_bytes", [1 << 20, 1])
+def test_whatever_an_entry_is_it_is_refused_by_the_number_of_its_send_and_the_producer_goes_on(
+    entry: bytes, options: dict[str, int], client: str, pending_bytes: int
+) -> None:
+    """C++'s client opens its connection anew at any number but ChecksumError, and sends the entry again for ever. With
+    little credit entries wait for it, and answers keep their order."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint, client_version=client)
+        await raw.open_producer()
+        raw.publish(1)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=2, **options))
+        raw.publish(3)
+        answers = [await raw.next("send_receipt", "send_error", "close_producer") for _ in range(3)]
+        assert [each.sequence_id for each in answers] == [1, 2, 3]
+        first, refused, last = answers
+        assert [each.DESCRIPTOR.name for each in (first, last)] == ["CommandSendReceipt"] * 2
+        assert refused.message
+        assert refused.error in (
+            (pulsar.ChecksumError,) if "CPP" in client else (pulsar.ChecksumError, pulsar.NotAllowedError)
+        )
+
+    simulate(scenario, pending_bytes=pending_bytes)
+
+
+def test_a_key_and_a_property_that_are_no_text_are_stored_as_they_are() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
         await raw.open_producer()
-        garbage = b"\x0e\x01" + bytes(4) + b"\x00\x00\x00\x01\xff"
-        raw.send(garbage, send=pulsar.CommandSend(producer_id=1, sequence_id=2))
-        assert (await raw.next("close_producer")).producer_id == 1
-        await raw.open_producer(epoch=1)
-        raw.publish(2)
-        assert (await raw.next("send_receipt")).sequence_id == 2
+        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1, partition_key="~~~~")
+        metadata.properties.add(key="a", value="}}}}")
+        encoded = metadata.SerializeToString()
+        encoded = encoded.replace(b"~~~~", b"\xff\x00\xfe\x80").replace(b"}}}}", b"\xc3\x28\xff\xff")
+        raw.send(of_bytes(encoded), send=pulsar.CommandSend(producer_id=1, sequence_id=2))
+        raw.publish(3)
+        for sequence_id in (2, 3):
+            assert (await raw.next("send_receipt", "send_error", "close_producer")).sequence_id == sequence_id
+        for kind, name in ((pulsar.CommandSubscribe.Shared, "s"), (pulsar.CommandSubscribe.Key_Shared, "k")):
+            await raw.subscribe(1 + kind, subscription=name, subType=kind)
+            assert encoded in (await raw.next_with_rest("message"))[1]
+            await raw.next("message")
 
     simulate(scenario)
 

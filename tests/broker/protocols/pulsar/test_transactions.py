@@ -134,7 +134,8 @@ def test_a_send_whose_message_names_no_transaction_is_not_taken_for_a_plain_one(
         raw = await Raw.connected(world, endpoint)
         await raw.open_producer(producer_name="p")
         publish(raw, await begun(raw), 1, in_metadata=False)
-        await raw.next("close_producer")
+        refused = await raw.next("send_error", "close_producer", "send_receipt")
+        assert (refused.sequence_id, refused.error) == (1, pulsar.NotAllowedError)
 
     broker = simulate(scenario)
     assert all(topic.log.queued_index == 0 for topic in broker.topics.values())

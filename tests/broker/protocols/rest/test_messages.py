@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from magnetar.broker.protocols.rest.stats import Meters, merged
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import encode_batch, plain_items
+from magnetar.proto.entry import client_part_of_bytes, encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.protocols.pulsar.raw import Raw
@@ -145,6 +147,22 @@ async def test_messages_are_shown_with_their_facts_in_headers(tmp_path: Path) ->
         assert b"one" in (await http.ask("GET", f"{T}/subscription/s/position/1")).body
         await http.done("POST", f"{T}/subscription/s/expireMessages", {"ledgerId": int(ledger), "entryId": 2})
         assert (await http.get(f"{T}/stats"))["subscriptions"]["s"]["msgBacklog"] == 0
+        await raw.stream.close()
+
+
+async def test_a_message_whose_values_are_no_text_is_shown(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="~~")
+        metadata.properties.add(key="p", value="}}}}")
+        encoded = metadata.SerializeToString().replace(b"~~", b"\xff\xfe").replace(b"}}}}", b"caf\xe9")
+        raw.send(client_part_of_bytes(encoded, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        shown = await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=1")
+        assert (shown.status, shown.body) == (200, b"m")
+        assert shown.headers["x-pulsar-partition-key"] == b64encode(b"\xff\xfe").decode()
+        assert json.loads(unquote(shown.headers["x-pulsar-property"])) == {"p": "caf\ufffd"}
         await raw.stream.close()
 
 
