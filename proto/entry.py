@@ -73,11 +73,13 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 
 class EntryHeader:
     """The head of a client-part: `metadata` is all of it; `payload_offset` counts from the start of the entry.
-    `checksum` is the one in the entry, of all from CHECKED_FROM on."""
+    `checksum` is the one in the entry, of all from CHECKED_FROM on; `unfolded`: the bytes that a compressed payload
+    declares to have, 0 of another."""
 
-    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset")
+    __slots__ = ("batched", "checksum", "metadata", "num_messages", "payload_offset", "unfolded")
 
-    def __init__(self, metadata: MessageMetadata, payload_offset: int, checksum: int = 0) -> None:
+    def __init__(self, metadata: MessageMetadata, payload_offset: int, checksum: int = 0, unfolded: int = 0) -> None:
+        self.unfolded = unfolded
         self.checksum = checksum
         self.metadata = metadata
         self.payload_offset = payload_offset
@@ -289,12 +291,12 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
-    _check_metadata(metadata, len(entry) - payload_offset)
-    return EntryHeader(metadata, payload_offset, checksum)
+    return EntryHeader(metadata, payload_offset, checksum, _check_metadata(metadata, len(entry) - payload_offset))
 
 
-def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
-    """Refuses contradictions: names that are no text, more messages than the payload can contain."""
+def _check_metadata(metadata: MessageMetadata, payload_size: int) -> int:
+    """Refuses contradictions: names that are no text, more messages than the payload can contain. The declared size of
+    a compressed payload, 0 of another."""
     if not metadata.IsInitialized():
         raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
     _check_names(metadata)
@@ -310,6 +312,7 @@ def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
             raise CorruptEntry(f"the entry declares {count} messages in {unfolded} bytes")
     if metadata.highest_sequence_id and metadata.highest_sequence_id < metadata.sequence_id:
         raise CorruptEntry("the highest sequence id of the entry is below its first")
+    return unfolded if metadata.compression else 0
 
 
 def _check_names(metadata: Any) -> None:

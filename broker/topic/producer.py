@@ -16,7 +16,7 @@ from collections import deque
 from typing import Protocol
 
 from ...proto.entry import EntryHeader, parse_header, sequence_id_of
-from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError
+from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ...runtime.access import LOCAL, Principal
@@ -156,6 +156,9 @@ class Producer:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         except InvalidRequest as error:
             return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
+        if header.unfolded > self.size_max and header.metadata.num_chunks_from_msg <= 1:
+            why = f"the entry declares {header.unfolded} uncompressed bytes, the limit is {self.size_max}"
+            return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(why))
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
             self._dedup.want(wanted)

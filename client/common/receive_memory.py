@@ -10,7 +10,14 @@ consumers that all read come to equal shares. A claim shrinks as its messages ar
 A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
 past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first
 messages above FIRST_BYTES, exceed the bound until they are read. Messages in chunks that are not complete have a bound
-of their own (max_pending_chunked_message). In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
+of their own (max_pending_chunked_message). Sizes are those that entries declare to have once they are unfolded.
+
+**Folded entries.** An entry of 2 KB may declare 64 MiB, and a window of them is here before its size is known. So what
+declares LARGE_BYTES or more is counted by itself (`unfolded_bytes`) until its application takes it: it is unfolded when
+there is room below the limit, or when nothing else of its partition's consumer that is so large waits. Until then it
+stays as it came, and so does what came after it (client/consume/deliveries.py).
+
+In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ FIRST_MESSAGES = 64
 take them. Less than a queue: what comes first may be large."""
 FIRST_BYTES = 16 << 10
 """Of a message whose size is not known."""
+LARGE_BYTES = 1 << 20
+"""Unfolded: a client's batch has an eighth by default."""
 NEW_WEIGHT = 1 / 4
 """Of what came last, in the average size."""
 
@@ -35,12 +44,18 @@ class ReceiveMemory:
         self.limit_bytes = limit_bytes  # 0: none
         self.sent: Callable[[], int] = lambda: 0  # what producers have of the limit (send_memory.py)
         self.claimed_bytes = 0.0
+        self.unfolded_bytes = 0  # of large entries that wait for their application
 
     def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Messages that one with this claim may have at once, of the `wanted`."""
         sent = min(self.sent(), self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
+
+
+    def unfolds(self, size: int) -> bool:
+        """Whether so many bytes have room."""
+        return not self.limit_bytes or self.unfolded_bytes + size <= self.limit_bytes
 
 
 class Claim:

@@ -5,12 +5,15 @@ removed, chunks of a message that is not complete, what cannot be decrypted (`Co
 letters. A damaged entry becomes a message that raises ChecksumError when it is taken: it is told once, never skipped,
 and not acknowledged. A message in chunks is one message to the application: its entry is that of the last chunk, and
 all of its entries are acknowledged, given back and delivered again together (client/core/chunking.py).
+
+A large entry is unfolded when there is room for it (client/common/receive_memory.py); until then it waits as it came,
+and what comes after it waits too, so that the order stays. To the core, what waits so is on its way.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
@@ -23,6 +26,7 @@ from ...proto.errors import CorruptEntry
 from ...proto.names import Position
 from ...proto.routing import sticky_slot
 from ..common.errors import CryptoError
+from ..common.receive_memory import LARGE_BYTES, ReceiveMemory
 from ..core.consumer import ConsumerCore
 from ..core.effects import Place
 from ..crypto.decryptor import Decryptor
@@ -46,6 +50,10 @@ class Came(NamedTuple):
     size_bytes: int
 
 
+class StaysFolded(Exception):
+    """There is no room for the entry unfolded."""
+
+
 class Undecryptable(Exception):
     """An entry whose payload stays ciphertext."""
 
@@ -61,6 +69,7 @@ class Deliveries:
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
+        memory: ReceiveMemory,
     ) -> None:  # fmt: skip
         """`longer_s`: by how often an entry was delivered again, what its ack time-out is longer."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
@@ -75,6 +84,10 @@ class Deliveries:
         self._decryptor = Decryptor(settings.crypto_key_reader, clock)
         self._longer_s = longer_s
         self._crypto_said = -inf  # when the log was told last that something is not decrypted
+        self._memory = memory
+        self._folded: deque[tuple[bytes, Position, int, Sequence[int]]] = deque()  # arguments of `open`, in order
+        self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
+        self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
         by_keys = settings.redelivery_order == "key" and settings.consumer_type is ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
@@ -89,12 +102,10 @@ class Deliveries:
                 several = frame.deliveries
                 ledger_id = several.ledger_id
                 for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
-                    self._bytes += len(entry)
                     came += opened(entry, Position(ledger_id, entry_id))
             elif kind == "delivery":
                 one = frame.delivery
                 entry = one.entry  # protobuf makes a copy of it
-                self._bytes += len(entry)
                 position = Position(one.ledger_id, one.entry_id)
                 came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
             else:
@@ -107,6 +118,46 @@ class Deliveries:
         self._came = []
         self._charged = self._hidden = self._bytes = 0
         return came
+
+    # ------------------------------------------------------------------------------ what waits folded
+    def took_large(self, received: ReceivedEntry) -> None:
+        """The application took a message of it. From any thread; call `unfold` soon."""
+        size, received.unfolded = received.unfolded, 0
+        self._taken.append(size)
+
+    def unfold(self) -> bool:
+        """Takes apart what waits, as far as there is room; `take` gives it. False: nothing waits."""
+        if self._taken:
+            self._free_taken()
+        if not self._folded:
+            return False
+        waiting, self._folded = self._folded, deque()
+        while waiting and not self._folded:
+            self._came += self.open(*waiting.popleft())
+        self._folded += waiting
+        return True
+
+    def folded(self) -> list[Position]:
+        return [position for _, position, _, _ in self._folded]
+
+    def forget_waiting(self) -> int:
+        """All that waits comes again, or to nothing; the permits of what waits folded."""
+        self._taken.clear()
+        self._memory.unfolded_bytes -= self._unfolded
+        self._unfolded = 0
+        permits = sum(max(0, declared_messages(entry) - len(acked)) for entry, _, _, acked in self._folded)
+        self._folded.clear()
+        return permits
+
+    def _has_room(self, size: int) -> bool:
+        self._free_taken()
+        return not self._unfolded or self._memory.unfolds(size)
+
+    def _free_taken(self) -> None:
+        while self._taken:
+            freed = min(self._taken.popleft(), self._unfolded)
+            self._unfolded -= freed
+            self._memory.unfolded_bytes -= freed
 
     # ------------------------------------------------------------------------------ where a reader begins
     def encrypt_like(self, metadata: MessageMetadata) -> Encrypt | None:
@@ -132,9 +183,12 @@ class Deliveries:
     ) -> Sequence[Message]:
         """Those of its messages that the application is to see."""
         core = self._core
+        if self._folded:
+            self._folded.append((entry, position, redelivered, acked))
+            return ()
         try:
             received, wanted, body = messages_of(
-                self._consumer, entry, position, self.start, redelivered, acked, self._decryptor
+                self._consumer, entry, position, self.start, redelivered, acked, self._decryptor, self._has_room
             )
             if body is not None and core.withholds:
                 core.release(position)
@@ -144,10 +198,16 @@ class Deliveries:
                 )
             elif len(core.chunks):
                 core.passed(received.header.producer_name, position, self._clock())
+        except StaysFolded:
+            self._folded.append((entry, position, redelivered, acked))
+            return ()
         except CorruptEntry as error:
+            self._bytes += len(entry)
             return [self._damaged(error, entry, position, acked)]
         except Undecryptable as error:
             return self._undecryptable(error.received, error.cause, entry)
+        size = unfolded_bytes(received.header)
+        self._bytes += max(len(entry), size)
         received.stream = core.connections
         self._charged += received.charged
         if self._settings.is_read_compacted:
@@ -162,6 +222,10 @@ class Deliveries:
             self._dead_letters.move_soon(wanted)
             return ()
         core.delivered += len(wanted)
+        if size >= LARGE_BYTES:
+            received.unfolded = size
+            self._unfolded += size
+            self._memory.unfolded_bytes += size
         return wanted
 
     def _note_slots(
@@ -211,6 +275,7 @@ class Deliveries:
                 "%s: entry %s is not decrypted: %s; what becomes of such entries: %s",
                 self._consumer.topic, received.position, error.message, action.name,
             )  # fmt: skip
+        self._bytes += len(entry)
         received.stream = core.connections
         self._charged += received.charged
         message = CiphertextMessage(received, header.metadata, bytes(entry[header.payload_offset :]), -1)
@@ -258,11 +323,14 @@ class Deliveries:
 
 def messages_of(
     consumer: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0,
-    acked: Sequence[int] = (), decryptor: Decryptor | None = None,
+    acked: Sequence[int] = (), decryptor: Decryptor | None = None, has_room: Callable[[int], bool] | None = None,
 ) -> tuple[ReceivedEntry, list[Message] | None, bytes | None]:  # fmt: skip
     """The entry and those of its messages that the application wants; None: a chunk. And its payload, if that was
-    encrypted. Raises CorruptEntry, Undecryptable."""
+    encrypted. `has_room`: asked for a large one before anything of it is unfolded. Raises CorruptEntry, Undecryptable,
+    StaysFolded."""
     index, header = open_entry(entry)
+    if has_room is not None and header.unfolded >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
+        raise StaysFolded
     received = ReceivedEntry(consumer, header, position, index, redelivered)
     if acked:
         received.charged -= len(acked)
@@ -288,6 +356,14 @@ def messages_of(
     if messages:
         received.first_index = messages[0].batch_index
     return received, messages, body
+
+
+def unfolded_bytes(header: EntryHeader) -> int:
+    """What it declares to unfold to; of chunks the last one does, for all."""
+    metadata = header.metadata
+    if header.unfolded and metadata.num_chunks_from_msg > 1 and metadata.chunk_id < metadata.num_chunks_from_msg - 1:
+        return 0
+    return header.unfolded
 
 
 _NO_KEYS = Decryptor(None, lambda: 0.0)

@@ -78,7 +78,8 @@ class PartitionConsumer:
         options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
         self.core = ConsumerCore(options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff())
         self.acks = AckSender(settings, self.core, self._wake, self._now)
-        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start, self.acks.longer_s)
+        self.deliveries = Deliveries(self, settings, self.core, self._now, dead_letters, start, self.acks.longer_s,
+                                     connections.memory)  # fmt: skip
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
@@ -95,6 +96,9 @@ class PartitionConsumer:
         """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         wake = self.core.taken(message.entry.stream, message.permits)
         message.permits = -message.permits  # given, and still the last of its entry
+        if message.entry.unfolded:
+            self.deliveries.took_large(message.entry)
+            wake = True
         if self.acks.times_out:
             self.acks.taken(message)
             wake = True
@@ -147,6 +151,8 @@ class PartitionConsumer:
     def _turn(self) -> None:
         self._woken = False
         self._do(self.core.turn(self.acks.gather()))
+        if self.deliveries.unfold():
+            self._put()
 
     def _time_passed(self, now: float) -> None:
         self.acks.gather()
@@ -164,9 +170,11 @@ class PartitionConsumer:
     def _put(self) -> None:
         """All that came goes into the inbox at once: a waiter for one message is woken once."""
         messages, charged, hidden, size_bytes = self.deliveries.take()
+        core = self.core
+        if core.starts_again:
+            charged += self.deliveries.forget_waiting()
         if not charged:
             return
-        core = self.core
         core.charged(charged)
         if core.starts_again:
             core.forget_delivered()
@@ -225,6 +233,10 @@ class PartitionConsumer:
             match effect:
                 case Drop(give_back):
                     freed = self._inbox.drop(lambda message: message.entry.consumer is self)
+                    folded = self.deliveries.forget_waiting()
+                    if give_back and folded:
+                        self.core.charged(folded)
+                        freed += folded
                     if give_back and freed:
                         self._do(self.core.dropped(freed))
                 case DropAfter(failed):
@@ -278,6 +290,8 @@ class PartitionConsumer:
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
                 found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
+        for ledger_id, entry_id in self.deliveries.folded():
+            found.setdefault(ledger_id, BitMap()).add(entry_id)
         return found
 
     def resize(self, queue_size: int) -> None:
@@ -328,6 +342,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.leave()
         self._claim.leave()
+        self.deliveries.forget_waiting()
         self.requests.tell_change()
         self.in_transactions.end(error)
         if topic_is_gone and self._on_gone is not None:

@@ -49,13 +49,13 @@ GIVEN_BACK_MAX = 10_000
 def split(
     metadata: MessageMetadata, payload: bytes, entry_bytes_max: int, uuid: str, encrypt: Encrypt | None = None
 ) -> list[bytes]:
-    """The client-parts: one when it fits, else its chunks in order. MessageTooLarge."""
+    """The client-parts: one when it fits, compressed and as it is; else its chunks in order. MessageTooLarge."""
     size = len(payload)
     if metadata.compression:
         metadata.uncompressed_size = size
         payload = compress(metadata.compression, payload)
     payload_bytes_max = entry_bytes_max - (METADATA_BYTES if entry_bytes_max >= 10 * METADATA_BYTES else 0)
-    if len(payload) <= payload_bytes_max:
+    if len(payload) <= payload_bytes_max and size <= entry_bytes_max:
         if encrypt is not None:
             metadata.uncompressed_size = size
         whole = client_part(metadata, payload if encrypt is None else encrypt(metadata, payload))
@@ -71,6 +71,8 @@ def split(
     room = min(entry_bytes_max - ENTRY_HEAD_BYTES - metadata.ByteSize(), payload_bytes_max) - growth
     if room <= 0:
         raise MessageTooLarge(f"the metadata of a message alone takes more than {entry_bytes_max} bytes")
+    if len(payload) <= room:  # it is large once it is unfolded: that is for the readers of chunks, which count it
+        room = max(1, -(-len(payload) // 2))
     metadata.num_chunks_from_msg = -(-len(payload) // room)
     entries = []
     for number in range(metadata.num_chunks_from_msg):

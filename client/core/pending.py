@@ -107,8 +107,11 @@ def entries_of(
         return error
     except Exception as cause:
         return invalid(cause)
-    if len(entry) > bytes_max:
-        return MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {bytes_max}")
+    size = len(entry)
+    if compression:  # a broker takes nothing that unfolds to more than an entry may have: its readers unfold it
+        size = max(size, len(batch.message.payload) if batch.message is not None else sum(map(len, batch.items)))
+    if size > bytes_max:
+        return MessageTooLarge(f"an entry of {size} bytes; the limit is {bytes_max}", size=size, limit=bytes_max)
     return [entry]
 
 

@@ -77,7 +77,7 @@ class ProducerCore:
             batching=options.batching, key_based=options.key_based,
         )  # fmt: skip
         whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
-        self.payload_max = UNCOMPRESSED_BYTES_MAX if options.compression else whole
+        self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.compression else whole
         self._entry_max = ENTRY_BYTES_MAX
         self._entries = PendingEntries()
         self._delay_due: float | None = None  # of the open batches

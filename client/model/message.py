@@ -60,6 +60,7 @@ class ReceivedEntry:
         "redelivery_count",
         "size",
         "stream",
+        "unfolded",
     )  # fmt: skip
 
     def __init__(self, consumer: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
@@ -71,6 +72,7 @@ class ReceivedEntry:
         self.redelivery_count = redelivered
         self.size = header.num_messages
         self.charged = self.size  # permits that the broker took for it (client/core/permits.py)
+        self.unfolded = 0  # bytes of memory that are counted until the application takes it; 0 of nearly all
         self.stream = 0  # over which it came: its permits are those of that stream
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
         self.first_index = -1  # batch index of the first message that the application gets
@@ -220,6 +222,7 @@ class DamagedMessage(Message):
         received.charged, received.stream = charged, 0
         received.ledger_id, received.entry_id = position
         received.chunks = ()
+        received.unfolded = 0
         received.first_index = -1
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
         self.permits = charged

@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from ....proto import wire_pb2 as wire
 from ....proto.entry import parse_header
-from ....proto.errors import CorruptEntry, InvalidRequest, MagnetarError, NotAllowed
+from ....proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotAllowed
 from ....proto.names import TopicName
 from ....proto.transactions import HALF_MESSAGES_MAX, TxnId, coordinator_of
 from ....runtime.network import CallContext, EndOfStream, Stream
@@ -64,6 +64,9 @@ class HalfService:
                 raise InvalidRequest(f"a message of the half is no entry: {error}") from error
             if header.batched or header.metadata.num_chunks_from_msg > 1:
                 raise InvalidRequest("a message of a half is neither in a batch nor in chunks")
+            if header.unfolded > (limit := self._broker.config.max_message_bytes):
+                raise MessageTooLarge(f"a message of a half declares {header.unfolded} uncompressed bytes, the limit is"
+                                      f" {limit}", size=header.unfolded, limit=limit)  # fmt: skip
             messages.append(HalfMessage(topic.full, each.entry))
         return messages
 

@@ -9,7 +9,8 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.receive_memory import MESSAGE_OVERHEAD, Claim, ReceiveMemory
-from magnetar.client.model.settings import InitialPosition
+from magnetar.client.model.message_id import MessageId
+from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -51,6 +52,70 @@ def test_consumers_that_never_read_keep_below_the_limit_together_and_one_that_re
         assert round(client.connections.memory.claimed_bytes) == 0
 
     simulate(body, memory_limit_bytes=LIMIT)
+
+
+TALL = bytes(4 << 20)
+"""A few hundred bytes, compressed."""
+ROOM = 16 << 20
+
+
+async def tall_backlog(client: Client, topic: str, count: int) -> None:
+    producer = await client.create_producer(topic, batching_enabled=False, compression_type=CompressionType.ZSTD)
+    for number in range(count):
+        await producer.send(TALL, properties={"n": str(number)})
+    await producer.close()
+
+
+@pytest.mark.parametrize("kind", [ConsumerType.Exclusive, ConsumerType.Shared])
+def test_what_unfolds_to_a_thousand_times_its_size_stays_below_the_limit_and_in_order(kind: ConsumerType) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumers = []
+        for topic in ("a", "b", "c"):
+            await tall_backlog(client, topic, 30)
+            consumers.append(
+                await client.subscribe(topic, "s", kind, initial_position=InitialPosition.Earliest)
+            )
+        await asyncio.sleep(5)
+        assert waiting_bytes(consumers) <= ROOM + 3 * len(TALL)
+        assert all(len(each.inbox) for each in consumers), "each has one at least"
+        for each in consumers:
+            for number in range(30):
+                message = await each.receive(5000)
+                assert message.properties() == {"n": str(number)}
+                assert len(message.data()) == len(TALL)
+                assert waiting_bytes(consumers) <= ROOM + 3 * len(TALL)
+                await each.acknowledge(message)
+            each.check()
+        await asyncio.sleep(1)
+        assert client.connections.memory.unfolded_bytes == 0
+
+    simulate(body, memory_limit_bytes=ROOM)
+
+
+def test_what_waits_folded_comes_again_after_everything_that_brings_it_again() -> None:
+    """A lost connection, a seek, and what is asked for again."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await tall_backlog(client, "t", 12)
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+
+        async def reads_all() -> None:
+            for number in range(12):
+                assert (await consumer.receive(60_000)).properties() == {"n": str(number)}
+            assert client.connections.memory.unfolded_bytes <= len(TALL)
+            consumer.check()
+
+        await asyncio.sleep(2)
+        broker.cut()
+        await reads_all()
+        await consumer.seek(MessageId.earliest)
+        await asyncio.sleep(2)
+        consumer.redeliver_unacknowledged_messages()
+        await reads_all()
+        await consumer.close()
+        assert client.connections.memory.unfolded_bytes == 0
+
+    simulate(body, memory_limit_bytes=len(TALL))
 
 
 @pytest.mark.parametrize("limit", [0, 64 << 20])

@@ -9,12 +9,15 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
+from magnetar.client.core.batcher import Batch, OutgoingMessage
 from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Begun, Chunks, split
+from magnetar.client.core.pending import entries_of
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
+from magnetar.proto.compression import decompress
 from magnetar.proto.entry import parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata
-from magnetar.proto.errors import CorruptEntry
+from magnetar.proto.errors import CorruptEntry, MessageTooLarge
 from magnetar.proto.names import Position
 from tests.client.fake_broker import LEDGER, FakeBroker
 from tests.client.simulated import simulate
@@ -81,6 +84,30 @@ def test_javas_and_gos_clients_take_the_chunks() -> None:
 def test_what_fits_into_an_entry_is_no_chunk() -> None:
     (entry,) = split(MessageMetadata(producer_name="p", sequence_id=7, publish_time=1), b"x", SMALL_ENTRIES, "u")
     assert not parse_header(entry).metadata.HasField("uuid")
+
+
+@pytest.mark.parametrize("compression", [1, 2, 3, 4])
+def test_what_is_large_once_it_is_unfolded_is_in_chunks(compression: int) -> None:
+    """A broker takes no entry that declares to unfold to more than an entry may have, unless it is a chunk."""
+    payload = bytes(8 * SMALL_ENTRIES)
+    metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1, compression=compression)  # type: ignore[arg-type]
+    entries = split(metadata, payload, SMALL_ENTRIES, "u")
+    headers = [parse_header(entry) for entry in entries]
+    assert len(headers) >= 2
+    assert {header.unfolded for header in headers} == {len(payload)}
+    body = b"".join(entry[header.payload_offset :] for entry, header in zip(entries, headers, strict=True))
+    assert decompress(compression, body, len(payload)) == payload
+
+
+def test_without_chunks_what_is_large_once_it_is_unfolded_is_refused() -> None:
+    for items in ([b"", bytes(SMALL_ENTRIES + 1)], [b"", bytes(SMALL_ENTRIES)] * 2):
+        batch = Batch(7)
+        batch.items, batch.callbacks = items, [lambda *_: None] * (len(items) // 2)
+        error = entries_of(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None)
+        assert isinstance(error, MessageTooLarge)
+        if len(items) == 2:
+            batch.message = OutgoingMessage(items[1])
+            assert isinstance(entries_of(batch, "p", 1, 3, SMALL_ENTRIES, chunks_of=None), MessageTooLarge)
 
 
 def test_messages_of_several_producers_between_each_other() -> None:

@@ -1,12 +1,14 @@
 """Messages: ids, and entries as Pulsar's tools read them: the payload, decompressed, with the rest in headers.
 
 Of a batch the payload has all its messages, one after the other, as they are stored; `X-Pulsar-num-batch-message` says
-how many. An encrypted payload is as it is.
+how many. An encrypted payload is as it is, and so is a chunk of a message.
+
+A payload may unfold to a thousand times its size. It has a place in the memory of answers before that (`_Payload`), and
+keeps it until it has left; without room the caller is asked to come again.
 """
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Any
@@ -16,13 +18,19 @@ import msgspec
 from starlette.responses import Response
 
 from .....proto import wire_pb2 as wire
-from .....proto.entry import decode_payload, open_entry
+from .....proto.compression import decompress, decompress_mapped
+from .....proto.entry import EntryHeader, open_entry
 from .....proto.entry_pb2 import MessageMetadata
-from .....proto.errors import NotFound
+from .....proto.errors import BackPressure, NotFound
+from .....runtime.access import MemoryBudget
+from ....log.unfolding import aside
 from ....session.backlogs import PEEK_MESSAGES_MAX
 from ..call import Call
 from ..errors import BadRequest
 from ..table import SUBSCRIPTION, TOPIC, route
+
+PIECE_BYTES = 64 << 10
+"""Of an answer that leaves in pieces."""
 
 
 def message_id(found: Any) -> dict[str, int]:
@@ -80,7 +88,7 @@ async def peek(call: Call) -> Response:
     while True:
         entries = (await call.admin("PeekMessages", asked)).entries
         if len(entries) >= number:
-            return await _entry(entries[number - 1])
+            return await _entry(call, entries[number - 1])
         if asked.messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < asked.messages:
             raise NotFound(f"the backlog has no entry {number} that can be looked at")
         asked.messages = min(2 * asked.messages, PEEK_MESSAGES_MAX)
@@ -96,7 +104,7 @@ async def get_message(call: Call) -> Response:
     found = await call.admin("GetMessage", wire.GetMessageRequest(
         topic=call.topic.full, ledger_id=ledger, entry_id=entry
     ))  # fmt: skip
-    return await _entry(found.entries[0])
+    return await _entry(call, found.entries[0])
 
 
 @route("GET", TOPIC + "/examinemessage", "The n-th message from one end (`initialPosition`, `messagePosition`).",
@@ -108,28 +116,68 @@ async def examine_message(call: Call) -> Response:
     number = call.number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
     asked = wire.ExamineMessagesRequest(topic=call.topic.full, from_latest=start == "latest", number=number)
     await _one(call, "Admin.ExamineMessages", asked)
-    return await _entry((await call.admin("ExamineMessages", asked)).entries[0])
+    return await _entry(call, (await call.admin("ExamineMessages", asked)).entries[0])
 
 
-async def _entry(found: Any) -> Response:
-    """CorruptEntry: the payload does not decompress."""
+async def _entry(call: Call, found: Any) -> Response:
+    """CorruptEntry: the payload does not decompress. BackPressure: there is no room for it unfolded."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
-    if metadata.encryption_keys:
-        payload = found.entry[header.payload_offset :]
-    else:
-        payload = await asyncio.to_thread(decode_payload, header, found.entry)
     headers = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}", **_headers(metadata)}
     if index >= 0:
         headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
+    is_folded = metadata.compression > 0 and not metadata.encryption_keys and metadata.num_chunks_from_msg <= 1
+    size = header.unfolded if is_folded else len(found.entry) - header.payload_offset
     if header.batched:
         headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
-        headers["X-Pulsar-batch-size"] = str(len(payload))
-    answer = Response(bytes(payload), 200, media_type="application/octet-stream")
+        headers["X-Pulsar-batch-size"] = str(size)
+    answer = _Payload(call.broker.memory.answers, size)
+    try:
+        part = memoryview(found.entry)[header.payload_offset :]
+        answer.payload = await aside(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
+    except BaseException:
+        answer.leave()
+        raise
     for name, value in headers.items():
         if value:  # Java's admin client compares the case of names, which starlette's `headers` do not keep
             answer.raw_headers.append((name.encode(), quote(value, safe=_SAFE).encode()))
     return answer
+
+
+def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
+    if not header.unfolded:
+        return memoryview(decompress(header.metadata.compression, bytes(part), 0))
+    return memoryview(decompress_mapped(header.metadata.compression, bytes(part), header.unfolded))
+
+
+class _Payload(Response):
+    """Leaves in pieces, and the next piece waits until the ones before it have left the queue of the connection."""
+
+    def __init__(self, memory: MemoryBudget, size: int) -> None:
+        """BackPressure: it has no room."""
+        self._memory, self._size = memory, 0
+        if memory.held + size > memory.limit:
+            raise BackPressure(f"memory is short: a payload of {size} bytes has no room now, ask again")
+        super().__init__(b"", 200, media_type="application/octet-stream")
+        self._size = size
+        memory.held += size
+        self.payload: memoryview = memoryview(b"")
+        self.headers["content-length"] = str(size)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for begin in range(0, self._size, PIECE_BYTES):
+                body = bytes(self.payload[begin : begin + PIECE_BYTES])
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Idempotent."""
+        self._memory.held -= self._size
+        self._size = 0
 
 
 _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"

@@ -212,6 +212,31 @@ def test_whatever_an_entry_is_it_is_refused_by_the_number_of_its_send_and_the_pr
     simulate(scenario, pending_bytes=pending_bytes)
 
 
+@pytest.mark.parametrize(
+    ("client", "number"), [("Pulsar-CPP-v3.7.0", pulsar.ChecksumError), ("Pulsar-Java-v4.0.8", pulsar.NotAllowedError)]
+)
+def test_what_declares_to_unfold_to_more_than_a_message_may_have_is_refused(client: str, number: int) -> None:
+    """Whatever it really has; a chunk declares the size of its whole message, which its readers count."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint, client_version=client)
+        await raw.open_producer()
+        sizes = (1000, 1000 + METADATA_BYTES, 1001 + METADATA_BYTES, 60 << 20)
+        for sequence_id, size in enumerate(sizes):
+            head = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
+            head.uncompressed_size = size
+            send = pulsar.CommandSend(producer_id=1, sequence_id=sequence_id)
+            raw.send(client_part(head, b"x"), send=send)
+        answers = [await raw.next("send_receipt", "send_error", "close_producer") for _ in sizes]
+        assert [each.sequence_id for each in answers] == [0, 1, 2, 3]
+        assert [getattr(each, "error", None) for each in answers] == [None, None, number, number]
+        head.uuid, head.num_chunks_from_msg, head.total_chunk_msg_size = "u", 2, 2
+        raw.send(client_part(head, b"x"), send=pulsar.CommandSend(producer_id=1, sequence_id=4))
+        assert (await raw.next("send_receipt", "send_error")).DESCRIPTOR.name == "CommandSendReceipt"
+
+    simulate(scenario, max_message_bytes=1000)
+
+
 def test_a_key_and_a_property_that_are_no_text_are_stored_as_they_are() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)

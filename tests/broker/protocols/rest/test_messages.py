@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from magnetar.broker.protocols.rest.stats import Meters, merged
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part_of_bytes, encode_batch, plain_items
+from magnetar.proto.entry import client_part_of_bytes, encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.protocols.pulsar.raw import Raw
@@ -257,4 +257,40 @@ async def test_statistics_say_how_old_the_oldest_of_the_backlog_is_and_whose(tmp
         found = await http.get(f"{T}/stats?getPreciseBacklog=true&getEarliestTimeInBacklog=true")
         assert found["oldestBacklogMessageSubscriptionName"] == "s"
         assert 0 <= found["oldestBacklogMessageAgeSeconds"] < 60
+        await raw.stream.close()
+
+
+def _bomb(sequence_id: int, size: int) -> bytes:
+    """The client-part of a few KB that unfolds to so many bytes."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
+    return encode_entry(metadata, bytes(size))
+
+
+async def test_payloads_that_unfold_have_their_place_in_memory_until_they_have_left(tmp_path: Path) -> None:
+    """Callers that read nothing hold what was shown to them, and no more than all answers may have."""
+    size = 4 << 20
+    async with serving(tmp_path, client_memory_bytes=48 << 20) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        raw.send(_bomb(1, size), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        memory = broker.owned.memory.answers
+        path = f"{T}/examinemessage?initialPosition=earliest&messagePosition=1"
+        shown = await http.ask("GET", path)
+        assert (shown.status, shown.body) == (200, bytes(size))
+        assert memory.held < size
+        unread = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port, limit=1 << 10)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            unread.append((reader, writer))
+        statuses = [int((await reader.readuntil(b"\r\n")).split()[1]) for reader, _ in unread]
+        assert set(statuses) == {200, 429}
+        assert memory.held <= memory.limit
+        for _, writer in unread:
+            writer.transport.abort()
+        async with asyncio.timeout(20):
+            while memory.held >= size:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await http.ask("GET", path)).status == 200
         await raw.stream.close()
