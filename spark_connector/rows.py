@@ -262,7 +262,7 @@ def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.Dat
 
 def _key_of(m: MessageFields) -> bytes | None:
     """ValueError: it is marked as base64 and is none."""
-    if not m.HasField("partition_key"):
+    if m.null_partition_key or not m.HasField("partition_key"):
         return None
     return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
 

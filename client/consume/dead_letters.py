@@ -183,7 +183,8 @@ class DeadLetterProducer:
         keyed_by_bytes = message.fields.partition_key_b64_encoded
         extras = Extras(
             properties=properties,
-            partition_key=None if keyed_by_bytes else message.partition_key() or None,
+            partition_key=None if keyed_by_bytes or message.has_null_key() else message.partition_key(),
+            null_key=message.fields.null_partition_key,
             ordering_key=message.ordering_key() or None,
             event_timestamp=message.event_timestamp() or None,
             deliver_after=delay if delay else None,

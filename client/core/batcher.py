@@ -55,6 +55,7 @@ class OutgoingMessage:
     deliver_at: int | None = None
     replicate_to: tuple[str, ...] = ()  # clusters that may get it, of those that the namespace replicates to; all
     null_value: bool = False
+    null_key: bool = False  # its pair has None as its key
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
     encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
     txn: InTransaction | None = None  # it counts when this commits
@@ -295,6 +296,8 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
         metadata.partition_key = message.partition_key
         if message.key_is_base64:
             metadata.partition_key_b64_encoded = True
+    if message.null_key:
+        metadata.null_partition_key = True
     if message.ordering_key is not None:
         metadata.ordering_key = message.ordering_key
     if message.event_time:

@@ -28,7 +28,8 @@ class KeyValueEncodingType(Enum):
 class KeyValueSchema(Schema):
     """A pair `(key, value)`, each by its own schema; None for either. Bytes are those of Pulsar's Java client.
 
-    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value.
+    SEPARATED: the key is the key of the message (`partition_key`, base64), and the payload is the value; a key that is
+    None is no key (`null_partition_key`), and a value that is None is none (`null_value`), which is not an empty one.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class KeyValueSchema(Schema):
             _U32.pack(NONE_LENGTH) if each is None else _U32.pack(len(each)) + each for each in parts
         )
 
-    def encode_key(self, value: Any) -> bytes:
+    def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
         self._check(value)
-        return _encoded(self._key, value[0]) or b""
+        return _encoded(self._key, value[0]), _encoded(self._value, value[1])
 
     def decode(self, data: bytes) -> tuple[Any, Any]:
         key, at = _part(data, 0)
@@ -62,8 +63,10 @@ class KeyValueSchema(Schema):
             None if key is None else self._key.decode(key), None if value is None else self._value.decode(value)
         )  # fmt: skip
 
-    def decode_pair(self, key: bytes, payload: bytes) -> tuple[Any, Any]:
-        return self._key.decode(key), self._value.decode(payload)
+    def decode_pair(self, key: bytes | None, payload: bytes | None) -> tuple[Any, Any]:
+        return (
+            None if key is None else self._key.decode(key), None if payload is None else self._value.decode(payload)
+        )  # fmt: skip
 
     def info(self) -> SchemaInfo:
         bytes_ = SchemaInfo(type=SchemaType.NONE, name="BYTES")

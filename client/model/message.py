@@ -108,10 +108,17 @@ class Message:
         return self.payload
 
     def value(self) -> Any:
-        """The payload, decoded by the consumer's schema; None for a message without a value."""
-        if self.fields.null_value:
+        """The payload, decoded by the consumer's schema; None for a message without a value. Of a pair whose key is the
+        key of the message: the pair, unless it was sent as None."""
+        schema = self.entry.consumer.schema
+        if self.fields.null_value and not (schema.separated and self._has_key):
             return None
-        return self.entry.consumer.schema.decode_message(self)
+        return schema.decode_message(self)
+
+    @property
+    def _has_key(self) -> bool:
+        """Something is said of its key: that it has one, or that it has none."""
+        return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
         """The key, where it is bytes; else as UTF-8. One that is marked as base64 and is none counts as text."""
@@ -145,6 +152,10 @@ class Message:
     def has_null_value(self) -> bool:
         """Whether it was sent without a value, which deletes its key in a compacted topic."""
         return self.fields.null_value
+
+    def has_null_key(self) -> bool:
+        """Whether it has no key, which is not an empty one."""
+        return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
         """ms since the epoch; 0: none."""

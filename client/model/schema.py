@@ -25,6 +25,8 @@ class Encoded(Protocol):
 
     def data(self) -> bytes: ...
     def key_bytes(self) -> bytes: ...
+    def has_null_key(self) -> bool: ...
+    def has_null_value(self) -> bool: ...
     def writer(self) -> SchemaInfo | None: ...
 
 
@@ -89,7 +91,8 @@ class Schema:
     def decode_message(self, msg: Encoded) -> Any:
         """The value of a message. `Message.value` calls it."""
         if self.separated:
-            return self.decode_pair(msg.key_bytes(), msg.data())
+            key = None if msg.has_null_key() else msg.key_bytes()
+            return self.decode_pair(key, None if msg.has_null_value() else msg.data())
         return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
@@ -112,11 +115,15 @@ class Schema:
         """`of_topic`: what is used in its place where the topic has this schema; None: it has none."""
         return self
 
-    def encode_key(self, value: Any) -> bytes:
-        """The key of a pair that is `separated`, before it becomes the key of the message."""
+    def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
+        """Of a pair that is `separated`: the key, which becomes the key of the message, and the payload. None: none."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
-    def decode_pair(self, key: bytes, payload: bytes) -> Any:
+    def encode_key(self, value: Any) -> bytes | None:
+        """The key of a pair that is `separated`, before it becomes the key of the message; None: it has none."""
+        return self.encode_apart(value)[0]
+
+    def decode_pair(self, key: bytes | None, payload: bytes | None) -> Any:
         """The pair of a message that has its key apart."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 

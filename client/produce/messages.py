@@ -6,7 +6,7 @@ Guard: tests/client/model/test_wrong_arguments.py.
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -35,7 +35,11 @@ class MessageDraft:
 
     def value(self) -> Any:
         """As a consumer with the producer's schema would get it; None for a message without a value."""
-        return None if self._message.null_value else self._schema.decode(self._message.payload)
+        message = self._message
+        if self._schema.separated and (message.null_key or message.key_is_base64):
+            key = None if message.null_key else b64decode(message.partition_key or "")
+            return self._schema.decode_pair(key, None if message.null_value else message.payload)
+        return None if message.null_value else self._schema.decode(message.payload)
 
     def data(self) -> bytes:
         """The payload, as it is stored."""
@@ -71,6 +75,7 @@ class Extras(NamedTuple):
     deliver_at: int | None = None  # ms since the epoch
     deliver_after: timedelta | None = None
     key_bytes: bytes | None = None
+    null_key: bool = False  # of a pair that has its key apart
     txn: InTransaction | None = None
 
 
@@ -88,22 +93,27 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
     """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
-    if schema.separated and content is not None:
-        extras = extras._replace(key_bytes=_encoded_key(content, schema), partition_key=None)
+    payload: bytes | None = None
+    if content is not None and schema.separated:
+        key, payload = _apart(content, schema)
+        extras = extras._replace(key_bytes=key, partition_key=None, null_key=key is None)
+    elif content is not None:
+        payload = _encoded(content, schema)
     deliver_at = extras.deliver_at
     if extras.deliver_after is not None:
         deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
     return OutgoingMessage(
-        payload=b"" if content is None else _encoded(content, schema),
+        payload=payload or b"",
         properties=dict(extras.properties or {}),
         partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
         key_is_base64=extras.key_bytes is not None,
+        null_key=extras.null_key,
         ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
         event_time=extras.event_timestamp or 0,
         sequence_id=extras.sequence_id,
         deliver_at=deliver_at,
         replicate_to=(LOCAL,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
-        null_value=content is None,
+        null_value=payload is None,
         txn=extras.txn,
     )
 
@@ -113,16 +123,21 @@ def check_txn(txn: object) -> None:
         raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
 
 
-def _encoded_key(content: Any, schema: Schema) -> bytes:
-    try:
-        return schema.encode_key(content)
-    except InvalidMessage as error:
-        raise WrongMessageType(error.message) from error
-
-
 def _encoded(content: Any, schema: Schema) -> bytes:
+    payload = _made(schema.encode, content, schema)
+    if type(payload) is not bytes:
+        raise WrongMessageType(f"{schema} made {type(payload).__name__} of a value, not bytes")
+    return payload
+
+
+def _apart(content: Any, schema: Schema) -> tuple[bytes | None, bytes | None]:
+    found: tuple[bytes | None, bytes | None] = _made(schema.encode_apart, content, schema)
+    return found
+
+
+def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
     try:
-        payload = schema.encode(content)
+        return encode(content)
     except InvalidMessage as error:
         if isinstance(error, TypeError | ValueError):
             raise
@@ -130,14 +145,11 @@ def _encoded(content: Any, schema: Schema) -> bytes:
     except Exception as error:
         kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
         raise kind(f"{shown(content)} cannot be encoded as {schema}: {error}") from error
-    if type(payload) is not bytes:
-        raise WrongMessageType(f"{schema} made {type(payload).__name__} of a value, not bytes")
-    return payload
 
 
 def _check_extras(extras: Extras) -> None:
     """Skips the plain values that most messages have; checks the rest by the table."""
-    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, txn = extras
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, _, txn = extras
     if txn is not None:
         check_txn(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):

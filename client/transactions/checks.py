@@ -54,7 +54,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted."""
+    """One message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message without a
+    value."""
 
     topic: str
     data: bytes | None
@@ -202,6 +203,7 @@ def _half_of(check: wire.HalfCheck, id_: TxnId, group: str) -> HalfCheck:
 def _content(message: wire.HalfMessage) -> HalfContent:
     header = parse_header(message.entry)
     metadata = header.metadata
-    data = None if metadata.encryption_param else decode_payload(header, message.entry)
+    is_hidden = metadata.encryption_param or metadata.null_value
+    data = None if is_hidden else decode_payload(header, message.entry)
     properties = {each.key: each.value for each in metadata.properties}
     return HalfContent(message.topic, data, metadata.partition_key, properties, metadata.event_time)

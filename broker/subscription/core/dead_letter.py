@@ -87,7 +87,9 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
         ):  # fmt: skip
             metadata.ClearField(name)
         return metadata
-    for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "null_value"):
+    for name in (
+        "partition_key", "partition_key_b64_encoded", "null_partition_key", "ordering_key", "event_time", "null_value",
+    ):  # fmt: skip
         if fields.HasField(name):
             setattr(metadata, name, getattr(fields, name))
     metadata.properties.extend(fields.properties)

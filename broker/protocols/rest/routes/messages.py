@@ -200,6 +200,8 @@ def _headers(metadata: MessageMetadata) -> dict[str, str]:
     if metadata.HasField("partition_key"):
         headers["X-Pulsar-partition-key"] = metadata.partition_key
         headers["X-Pulsar-partition-key-b64-encoded"] = str(metadata.partition_key_b64_encoded).lower()
+    if metadata.null_partition_key:
+        headers["X-Pulsar-null-partition-key"] = "true"
     if metadata.HasField("ordering_key"):
         headers["X-Pulsar-Base64-ordering-key"] = b64encode(metadata.ordering_key).decode()
     if metadata.HasField("uuid"):
