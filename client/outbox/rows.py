@@ -4,6 +4,7 @@ transaction and not later in the relay."""
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from enum import IntEnum
 from random import getrandbits
@@ -12,6 +13,7 @@ from typing import TypedDict
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.names import TopicName
 from ...proto.routing import key_hash
+from ...proto.schema import SchemaInfo, SchemaType
 from ...runtime.clock import SystemClock
 from ..common.errors import MessageTooBig, translate
 from ..model.schema import BytesSchema, Schema
@@ -36,6 +38,13 @@ class RowState(IntEnum):
     PARKED = 3  # for a person: it was refused too often, or parked by hand
 
 
+class KeyForm(IntEnum):
+    """What the column `key` has where it is not the key's text: a row without a form has that, or no key."""
+
+    BYTES = 1  # base64 of a key of bytes
+    NULL = 2  # nothing: the key of its pair is None
+
+
 class NewRow(TypedDict):
     """The columns that the application writes."""
 
@@ -52,6 +61,9 @@ class NewRow(TypedDict):
     attempts: int
     unit: int
     """The same for all rows of one transaction in the database, and of no other."""
+    value_schema: str | None
+    """As `schema_text` writes it; None: bytes."""
+    key_form: int | None
 
 
 def new_unit() -> int:
@@ -74,7 +86,10 @@ def new_row(
     except Exception as error:
         raise translate(error) from error
     given = Extras(dict(properties) if properties else None, key, event_timestamp=event_time, deliver_at=deliver_at)
-    message = outgoing(value, given, schema or _BYTES, now_ms)
+    schema = schema or _BYTES
+    message = outgoing(value, given, schema, now_ms)
+    key, info = message.partition_key, schema.info()
+    form = KeyForm.NULL if message.null_key else KeyForm.BYTES if message.key_is_base64 else None
     text = json.dumps(message.properties, ensure_ascii=False) if message.properties else None
     size = len(message.payload) + len((key or "").encode()) + len((text or "").encode())
     if size > ROW_BYTES_MAX:
@@ -83,5 +98,23 @@ def new_row(
         topic=name.full, key=key, value=None if message.null_value else message.payload, properties=text,
         event_time=event_time, deliver_at=deliver_at, created=now_ms(),
         key_hash=getrandbits(31) if key is None else key_hash(key), size=size, state=RowState.WAITING, attempts=0,
-        unit=unit,
+        unit=unit, value_schema=None if info is None else schema_text(info), key_form=form,
     )  # fmt: skip
+
+
+def schema_text(info: SchemaInfo) -> str:
+    """A schema in a row: JSON, with its definition as base64."""
+    told = {"type": info.type.name, "name": info.name, "data": b64encode(info.data).decode()}
+    return json.dumps({**told, "properties": dict(info.properties)}, sort_keys=True, ensure_ascii=False)
+
+
+def schema_of(text: str) -> SchemaInfo:
+    """ValueError: it is no schema."""
+    try:
+        found = json.loads(text)
+        return SchemaInfo(
+            type=SchemaType[found["type"]], name=found["name"], data=b64decode(found["data"], validate=True),
+            properties=dict(found["properties"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the schema of the row cannot be read: {error!r}") from error

@@ -4,6 +4,11 @@ Each call returns at once; its answer is a fact that is given to `tell`, from th
 entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing else is
 in flight in that producer.
 
+**Schemas.** A row names the schema of its value. A group has one, and is sent by a producer that was opened with it:
+the topic has that schema then, and the messages name its version. When the next group has another one, the producer is
+opened anew, in the place of the one before: another relay's is not fenced by that. A destination is opened without a
+schema first; where the topic takes none such, with the one that it has.
+
 A flight (client/outbox/core/together.py) is a transaction: the groups of each destination one after the other, all
 destinations at once, then its commit. Its transactions have a name, that of the producers: the first one of a relay
 ends what an older relay left open, so that topics do not wait for its time-out.
@@ -14,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,10 +30,12 @@ from ...proto.names import TopicName
 from ..admin.client import AdminClient
 from ..blocking.client import Client
 from ..blocking.loop_thread import loop_thread
-from ..common.errors import PulsarException, Result, translate
+from ..common.errors import IncompatibleSchema, InvalidMessage, PulsarException, Result, translate
 from ..core.transaction import TransactionState
+from ..model.composite_schemas import AutoPublishSchema, Written
 from ..model.message_id import MessageId
-from ..model.settings import ProducerAccessMode
+from ..model.schema import BytesSchema, Schema
+from ..model.settings import ProducerAccessMode, ProducerSettings
 from ..produce.messages import Extras
 from ..produce.producer import Producer
 from ..transactions.transaction import Transaction
@@ -36,6 +44,7 @@ from .core.relay import RelayCore
 from .core.together import Parts
 from .core.values import ClaimedRow, Effect, Outcome, RelaySettings
 from .errors import DeduplicationOff
+from .rows import KeyForm, schema_of
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
@@ -59,6 +68,7 @@ class Sender:
         self._settings = settings
         self._tell = tell
         self._producers: dict[str, Producer] = {}
+        self._schemas: dict[str, str | None] = {}  # with which they were opened; empty: that of the topic
         self._admin: AdminClient | None = None
         self._closed = False
         self._flying: Transaction | None = None
@@ -107,7 +117,10 @@ class Sender:
         if before is not None:
             before.abort()
         try:
-            producer = await self.open_producer(destination)
+            try:
+                producer, schema = await self.open_producer(destination), None
+            except IncompatibleSchema:  # it takes no messages without a schema
+                producer, schema = await self.open_producer(destination, AutoPublishSchema()), ""
         except Exception as error:
             text = translate(error).message
             self._tell(lambda core, now: core.open_failed(destination, text, now))
@@ -115,19 +128,38 @@ class Sender:
         if self._closed:
             producer.abort()
             return
-        self._producers[destination] = producer
+        self._producers[destination], self._schemas[destination] = producer, schema
         last = producer.last_sequence_id()
         self._tell(lambda core, now: core.opened(destination, last, now))
 
-    async def open_producer(self, destination: str) -> Producer:
+    async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
         """Fences the one before; nothing of that one is in flight when this returns."""
         return await self._client.inner().create_producer(
-            destination, self._name, send_timeout_millis=0, access_mode=ProducerAccessMode.ExclusiveWithFencing,
-            max_pending_messages=self._settings.rows_per_entry + 1, batching_enabled=True,
-            batching_max_messages=self._settings.rows_per_entry + 1,
-            batching_max_allowed_size_in_bytes=2 * self._settings.bytes_per_entry,
-            batching_max_publish_delay_ms=NO_DELAY_MS,
-        )  # fmt: skip
+            destination, schema=schema or BytesSchema(), **self._options()
+        )
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "producer_name": self._name, "send_timeout_millis": 0,
+            "access_mode": ProducerAccessMode.ExclusiveWithFencing,
+            "max_pending_messages": self._settings.rows_per_entry + 1, "batching_enabled": True,
+            "batching_max_messages": self._settings.rows_per_entry + 1,
+            "batching_max_allowed_size_in_bytes": 2 * self._settings.bytes_per_entry,
+            "batching_max_publish_delay_ms": NO_DELAY_MS,
+        }  # fmt: skip
+
+    async def _open_as(self, destination: str, text: str | None) -> None:
+        """The producer of the destination, which has nothing in flight, is one of this schema from now on. ValueError;
+        IncompatibleSchema and what else opening a producer raises: it stays as it was."""
+        before = self._producers[destination]
+        schema = BytesSchema() if text is None else Written(schema_of(text))
+        settings = ProducerSettings(schema=schema, **self._options())
+        inner, epoch = self._client.inner(), before.partitions[0].core.epoch
+        producer = await Producer.open(inner.connections, TopicName.parse(destination), settings, epoch)
+        before.abort()
+        if self._closed:
+            producer.abort()
+        self._producers[destination], self._schemas[destination] = producer, text
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
@@ -137,6 +169,29 @@ class Sender:
     def _send(
         self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
         txn: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        if rows[0].value_schema != self._schemas[destination]:
+            loop_thread().start_soon(self._send_as(destination, rows, tell, txn))
+        else:
+            self._publish(destination, rows, tell, txn)
+
+    async def _send_as(
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        txn: Transaction | None,
+    ) -> None:  # fmt: skip
+        """With the schema of the rows, which is not that of the producer."""
+        try:
+            await self._open_as(destination, rows[0].value_schema)
+        except Exception as error:
+            wrong = translate(error) if isinstance(error, MagnetarError) else error
+            refused = isinstance(wrong, ValueError | IncompatibleSchema | InvalidMessage)
+            tell(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, f"{type(wrong).__name__}: {wrong}")
+        else:
+            self._publish(destination, rows, tell, txn)
+
+    def _publish(
+        self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
+        txn: Transaction | None,
     ) -> None:  # fmt: skip
         producer = self._producers[destination]
         group = _Group(len(rows), producer, tell)
@@ -289,6 +344,9 @@ def _extras(row: ClaimedRow) -> Extras:
     properties: Any = json.loads(row.properties) if row.properties else None
     if not isinstance(properties, dict | None):
         raise ValueError("properties is no JSON object")
+    is_bytes = row.key_form == KeyForm.BYTES
     return Extras(
-        properties, row.key, sequence_id=row.seq, event_timestamp=row.event_time, deliver_at=row.deliver_at
-    )
+        properties, None if is_bytes else row.key, sequence_id=row.seq, event_timestamp=row.event_time,
+        deliver_at=row.deliver_at, key_bytes=b64decode(row.key or "", validate=True) if is_bytes else None,
+        null_key=row.key_form == KeyForm.NULL,
+    )  # fmt: skip

@@ -60,6 +60,7 @@ class Store:
         self._claimed_columns = (
             rows.c.id, rows.c.seq, rows.c.destination, rows.c.size, rows.c.key, rows.c.value, rows.c.properties,
             rows.c.event_time, rows.c.deliver_at, rows.c.attempts, rows.c.unit,
+            rows.c.value_schema, rows.c.key_form,
         )  # fmt: skip
         self._mark = (
             update(rows).where(rows.c.id == bindparam("row_id"))

@@ -64,6 +64,8 @@ class SQLAlchemyOutbox:
             Column("shard", SmallInteger),
             Column("destination", String(640)),
             Column("unit", BigInteger),
+            Column("value_schema", Text),
+            Column("key_form", SmallInteger),
             Index(f"{table}_state_id", "state", "id"),
             Index(f"{table}_state_topic", "state", "topic"),
             Index(f"{table}_unit", "unit"),
@@ -101,8 +103,9 @@ class SQLAlchemyOutbox:
     ) -> None:  # fmt: skip
         """A message for `topic`, if and when the transaction of `session` commits. Nothing is sent here.
 
-        `value` is bytes, or what `schema` encodes; None: a message without a value. Times are ms since the epoch. With
-        an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises InvalidTopicName,
+        `value` is bytes, or what `schema` encodes, which the row names and the topic gets; None: a message without a
+        value. The key of a pair that is apart is the message's, in the place of `key`. Times are ms since the epoch.
+        With an AsyncSession: `await session.run_sync(outbox.send, "orders", value)`. Raises InvalidTopicName,
         InvalidMessage, MessageTooBig before anything is written; then what the database raises.
         """
         unit = self._unit_of(session)

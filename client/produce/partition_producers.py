@@ -53,10 +53,12 @@ class PartitionProducers:
 
     # ------------------------------------------------------------------------------ the beginning
     @classmethod
-    async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> PartitionProducers:
+    async def open(
+        cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
+    ) -> PartitionProducers:
         count = await connections.partitions(topic)
         partitions = cls(connections, topic, settings, count)
-        await partitions._add([topic.with_partition(i) for i in range(count)] or [topic])
+        await partitions._add([topic.with_partition(i) for i in range(count)] or [topic], epoch)
         partitions._watcher = PartitionsWatcher(connections, {topic: count}, partitions._grow)
         return partitions
 
@@ -65,12 +67,14 @@ class PartitionProducers:
         await self._add([topic.with_partition(i) for i in range(len(self.all), count)])
         self._router.grow(len(self.all))  # last: other threads ask it
 
-    async def _add(self, names: list[TopicName]) -> None:
+    async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
         """The broker names the first one; all carry that name. None is added when one cannot be opened."""
         new = [
             PartitionProducer(self.connections, name, self._settings, self._pending_max, self._encrypt)
             for name in names
         ]
+        for each in new:
+            each.core.epoch = epoch
         try:
             if not self.all:
                 await new[0].open()

@@ -76,13 +76,16 @@ class Producer(ClosedAfterAsyncWith):
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
-        """Opens all partitions; none stays open when one cannot be."""
+    async def open(
+        cls, connections: Connections, topic: TopicName, settings: ProducerSettings, epoch: int = 0
+    ) -> Producer:
+        """Opens all partitions; none stays open when one cannot be. `epoch`: of the topic, as an exclusive producer had
+        it in whose place this one comes; ProducerFenced: another one had it since."""
         if settings.schema.of_topic:
             schemas = WriterSchemas(connections, topic)
             await schemas.fetch(NEWEST)
             settings = replace(settings, schema=settings.schema.known(schemas.has(NEWEST)))
-        partitions = await PartitionProducers.open(connections, topic, settings)
+        partitions = await PartitionProducers.open(connections, topic, settings, epoch)
         return cls(topic, settings, partitions, connections.world.clock.wall_ms)
 
     @property

@@ -175,7 +175,9 @@ class Destination:
 
 
 def fits(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
-    """Whether the row goes into the same entry. A delayed row is an entry of its own."""
+    """Whether the row goes into the same entry. A delayed row is an entry of its own, and an entry has one schema."""
+    if row.value_schema != group[0].value_schema:
+        return False
     if group[0].deliver_at is not None or row.deliver_at is not None:
         return False
     return len(group) < settings.rows_per_entry and size + row.size <= settings.bytes_per_entry

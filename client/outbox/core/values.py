@@ -29,6 +29,8 @@ class ClaimedRow(NamedTuple):
     deliver_at: int | None
     attempts: int  # how often it was refused
     unit: int | None = None  # of the application's transaction; None: it is one of its own
+    value_schema: str | None = None  # with which the value was encoded (rows.py); None: bytes
+    key_form: int | None = None  # KeyForm; None: the key is text, or there is none
 
 
 @dataclass(frozen=True, slots=True)

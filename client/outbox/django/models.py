@@ -28,6 +28,8 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
     shard = models.SmallIntegerField(null=True)
     destination = models.CharField(max_length=640, null=True)
     unit = models.BigIntegerField(null=True)
+    value_schema = models.TextField(null=True)
+    key_form = models.SmallIntegerField(null=True)
 
     class Meta:
         db_table = "magnetar_outbox"

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, MetaData, create_engine, inspect
+from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.databases import check_tables
+from magnetar.client.outbox.rows import KeyForm, schema_of
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 
 pytest.importorskip("django")
@@ -44,6 +46,8 @@ def refused(act):
     else:
         raise AssertionError("it was taken outside of a transaction")
 
+from magnetar.schema import Int8Schema, KeyValueEncodingType, KeyValueSchema, StringSchema
+PAIRS = KeyValueSchema(StringSchema(), Int8Schema(), KeyValueEncodingType.SEPARATED)
 refused(lambda: outbox.send("orders", b"x"))
 refused(lambda: inbox.first_time("billing", "1"))
 class Wakes:
@@ -53,7 +57,7 @@ class Wakes:
 wakes = Wakes()
 outbox.relays.add(wakes)
 with transaction.atomic():
-    outbox.send("orders", b"kept", key="17", properties={"a": "b"})
+    outbox.send("orders", ("17", 1), schema=PAIRS, properties={"a": "b"})
     assert not Wakes.woken, "before the commit nothing happens"
 assert Wakes.woken == 1
 try:
@@ -106,7 +110,10 @@ def same_columns(engine: Engine) -> None:
         columns.pop("id", None) if "id" not in table.columns else None
         assert columns == {each.name: each.nullable for each in table.columns}
     (row,) = OutboxAdmin(engine, outbox).rows()
-    assert (row.topic, row.key, row.state) == ("persistent://public/default/orders", "17", "waiting")
+    assert (row.topic, row.key, row.state) == ("persistent://public/default/orders", "MTc=", "waiting")
+    with engine.connect() as connection:
+        told = connection.execute(select(outbox.rows.c.value_schema, outbox.rows.c.key_form)).one()
+    assert (schema_of(told.value_schema).type, told.key_form) == (SchemaType.KEY_VALUE, KeyForm.BYTES)
     engine.dispose()
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, MetaData, create_engine
+from sqlalchemy import Engine, MetaData, create_engine, func, select, update
 
 import magnetar
+import magnetar.schema
 from magnetar.admin import Admin
 from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.core.values import ClaimedRow, RelaySettings, Turn
@@ -42,7 +44,7 @@ class Broker:
         self.url = process.wait_ready()
         self.client = magnetar.Client(self.url)
 
-    def deduplicate(self, *topics: str, partitions: int = 0, **more: int) -> None:
+    def deduplicate(self, *topics: str, partitions: int = 0, **more: Any) -> None:
         with Admin(self.url) as admin:
             for topic in topics:
                 admin.create_topic(topic, partitions=partitions)
@@ -155,6 +157,89 @@ def test_a_relay_that_dies_at_each_step_leaves_each_row_in_its_topic_once(
         if not died:
             break
     assert deaths >= 8, "the relay has as many steps"
+
+
+def record(*names: str) -> Any:
+    """The class `First` of one version of a program: its integers, in this order."""
+    fields: dict[str, Any] = {name: magnetar.schema.Integer() for name in names}
+    if "z" in fields:
+        fields["z"] = magnetar.schema.Integer(default=7, required_default=True)
+    return type("First", (magnetar.schema.Record,), fields)
+
+
+First, Swapped, Grown = record("x", "y"), record("y", "x"), record("y", "x", "z")
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_each_row_names_the_schema_that_it_was_written_with(
+    broker: Broker, shop: Shop, enforced: bool, atomic: bool
+) -> None:
+    """In one topic, by one relay; also where messages without a schema are refused: such a row is parked, alone."""
+    topic = f"schemas-{enforced}-{atomic}"
+    broker.deduplicate(topic, schema_validation_enforced=enforced)
+    if enforced:
+        broker.client.create_producer(topic, schema=magnetar.schema.AvroSchema(First)).close()
+    consumer = broker.client.subscribe(
+        topic, "s", schema=magnetar.schema.AvroSchema(Grown), initial_position=magnetar.InitialPosition.Earliest
+    ) if enforced else None  # fmt: skip
+    with shop.engine.begin() as connection:
+        for number in range(8):
+            kind = (First, Swapped, Grown)[number % 3]
+            value = kind(x=number, y=100 + number)
+            shop.outbox.send(connection, topic, value, schema=magnetar.schema.AvroSchema(kind), key="k")
+    if not enforced:
+        shop.send(topic, "plain", key="other")
+    with shop.relay(broker, topic, atomic=atomic) as relay:
+        shop.wait_empty(relay)
+        if enforced:
+            shop.send(topic, "plain", key="other")
+            shop.wait_for(lambda: [each.state for each in shop.admin.rows()] == ["parked"], relay)
+            (row,) = shop.admin.rows()
+            assert "IncompatibleSchema" in (row.error or "")
+    consumer = consumer or broker.client.subscribe(
+        topic, "s", schema=magnetar.schema.AvroSchema(Grown), initial_position=magnetar.InitialPosition.Earliest
+    )
+    found = [consumer.receive(DEADLINE_MS) for _ in range(8)]
+    assert [(each.value().x, each.value().y) for each in found] == [(n, 100 + n) for n in range(8)]
+    assert len({each.int_schema_version() for each in found}) == 3
+    if not enforced:
+        last = consumer.receive(DEADLINE_MS)
+        assert (last.data(), last.int_schema_version()) == (b"plain", -1)
+    consumer.close()
+
+
+def test_a_pair_in_a_row_keeps_its_key_and_its_nulls(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("row-pairs")
+    pairs = magnetar.schema.KeyValueSchema(
+        magnetar.schema.StringSchema(), magnetar.schema.StringSchema(), magnetar.schema.KeyValueEncodingType.SEPARATED
+    )
+    wanted = [(key, value) for key in (None, "", "k") for value in (None, "", "v")]
+    with shop.engine.begin() as connection:
+        for pair in wanted:
+            shop.outbox.send(connection, "row-pairs", pair, schema=pairs)
+    consumer = broker.client.subscribe(
+        "row-pairs", "s", schema=pairs, initial_position=magnetar.InitialPosition.Earliest
+    )
+    with shop.relay(broker, "row-pairs") as relay:
+        assert [consumer.receive(DEADLINE_MS).value() for _ in wanted] == wanted
+        shop.wait_empty(relay)
+    consumer.close()
+
+
+def test_a_row_whose_schema_another_program_broke_is_parked_alone(broker: Broker, shop: Shop) -> None:
+    broker.deduplicate("broken-schema")
+    shop.send("broken-schema", "1", "2", "3")
+    texts = ("", "{", "[]", '{"type": 7}', '{"type": "NOTHING", "name": "", "data": "", "properties": {}}', "null")
+    with shop.engine.begin() as connection:
+        for text in texts:
+            shop.outbox.send(connection, "broken-schema", b"x")
+            id_ = connection.execute(select(func.max(shop.outbox.rows.c.id))).scalar_one()
+            connection.execute(update(shop.outbox.rows).where(shop.outbox.rows.c.id == id_).values(value_schema=text))
+    shop.send("broken-schema", "4")
+    with shop.relay(broker, "broken-schema") as relay:
+        shop.wait_for(lambda: [each.state for each in shop.admin.rows()] == ["parked"] * len(texts), relay)
+    assert broker.stored("broken-schema") == ["1", "2", "3", "4"]
 
 
 def test_rows_reach_topics_and_partitions_with_all_that_they_say(broker: Broker, shop: Shop) -> None:

@@ -1,0 +1,13 @@
+"""With which schema a value was encoded, and whether its key is text."""
+
+from __future__ import annotations
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    dependencies = [("magnetar_outbox", "0002_units")]  # noqa: RUF012 - Django's form
+    operations = [  # noqa: RUF012
+        migrations.AddField("OutboxRow", "value_schema", models.TextField(null=True)),
+        migrations.AddField("OutboxRow", "key_form", models.SmallIntegerField(null=True)),
+    ]
