@@ -113,7 +113,7 @@ def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterab
     if path is None and sys.stdin.isatty():
         raise click.UsageError("what to send? -m MESSAGE, -f FILE, or lines on standard input")
     if path in (None, "-"):
-        lines = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+        lines = map(_without_end, sys.stdin.buffer)
         return lines if count == 1 else chain.from_iterable(repeat(list(lines), count))
     text = Path(str(path))
     return chain.from_iterable(_lines(text) for _ in range(count))
@@ -121,8 +121,12 @@ def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterab
 
 def _lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        for line in file:
-            yield line.rstrip(b"\r\n")
+        yield from map(_without_end, file)
+
+
+def _without_end(line: bytes) -> bytes:
+    """LF or CR LF; any other CR is a part of the line."""
+    return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:

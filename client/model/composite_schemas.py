@@ -225,12 +225,28 @@ class AutoPublishSchema(Schema):
         return BytesSchema() if info is None else _Checked(info)
 
 
+def _check_json(payload: bytes) -> None:
+    """Python's reader takes NaN and infinities, which are no JSON."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"it has {constant}")
+
+    try:
+        json.loads(payload, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"the payload is not JSON: {error}") from error
+
+
 class _Checked(Written):
+    _told: SchemaInfo
+
     def __init__(self, info: SchemaInfo) -> None:
         super().__init__(info)
         self._by = AutoConsumeSchema()
 
     def encode(self, data: Any) -> bytes:
         payload = super().encode(data)
+        if self._told.type is SchemaType.JSON:
+            _check_json(payload)
         self._by.decode_written(payload, self._told)
         return payload

@@ -171,7 +171,8 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """A Record as compact JSON."""
+    """A Record as compact JSON. NaN and infinities are no JSON: they are refused, and read where another client sent
+    them."""
 
     def __init__(self, record_cls: type[Record]) -> None:
         super().__init__(_class_of_records(record_cls), SchemaType.JSON, record_cls.schema(), "JSON")
@@ -179,7 +180,11 @@ class JsonSchema(Schema):
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
         obj.check_fields()
-        return json.dumps(obj.plain(Text.JSON), separators=(",", ":"), ensure_ascii=False).encode()
+        plain = obj.plain(Text.JSON)
+        try:
+            return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise InvalidMessage(f"JSON has no NaN, no infinity and no half of a pair of surrogates: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         try:
@@ -286,5 +291,5 @@ def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
 
 def _told(type_: SchemaType, definition: Any, name: str) -> SchemaInfo:
     """With the text that Pulsar's client makes."""
-    text = "" if definition is None else json.dumps(definition, indent=True)
+    text = "" if definition is None else json.dumps(definition, indent=True, allow_nan=False)
     return SchemaInfo(type=type_, data=text.encode(), name=name or type_.name)

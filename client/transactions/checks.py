@@ -54,8 +54,8 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message without a
-    value."""
+    """One message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message
+    without a value."""
 
     topic: str
     data: bytes | None

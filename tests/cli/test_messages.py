@@ -32,6 +32,17 @@ def test_lines_of_a_pipe_and_of_a_file_are_messages(cli: Cli, tmp_path: Path) ->
     assert found[3]["payloadBase64"] == "ZP8="
 
 
+def test_a_line_loses_its_end_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    """LF or CR LF; a CR that is a part of the line stays, also where the last line has no end."""
+    data, payloads = b"a\r\nb\r\r\n\n\r\nc\rd\n\r\r\n e \r", [b"a", b"b\r", b"", b"", b"c\rd", b"\r", b" e \r"]
+    file = tmp_path / "lines"
+    file.write_bytes(data)
+    cli("produce", "line-ends", "-f", str(file))
+    cli("produce", "line-ends", stdin=data.decode())
+    shown = cli("consume", "line-ends", "-s", "s", "-n", "14", "-o", "json").out.splitlines()
+    assert [json.loads(line)["payload"].encode() for line in shown] == payloads * 2
+
+
 def test_keys_properties_and_ids_are_shown_in_json(cli: Cli) -> None:
     cli("produce", "rich", "-m", "x", "-k", "customer-7", "-p", "a=1,b=2")
     (line,) = cli("consume", "rich", "-s", "s", "-n", "1", "-o", "json").out.splitlines()

@@ -27,6 +27,23 @@ from magnetar.client.model.schemas import (
 )
 
 
+class Measured(Record):
+    height = Double()
+    heights = Array(Double())
+    by_name = Map(Double())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(number: float) -> None:
+    for fields in ({"height": number}, {"heights": [1.0, number]}, {"by_name": {"a": number}}):
+        with pytest.raises(InvalidMessage, match="JSON"):
+            JsonSchema(Measured).encode(Measured(**fields))
+    whole = Measured(height=1.5, heights=[-0.0, 1e308], by_name={"a": 5e-324})
+    assert JsonSchema(Measured).decode(JsonSchema(Measured).encode(whole)) == whole
+    with pytest.raises(ValueError, match="JSON"):
+        JsonSchema(type("Wrong", (Record,), {"x": Double(default=number, required_default=True)}))
+
+
 class Colour(Enum):
     RED = 1
     BLUE = 2
