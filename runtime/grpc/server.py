@@ -35,6 +35,10 @@ from ..http2.connection import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
     LOOK_S,
+    PATIENCE,
+    PATIENCE_KNOWN,
+    PATIENCE_RATE,
+    REFUSED,
     STREAM_WINDOW,
     Http2Connection,
     Http2Stream,
@@ -187,10 +191,23 @@ class _Listener:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a call failed", exc_info=error)
 
-    async def who(self, connection: _ServerConnection, head: _Head) -> CallContext:
-        """Asks who calls. Raises what the guard raises; BackPressure: too many callers are asked who they are."""
+    async def who(self, connection: _ServerConnection, head: _Head, cost: int) -> CallContext:
+        """Asks who calls. Raises what the guard raises; BackPressure: too many callers are asked who they are. The
+        connection is known with its first call that is admitted, and is charged for one that is not: its header block
+        had this `cost`."""
         if not self.callers.asks:
-            return CallContext(connection.peer)
+            found = CallContext(connection.peer)
+        else:
+            try:
+                found = await self._asked(connection, head)
+            except MagnetarError:
+                connection.refused(cost)
+                raise
+        if not connection.is_known:
+            connection.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
+        return found
+
+    async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
         limit = self.access.limits.authentications
         if self._under_way >= limit:
             raise BackPressure(f"{limit} callers are being authenticated: try again")
@@ -238,6 +255,7 @@ class _ServerConnection(Http2Connection[_Head]):
             Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
+        self.be_patient(PATIENCE, PATIENCE_RATE / 100)
         self._listener = listener
         self._last = 0
         self._greeting = b""
@@ -291,6 +309,13 @@ class _ServerConnection(Http2Connection[_Head]):
             self.is_draining = True
             self.write(frames.goaway(self._last, Code.NO_ERROR))
 
+    def refused(self, cost: int) -> None:
+        """A call of it was, whose header block has this cost."""
+        try:
+            self.charge(REFUSED + cost)
+        except frames.BrokenRules as error:
+            self.break_off(error.code, str(error))
+
     def caller(self, authorization: str) -> Caller:
         found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         if found is not None and self._certificate is None:
@@ -302,13 +327,17 @@ class _ServerConnection(Http2Connection[_Head]):
         if id_ % 2 == 0:
             raise frames.BrokenRules(Code.PROTOCOL_ERROR, f"a client opened stream {id_}, which is even")
         self._last = id_
+        cost = self._decoder.cost
         if self.is_draining:
+            self.charge(1 + cost)
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
+            self.charge(REFUSED + cost)
             self.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
+            self.charge(REFUSED + cost)
             self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
             self.send_headers(stream, block(refusal), ends=True)
@@ -317,7 +346,7 @@ class _ServerConnection(Http2Connection[_Head]):
             return
         method = self._listener.methods[head.path]
         kind = _ServerStream if method.target.streaming else _UnaryCall
-        call = kind(self._listener, method, head)
+        call = kind(self._listener, method, head, cost)
         self.open(call, id_, has_head=True)
         call.in_ended = ended
         call.begin(self)
@@ -349,13 +378,14 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
 class _UnaryCall(MessageStream):
     """A unary call: it waits for its request, and its handler runs."""
 
-    __slots__ = ("_changed", "_head", "_listener", "_method", "_refused", "_request")
+    __slots__ = ("_changed", "_cost", "_head", "_listener", "_method", "_refused", "_request")
 
-    def __init__(self, listener: _Listener, method: _Method, head: _Head) -> None:
+    def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
+        """`cost`: of its header block (`HeaderDecoder`)."""
         super().__init__(method.target.request_bytes_max)
         self._listener = listener
         self._method = method
-        self._head = head
+        self._head, self._cost = head, cost
         self._request: list[bytes | bytearray] = []
         self._refused: MagnetarError | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -365,9 +395,11 @@ class _UnaryCall(MessageStream):
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
         self.read(cost)
-        self._request.append(data)
-        if len(self._request) > 1:
+        if self._request and self.connection is not None:
+            self.connection.charge(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
+        else:
+            self._request.append(data)
 
     def message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
@@ -395,7 +427,7 @@ class _UnaryCall(MessageStream):
         listener, requests = self._listener, self._listener.memory.requests
         size = 0
         try:
-            who = await listener.who(connection, self._head)
+            who = await listener.who(connection, self._head, self._cost)
             if requests.held > requests.limit:
                 await requests.room()
             request = self._request[0] if self.in_ended and self._request else await self._whole(connection)
@@ -469,14 +501,15 @@ class _UnaryCall(MessageStream):
 class _ServerStream(GrpcStream):
     """A stream at the server: it begins with its handler, and ends with it, or with `cut`."""
 
-    def __init__(self, listener: _Listener, method: _Method, head: _Head) -> None:
+    def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
+        """`cost`: of its header block (`HeaderDecoder`)."""
         target = method.target
         super().__init__(
             target.request, in_bytes_max=target.request_bytes_max, copied=method.copied, memory=listener.memory
         )
         self._listener = listener
         self._method = method
-        self._head = head
+        self._head, self._cost = head, cost
         self._has_answered = False
         self._ending = False
         self._trailers: list[Header] | None = None  # None: of a call that went well
@@ -488,7 +521,7 @@ class _ServerStream(GrpcStream):
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(self._listener.streams.place(connection.peer))
-                who = await self._listener.who(connection, self._head)
+                who = await self._listener.who(connection, self._head, self._cost)
             except Exception as refusal:
                 self.fail(ConnectionLost("the stream is refused"))
                 _refuse(self, refusal, begun=False)

@@ -207,6 +207,8 @@ class GrpcStream(MessageStream):
         if data:
             self._came.append(data)
             self._came_bytes += len(data)
+        elif self.connection is not None:
+            self.connection.charge()
         self._came_cost += cost
         if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()

@@ -10,20 +10,27 @@ message is read straight into the place that its stream names (`direct_room`).
 gets `writable`.
 **Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`open_window`): so a
 stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
+**Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
+beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
+**Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
+and what is refused is charged (`charge`). A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with
+a call that was admitted; it grows by PATIENCE_RATE a second. Past it the connection ends: ENHANCE_YOUR_CALM.
 **Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
 
 What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
-Guarding tests: tests/runtime/http2/.
+Guarding tests: tests/runtime/http2/. The windows are conserved (`check`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
 import threading
 from collections import deque
+from time import perf_counter
 from typing import Any, Generic, TypeVar, cast
 
 from ...proto.errors import ConnectionLost, MagnetarError
@@ -56,6 +63,25 @@ UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_M
 """Of a transport: what streams may have given to it, with the last frame that it took, and what no window bounds."""
 JOINED_BYTES = 16 << 10
 """A shorter payload is copied after its header, which costs less than a second write."""
+
+SLICE_S = 0.001
+"""Of handling what came, for a connection in a turn of the loop."""
+SLICE_BYTES = 2 << 10
+"""Between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
+CALL_S = 0.0001
+"""Of a slice, for a call that begins: its task runs after the slice."""
+
+PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
+"""Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
+PATIENCE_RATE = 2_000.0
+"""A second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred times slower: it has
+seconds at most."""
+REFUSED = 20
+"""A call that is refused, or reset before its end, costs as much as so many frames that carry nothing."""
+SMALL_DATA = 64
+"""DATA of fewer bytes before the stream's service reads it costs more than it carries."""
+SMALL_UPDATE = 8
+"""A window update by fewer bytes does."""
 
 LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2
@@ -101,8 +127,10 @@ class Http2Stream:
     def headers_came(self, head: Any, ended: bool) -> None:
         """Of a stream that is there: an answer's head or its trailers."""
 
-    def data_came(self, data: memoryview) -> None:
-        """`data` is valid during the call only. What is read later is `consumed` later."""
+    def data_came(self, data: memoryview) -> int:
+        """`data` is valid during the call only. What is read later is `consumed` later. Returns how many bytes it took:
+        fewer than all when they are much work; it is called again with the others."""
+        return len(data)
 
     def direct_room(self) -> memoryview | None:
         """Where the next bytes of the message go; None: it is short."""
@@ -154,6 +182,21 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._owed = 0
         self._continued: tuple[int, int, bytearray] | None = None
         self._continuations = 0
+        self._room = 0  # what `get_buffer` gave
+        self._is_full = False  # the last read filled it: the system may hand over more in the same turn
+        self._until = 0.0  # of the slice
+        self._rest = memoryview(b"")  # came, and waits for a later turn
+        self._ahead = b""  # of the padded DATA that is being taken: comes before `_rest`
+        self._later: asyncio.Handle | None = None
+        # what carries nothing
+        self._patience = self._patience_max = math.inf  # a client has chosen its server
+        self._patience_rate = 0.0
+        self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
+        self._patience_since = self._loop.time()
+        self._granted = 0  # by the other end: of the connection's window …
+        self._granted_streams = 0  # … and of all streams'
+        self._granted_most = 0  # more than was sent, of the connection's window …
+        self._granted_streams_most = 0  # … and of all streams'
         # liveness
         self._heard = False
         self._silent = 0
@@ -200,12 +243,17 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             room = stream.direct_room()
             if room is not None:
                 self._direct = True
-                return room[: self._data_left]
-        self._direct = False
+                room = room[: self._data_left]
+                self._room = len(room)
+                return room
+        self._direct, self._room = False, READ_BYTES
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
+        if not self._is_full:
+            self._until = perf_counter() + SLICE_S
+        self._is_full = nbytes >= self._room
         try:
             if self._direct:
                 self._direct = False
@@ -219,11 +267,47 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if not self._data_left:
                     self._data_ended()
             elif not self.is_lost:
-                self._take(self._view[:nbytes])
-        except BrokenRules as error:
+                view = self.preface(self._view[:nbytes])
+                taken = self._take(view)
+                if (taken < len(view) or self._ahead) and not self.is_lost:
+                    self._wait(memoryview(self._ahead + bytes(view[taken:])))
+        except Exception as error:
+            self._failed(error)
+        if self._is_full and self._later is None and not self.is_lost and perf_counter() >= self._until:
+            self._wait(self._rest)
+
+    def _wait(self, rest: memoryview) -> None:
+        """The slice is over: `rest` is taken in the next turn, and what comes after it is read then."""
+        self._rest, self._ahead = rest, b""
+        if self._later is None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._later = self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.is_lost:
+            return
+        self._heard = True  # what waits here has come
+        self._until = perf_counter() + SLICE_S
+        rest = self._rest
+        try:
+            taken = self._take(rest)
+        except Exception as error:
+            self._failed(error)
+            return
+        if self.is_lost:
+            return
+        if taken < len(rest) or self._ahead:
+            self._wait(memoryview(self._ahead + bytes(rest[taken:])) if self._ahead else rest[taken:])
+            return
+        self._rest, self._later, self._is_full = memoryview(b""), None, False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, BrokenRules):
             self.break_off(error.code, str(error))
-        except Exception:
-            _LOG.exception("a connection of %s failed", self.peer)
+        else:
+            _LOG.error("a connection of %s failed", self.peer, exc_info=error)
             self.break_off(Code.INTERNAL_ERROR, "internal error")
 
     def eof_received(self) -> bool:
@@ -242,22 +326,30 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._unblock()
 
     # ------------------------------------------------------------------ in
-    def _take(self, view: memoryview) -> None:
-        view = self.preface(view)
-        offset, end = 0, len(view)
+    def _take(self, view: memoryview) -> int:
+        """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
+        offset, end, look = 0, len(view), SLICE_BYTES
         unpack = frames.HEADER.unpack_from
         while offset < end and not self.is_lost:
+            if offset >= look:
+                if perf_counter() >= self._until:
+                    return offset
+                look = offset + SLICE_BYTES
             if self._data_left:
                 size = min(self._data_left, end - offset)
-                self._take_data(view[offset : offset + size], size)
-                offset += size
+                taken = self._take_data(view[offset : offset + size], size)
+                offset += taken
+                if taken < size:
+                    look = offset
                 continue
             if self._partial:
                 offset = self._take_part(view, offset)
+                if self._ahead:
+                    return offset
                 continue
             if end - offset < frames.HEADER_BYTES:
                 self._partial += view[offset:]
-                return
+                return end
             high, low, kind, flags, id_ = unpack(view, offset)
             length = high << 8 | low
             if kind == DATA and not flags & PADDED:
@@ -265,13 +357,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._data_begins(length, flags, id_ & frames.STREAM_MASK)
                 continue
             self._check_length(kind, length)
-            after = offset + frames.HEADER_BYTES + length
+            after: int = offset + frames.HEADER_BYTES + length
             if after > end:
                 self._frame_end = frames.HEADER_BYTES + length
                 self._partial += view[offset:]
-                return
+                return end
             self._take_frame(kind, flags, id_ & frames.STREAM_MASK, bytes(view[offset + frames.HEADER_BYTES : after]))
-            offset = after
+            look = offset = after  # it may be much work
+            if self._ahead:
+                return offset
+        return end
 
     def _take_part(self, view: memoryview, offset: int) -> int:
         """More of a torn frame; returns the end of what it took."""
@@ -317,6 +412,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if stream is None:
             if not id_ or self.is_idle(id_):
                 raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+            if length < SMALL_DATA or not self.is_known:
+                self.charge()
         elif stream.in_ended:
             self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
@@ -325,6 +422,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             stream = None
         else:
             stream.receive_left -= length
+            if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
+                self.charge()
         self._data_stream, self._data_left = stream, length - padding
         self._data_ends = bool(flags & frames.END_STREAM)
         if padding:
@@ -334,18 +433,21 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not self._data_left:
             self._data_ended()
 
-    def _take_data(self, data: memoryview, size: int) -> None:
-        self._data_left -= size
-        stream = self._data_stream
+    def _take_data(self, data: memoryview, size: int) -> int:
+        """How many of the `size` bytes the stream took."""
+        stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
             self._credit(size)
         else:
             stream.unread += size
+            taken = stream.data_came(data)
+            stream.unread -= size - taken
             if self.credits_at_once:
-                self._credit(size)
-            stream.data_came(data)
+                self._credit(taken)
+        self._data_left -= taken
         if not self._data_left:
             self._data_ended()
+        return taken
 
     def _data_ended(self) -> None:
         stream, self._data_stream = self._data_stream, None
@@ -368,18 +470,23 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._take_headers(flags, id_, payload)
             case frames.DATA:  # padded
                 data, padding = _unpadded(flags, payload)
+                if padding and len(data) < SMALL_DATA:
+                    self.charge()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
-                    self._take_data(memoryview(data), len(data))
+                    self._ahead = data[self._take_data(memoryview(data), len(data)) :]
             case frames.WINDOW_UPDATE:
                 self._take_window(id_, payload)
             case frames.PING:
+                self.charge()
                 self._take_ping(flags, id_, payload)
             case frames.SETTINGS:
+                self.charge(1 + len(payload) // 24)
                 self._take_settings(flags, id_, payload)
             case frames.RST_STREAM:
                 self._take_reset(id_, payload)
             case frames.GOAWAY:
+                self.charge()
                 if id_ or len(payload) < 8:
                     raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
@@ -387,12 +494,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.CONTINUATION:
                 self._take_continuation(flags, id_, payload)
             case frames.PRIORITY:
+                self.charge()
                 if not id_ or len(payload) != 5:
                     raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
-                pass  # a later kind (RFC 9113, 5.5)
+                self.charge()  # a later kind (RFC 9113, 5.5)
 
     def _take_headers(self, flags: int, id_: int, payload: bytes) -> None:
         if not id_:
@@ -412,6 +520,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self._continued
         self._continuations += 1
+        self.charge()
         if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
             raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
         block += payload
@@ -424,6 +533,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         ended = bool(flags & frames.END_STREAM)
         stream = self.streams.get(id_)
         if stream is not None:
+            if cost := self._decoder.cost:
+                self.charge(cost)
             if stream.in_ended:
                 self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
                 return
@@ -435,12 +546,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if ended and stream.connection is not None:
                 self._input_ended(stream)
         elif self.is_idle(id_):
+            self._until -= CALL_S
             self.stream_opened(id_, head, ended)
+        else:
+            self.charge(self._decoder.cost + REFUSED)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
+        self._charge_update(id_, size)
         if not id_:
             self._send_left += size
             if not size or self._send_left > frames.WINDOW_MAX:
@@ -459,6 +574,20 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
             self._opened(stream)
+
+    def _charge_update(self, id_: int, size: int) -> None:
+        """An update gives back what was sent. One that grants more than any before, or little, is charged."""
+        sent = frames.WINDOW_DEFAULT + self._granted - self._send_left
+        if id_:
+            self._granted_streams += size
+            more, most = self._granted_streams - sent, self._granted_streams_most
+            self._granted_streams_most = max(most, more)
+        else:
+            self._granted += size
+            more, most = self._granted - sent, self._granted_most
+            self._granted_most = max(most, more)
+        if size < SMALL_UPDATE or more > most:
+            self.charge()
 
     def _take_ping(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) != 8:
@@ -498,6 +627,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _windows_changed(self, change: int) -> None:
         """Once for all that one SETTINGS says: it may say it thousands of times, of a thousand streams."""
+        self.charge(len(self.streams) // 10)
         for stream in list(self.streams.values()):
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
@@ -517,12 +647,31 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not id_ or len(payload) != 4:
             raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
+        self.charge(REFUSED if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._forget(stream)
             stream.lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
         elif self.is_idle(id_):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+
+    # ------------------------------------------------------------------ patience
+    def be_patient(self, most: float, rate: float) -> None:
+        """From now on `most` frames that carry nothing are taken at once, and `rate` more a second."""
+        self._patience = self._patience_max = most
+        self._patience_rate, self._patience_since = rate, self._loop.time()
+        self.is_known = most > PATIENCE
+
+    def charge(self, frames_: int = 1) -> None:
+        """For what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        self._patience -= frames_
+        if self._patience < 0:
+            now = self._loop.time()
+            more = (now - self._patience_since) * self._patience_rate
+            self._patience_since = now
+            self._patience = min(self._patience + more, self._patience_max)
+            if self._patience < 0:
+                raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
 
     # ------------------------------------------------------------------ windows
     def open_window(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
@@ -682,13 +831,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._forget(stream)
 
     def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
-        """Ends the stream at once. With `error` it is `lost` for that."""
+        """Ends the stream at once. With `error` it is `lost` for that, which the other end did."""
         if stream.connection is None:
             return
         self.write(frames.rst_stream(stream.id, code))
         self._forget(stream)
         if error is not None:
             stream.lost(error, None)
+            self.charge(REFUSED)
 
     def _forget(self, stream: Http2Stream) -> None:
         stream.connection = None
@@ -740,14 +890,31 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.is_lost, self.lost_for = True, error
         if self._timer is not None:
             self._timer.cancel()
-        if self._cutting is not None:
-            self._cutting.cancel()
+        for waiting in (self._cutting, self._later):
+            if waiting is not None:
+                waiting.cancel()
+        self._rest = memoryview(b"")
         self._blocked.clear()
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:
             stream.connection = None
             stream.lost(error, None)
         self.was_lost(error)
+
+    def check(self) -> None:
+        """The windows are conserved: what the other end may send, what came and is not credited, and what is on its way
+        in the frame of now are the window."""
+        if self.is_lost:
+            return
+        coming, of = self._data_left, self._data_stream
+        unread = 0 if self.credits_at_once else sum(stream.unread for stream in self.streams.values())
+        found = self._receive_left + self._owed + unread + coming
+        assert found == self._window, f"the connection's window of {self._window} bytes has {found}"
+        for id_, stream in self.streams.items():
+            found = stream.receive_left + stream._owed + stream.unread + (coming if stream is of else 0)
+            assert found == stream._window, f"the window of {stream._window} bytes of stream {id_} has {found}"
+            assert min(stream.receive_left, stream._owed, stream.unread) >= 0, f"a window of stream {id_} is overdrawn"
+        assert self._blocked.keys() <= set(self.streams.values()), "what waits for room is open"
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_S, self._look)

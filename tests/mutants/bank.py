@@ -31,12 +31,14 @@ from tests.mutants import (
     pending,
     security,
     transactions,
+    wires,
 )
 from tests.mutants.ledgers import Plant
 from tests.simulation.tiers import INSIDE, TRANSACTIONS
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
+_PATIENCE = "tests/runtime/http2/test_patience.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
 _SERVICE, _CHECKPOINT = "tests/bookie/requests/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
@@ -81,6 +83,7 @@ def _all() -> Iterator[Mutant]:
     yield from _of_topics()
     yield from _of_coordinators()
     yield from _within_a_process()
+    yield from _of_wires()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -233,6 +236,19 @@ def _of_coordinators() -> Iterator[Mutant]:
 def _within_a_process() -> Iterator[Mutant]:
     yield _of("M86", inside.lost_with_its_bookie, CLUSTER, "no outcome", INSIDE)
     yield _of("M86b", inside.answered_twice, CLUSTER, "5", INSIDE)
+
+
+def _of_wires() -> Iterator[Mutant]:
+    why = "a seed's wires have no frames"
+    for id_, plant, target in (
+        ("M65", wires.reset_and_not_credited,
+         f"{_PATIENCE}::test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited"),
+        ("M65b", wires.patient_for_ever,
+         f"{_PATIENCE}::test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon"),
+        ("M65c", wires.slice_without_end,
+         f"{_PATIENCE}::test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, why)
 
 
 def _of_security() -> Iterator[Mutant]:

@@ -15,6 +15,7 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": peername})
         self.written = bytearray()
         self.is_closed = False
+        self.is_read = True
         self.high = 1 << 20
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -26,6 +27,12 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         if not self.is_closed:
             self.written += data
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -44,11 +51,18 @@ class Wire(asyncio.Transport):
 
 
 def give(connection: Http2Connection[Any], data: bytes) -> None:
-    """`data` arrives, in as many steps as the connection has room for."""
+    """`data` arrives, in as many steps as the connection has room for. A connection that does not read is given what it
+    waits for: its slices come one after the other."""
     view = memoryview(data)
     while len(view):
+        while connection._later is not None and not connection.is_lost:
+            connection._later.cancel()
+            connection._go_on()
         room = connection.get_buffer(-1)
         size = min(len(room), len(view))
         room[:size] = view[:size]
         view = view[size:]
         connection.buffer_updated(size)
+    while connection._later is not None and not connection.is_lost:
+        connection._later.cancel()
+        connection._go_on()

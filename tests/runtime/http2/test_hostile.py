@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -166,6 +167,7 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     served = made(unread := Unread())
     aborted: list[bool] = []
     unread.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
+    served.end.be_patient(math.inf, 0)
     give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
     assert served.end._paused
     give(served.end, frames.window_update(0, 0))
@@ -191,6 +193,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
 ) -> None:
     served = made(Wire())
     give(served.end, OPENED)
+    served.end.be_patient(math.inf, 0)
     for first in range(0, 20_000, 500):
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
         give(served.end, b"".join(begun(id_, LOOKUP) + frames.rst_stream(id_, Code.CANCEL) for id_ in numbers))
@@ -210,6 +213,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = made(Wire())
+    served.end.be_patient(math.inf, 0)
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
     monkeypatch.setattr(http2.Http2Connection, "_opened", lambda connection, stream: visited.append(stream))

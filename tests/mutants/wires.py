@@ -1,0 +1,30 @@
+"""Defects of the wires: what a connection owes to its other end, and what it takes of it."""
+
+from __future__ import annotations
+
+import math
+
+from magnetar.runtime.http2 import connection
+from magnetar.runtime.http2.connection import Http2Connection, Http2Stream
+from tests.mutants.ledgers import Stack, put
+
+
+def reset_and_not_credited(stack: Stack) -> None:
+    """M65: bytes of a stream that is reset before it is read are never credited to the connection's window."""
+    honest = Http2Connection._forget
+
+    def forget(self: Http2Connection[object], stream: Http2Stream) -> None:
+        stream.unread = 0
+        honest(self, stream)
+
+    put(stack, Http2Connection, "_forget", forget)
+
+
+def patient_for_ever(stack: Stack) -> None:
+    """M65b: frames that carry nothing and refused calls are never counted."""
+    put(stack, Http2Connection, "charge", lambda self, frames_=1: None)
+
+
+def slice_without_end(stack: Stack) -> None:
+    """M65c: a connection takes all that the system hands over in one turn of the loop."""
+    put(stack, connection, "SLICE_S", math.inf)
