@@ -340,4 +340,6 @@ def _disk(path: str) -> Iterator[None]:
     except sqlite3.Error as error:
         if _primary(error) in _FULL:
             raise Unavailable(f"{path}: the disk is full; nothing was written", path=path) from error
+        if _primary(error) == sqlite3.SQLITE_CANTOPEN:  # of a journal: the file itself is open
+            raise Unavailable(f"{path}: no file can be opened; nothing was written", path=path) from error
         raise DiskFailed(f"{path}: {error}") from error

@@ -155,7 +155,7 @@ class CallerMemory:
     __slots__ = ("answers", "arrivals", "connections", "requests")
 
     def __init__(self, limit: int = sys.maxsize) -> None:
-        self.connections = 0  # that are open
+        self.connections = 0  # that are open, on the ports of this memory
         self.requests = MemoryBudget(limit // 2)
         self.arrivals = Arrivals(limit // 4)
         self.answers = MemoryBudget(limit // 4)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from .descriptors import PROCESS
 from .files import DIRECT_ALIGNMENT, Buffer
 
 EXIT_DISK_FAILED = 70
@@ -174,7 +175,7 @@ class SystemFiles:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        return (DirectFile if direct else SystemFile)(os.open(path, flags, _FILE_MODE), path)
+        return (DirectFile if direct else SystemFile)(PROCESS.open_file(path, flags, _FILE_MODE), path)
 
     def arena(self, size: int) -> memoryview:
         return _arena(size)
@@ -206,7 +207,7 @@ class SystemFiles:
         os.remove(path)
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = PROCESS.open_file(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

@@ -3,6 +3,7 @@
 - A failed sync ends the process at once, without a flush (ledger protocol §2.5): the kernel marks the pages clean
   although they never reached the disk, so neither a second try nor a read shows the failure.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
+- An open that finds no descriptor free is `NoSpace` as well: the disk is not broken, and nothing was written.
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
@@ -15,9 +16,10 @@ import errno
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
+from ...runtime.descriptors import NONE_FREE
 from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
 
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, *NONE_FREE))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """What a file system answers that does not write direct."""
 GATHER_MAX = 512
@@ -25,11 +27,11 @@ GATHER_MAX = 512
 
 
 class NoSpace(Exception):
-    """The disk has no room for what should be written; nothing of it counts."""
+    """The disk has no room for what should be written, or no descriptor is free; nothing of it counts."""
 
 
 def fail(files: Files, doing: str, error: OSError) -> NoReturn:
-    """NoSpace for a full disk; for anything else the process ends."""
+    """NoSpace for a full disk and without a free descriptor; for anything else the process ends."""
     if error.errno in _NO_ROOM:
         raise NoSpace(f"{doing}: {error}") from error
     files.die(f"{doing}: {error}")
@@ -44,6 +46,14 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
         return file.pwrite(buffers, offset)
     except OSError as error:
         fail(files, f"write {file.path}", error)
+
+
+def opened(files: Files, path: str, *, direct: bool = False) -> File:
+    """A file that is there, to be written."""
+    try:
+        return files.open(path, direct=direct)
+    except OSError as error:
+        fail(files, f"open {path}", error)
 
 
 def open_direct(files: Files, path: str, block: bytes) -> File | None:
@@ -105,6 +115,8 @@ def sync_directory(files: Files, path: str) -> None:
     try:
         files.sync_directory(path)
     except OSError as error:
+        if error.errno in NONE_FREE:  # it was not opened
+            fail(files, f"sync directory {path}", error)
         files.die(f"sync directory {path}: {error}")
         raise
 

@@ -29,6 +29,7 @@ import msgspec
 
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
+from ...runtime.descriptors import PROCESS
 from ...runtime.supervisor import Supervisor
 from .bookkeeper import BookKeeperNames
 from .memory import add_shares, of_bookies, of_broker, of_metadata
@@ -107,6 +108,12 @@ class Measured(msgspec.Struct, frozen=True):
             used |= of_broker(self.broker) if self.broker is not None else {}
             used |= of_metadata(self.metadata) if self.metadata is not None else {}
             add_shares(page, self.memory, used)
+        text = "Process: open on all ports, but for a bookie's."
+        page.gauge("magnetar_process_connections", text, PROCESS.connections)
+        text = "Process: connections that all ports may have open, of the limit of open files."
+        page.gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
+        text = "Connections that were refused because the others hold all that the limit of open files allows."
+        page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.failing_now().items()):

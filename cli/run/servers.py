@@ -34,6 +34,8 @@ _LOG = logging.getLogger("magnetar")
 
 WAIT_S = 60.0
 """How long a bookie or broker that was started before the metadata service waits for it."""
+FILES_ENOUGH = 4096
+"""Of RLIMIT_NOFILE: with fewer the start warns. A server has about 200 files open, and a client of it one."""
 NOTICE_S = 1.0
 """The wait after which it logs that it waits."""
 
@@ -211,9 +213,15 @@ def serve(
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock
+    from ...runtime.descriptors import PROCESS
     from ...runtime.monitoring import logs
 
     logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)
+    shared = PROCESS.prepare()
+    _LOG.log(
+        logging.INFO if shared.limit >= FILES_ENOUGH else logging.WARNING,
+        "open files: %d at most (RLIMIT_NOFILE), %d of them for connections", *shared,
+    )  # fmt: skip
     failures: list[MagnetarError] = []
 
     async def guarded() -> int:

@@ -30,6 +30,7 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
+from ..descriptors import PROCESS
 from ..http2 import frames
 from ..http2.connection import (
     FRAME_BYTES_MAX,
@@ -59,6 +60,10 @@ HANDLERS_TIMEOUT_S = 1.0
 """How long a server that closes lets handlers end by themselves after their callers were disconnected."""
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
+STRANGERS_MIN = 16
+"""Connections without a call that was admitted, of a listener: half of all, and these at least."""
+STRANGER_LOOKS = 4
+"""A connection without a call that was admitted is closed after so many."""
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _ANSWER_BLOCK = block(_ANSWER)
@@ -172,11 +177,23 @@ class _Listener:
         self.methods = {each.target.path: each for name, handler in services for each in _methods(name, handler)}
         self.handlers: dict[asyncio.Task[None], None] = {}
         self.connections: dict[_ServerConnection, None] = {}
+        self.strangers: dict[_ServerConnection, None] = {}  # without a call that was admitted, the oldest first
+        most = access.limits.connections
+        self.strangers_max = max(most // 2, min(most, STRANGERS_MIN))
         self.callers = Callers(access.guard, clock)
         self.memory = access.memory
         self.streams = OpenStreams(access.limits, access.memory.answers)
         self.closed = False
         self._under_way = 0
+
+    def is_full(self) -> bool:
+        """For one connection more. The oldest stranger leaves for it, when it had the time for a first call."""
+        if len(self.strangers) >= self.strangers_max:
+            oldest = next(iter(self.strangers))
+            if not oldest.had_time:
+                return True
+            oldest.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
+        return len(self.connections) >= self.access.limits.connections
 
     def spawn(self, coroutine: Any, connection: _ServerConnection) -> None:
         """Runs a call's handler. Its errors are the call's; what is raised here is a fault of this module."""
@@ -204,7 +221,7 @@ class _Listener:
                 connection.refused(cost)
                 raise
         if not connection.is_known:
-            connection.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
+            connection.admitted()
         return found
 
     async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
@@ -267,18 +284,30 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
-        if listener.closed or len(listener.connections) >= listener.access.limits.connections:
+        if listener.closed or listener.is_full() or not PROCESS.connection():
             self.is_lost = True
             transport.abort()  # type: ignore[attr-defined]
             return
-        listener.connections[self] = None
+        listener.connections[self] = listener.strangers[self] = None
         listener.memory.connections += 1
         super().connection_made(transport)
+
+    @property
+    def had_time(self) -> bool:
+        """For a first call."""
+        return self._looks > 0 and not self.calls
+
+    def admitted(self) -> None:
+        """A call of it was, for the first time."""
+        self.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
+        self._listener.strangers.pop(self, None)
 
     def was_lost(self, error: MagnetarError) -> None:
         if self in self._listener.connections:
             del self._listener.connections[self]
+            self._listener.strangers.pop(self, None)
             self._listener.memory.connections -= 1
+            PROCESS.connection_over()
 
     def preface(self, view: memoryview) -> memoryview:
         if self._is_greeted:
@@ -299,6 +328,8 @@ class _ServerConnection(Http2Connection[_Head]):
     def looked(self, looks: int) -> None:
         if self.streams or self.calls:
             self._idle_since = looks
+        elif not self.is_known and looks >= STRANGER_LOOKS:
+            self.close(ConnectionLost(f"no call of {self.peer} was admitted in {STRANGER_LOOKS * LOOK_S:g} s"))
         elif looks - self._idle_since >= _IDLE_LOOKS:
             self.go_away()
             self.close(ConnectionLost(f"{self.peer} made no call for {IDLE_S} s"))

@@ -11,6 +11,7 @@ from typing import cast
 
 from ...proto.errors import ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
+from ..descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
 from .listening import listen
@@ -179,7 +180,7 @@ class TcpServing:
     def _accept(self, stream: TcpStream) -> None:
         limits, place = self._access.limits, network_of(stream.peer)
         full = len(self._handlers) >= limits.connections or self._of_address[place] >= limits.streams_per_address
-        if self._handlers.closed or full:
+        if self._handlers.closed or full or not PROCESS.connection():
             stream.abort()
         else:
             self._of_address[place] += 1
@@ -195,6 +196,7 @@ class TcpServing:
             _LOG.exception("the service of a connection failed")
         finally:
             self._access.memory.connections -= 1
+            PROCESS.connection_over()
             await stream.close()
             self._of_address[place] -= 1
             if not self._of_address[place]:

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ....runtime.descriptors import NONE_FREE
 from ....runtime.files import File, Files, join
 from ....runtime.workers import Worker
 from ...format.framing import FileHeader, encode_file_header
@@ -126,8 +127,13 @@ class Segments:
         size = self._write_header(path, encode_first_block(header))
         final = join(self._directory, journal_name(number))
         self._files.rename(path, final)
-        disk.sync_directory(self._files, self._directory)
-        return Segment(self._files.open(final, direct=self.direct), number, salt, size)
+        try:
+            disk.sync_directory(self._files, self._directory)
+            file = disk.opened(self._files, final, direct=self.direct)
+        except disk.NoSpace:
+            self._files.rename(final, path)  # the same spare is tried again
+            raise
+        return Segment(file, number, salt, size)
 
     def _small(self, number: int) -> str:
         path = join(self._directory, f"{FILLING}{number:016d}")
@@ -149,7 +155,7 @@ class Segments:
                 _LOG.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
                 self.direct = False
         if not self.direct:
-            file = self._files.open(path)
+            file = disk.opened(self._files, path)
             disk.write(self._files, file, [block], 0)
             disk.sync(self._files, file)
         size = file.size()
@@ -232,7 +238,12 @@ class Segments:
                 self._files.remove(path)
 
     def _recyclable(self, path: str) -> bool:
-        file = self._files.open(path, write=False)
+        try:
+            file = self._files.open(path, write=False)
+        except OSError as error:
+            if error.errno not in NONE_FREE:
+                raise
+            return False
         try:
             return self._segment_bytes <= file.size() <= 4 * self._segment_bytes
         finally:

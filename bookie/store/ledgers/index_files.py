@@ -114,7 +114,7 @@ class LedgerIndexFile:
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
-        file = self._files.open(join(self._directory, name(self.generation)))
+        file = disk.opened(self._files, join(self._directory, name(self.generation)))
         try:
             size = disk.write(self._files, file, [b"".join(records)], self.end)
             disk.sync(self._files, file)

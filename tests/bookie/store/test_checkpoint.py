@@ -352,9 +352,45 @@ def test_logs_roll_and_memory_stays_bounded() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("name", [".jnl", ".lidx", ""])
+def test_a_process_without_a_free_descriptor_is_no_broken_disk(name: str, error: int) -> None:
+    """It refuses for a while, as without room; what it acknowledged is there, and it goes on when files open again."""
+
+    async def main(simulation: Simulation) -> None:
+        config = replace(SMALL, journal_bytes=64 << 10)
+        store = await open_store(simulation, config)
+        acknowledged: dict[int, bytes] = {}
+
+        async def adds(entries: range) -> None:
+            for entry in entries:
+                if await add(store, 1, entry, payload(1, entry, 700)) is Status.OK:
+                    acknowledged[entry] = payload(1, entry, 700)
+
+        await simulation.spawn(NODE, adds(range(50)))
+        fault = FileFault("open", name, error, times=20)
+        simulation.node(NODE).disk.faults.append(fault)
+        await simulation.spawn(NODE, adds(range(50, 400)))
+        assert fault.times < 20
+        fault.times = 0
+
+        async def after() -> None:
+            await store.room.keep(0.95)
+            await adds(range(1000, 1100))
+            assert set(range(1000, 1100)) <= acknowledged.keys()
+            for entry, data in acknowledged.items():
+                assert payload_of((await store.read(1, entry)).entries[0]) == data
+            store.check()
+
+        await simulation.spawn(NODE, after())
+        assert simulation.is_up(NODE)
+
+    simulate(main)
+
+
 def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing() -> None:
     async def main(simulation: Simulation) -> None:
-        for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EMFILE)):
+        for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EIO)):
             store = await open_store(simulation)
             simulation.node(NODE).disk.faults.append(fault)
             with pytest.raises(NodeCrashed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -17,7 +18,7 @@ from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.limits import network_of
-from magnetar.runtime.grpc.server import GrpcServing, serve
+from magnetar.runtime.grpc.server import STRANGER_LOOKS, GrpcServing, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, rpc
 
 HERE = Endpoint("127.0.0.1", 0)
@@ -160,6 +161,34 @@ async def test_connections_in_all_are_bounded_and_those_that_are_open_go_on(plac
     finally:
         for each in idle:
             each.close()
+
+
+async def test_strangers_have_a_share_of_the_connections_and_leave_in_time_for_those_that_call(place: Place) -> None:
+    """Forty places: twenty for connections that made no call. The oldest leaves when another comes; then all do."""
+    serving = await place.listen(Limits(connections=40))
+    listener = serving._listener  # type: ignore[attr-defined]
+    first = place.dial(serving)
+    assert await call(first) == "here"
+    idle = [socket.create_connection(serving.endpoint) for _ in range(60)]
+    idle[-1].setblocking(False)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.get_running_loop().sock_recv(idle[-1], 1) == b"", "all are accepted, the last is closed"
+    assert (len(listener.strangers), len(listener.connections)) == (20, 21)
+    oldest = next(iter(listener.strangers))
+    oldest._looks = 1
+    late = place.dial(serving)
+    assert await call(late) == "here"
+    assert oldest.is_lost
+    assert (len(listener.strangers), len(listener.connections)) == (19, 21)
+    for stranger in list(listener.strangers):
+        stranger.is_ready = True  # it sent its settings, and makes no call
+        for _ in range(STRANGER_LOOKS):
+            stranger._heard = True
+            stranger._look()
+    assert not listener.strangers
+    assert await call(first) == await call(late) == "here"
+    for each in idle:
+        each.close()
 
 
 @pytest.mark.parametrize(

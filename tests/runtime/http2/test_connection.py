@@ -394,7 +394,9 @@ async def test_a_connection_whose_ids_are_used_up_takes_no_more_calls(pair: Pair
 
 async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair: Pair) -> None:
     rng = random.Random(6)
+    call = pair.call("t")
     await pair.run(rng, 1000)
+    assert call.done.done()
     for _ in range(20):
         for end in (pair.client, pair.server):
             end._look()
