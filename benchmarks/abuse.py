@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .abusers import AT_ONCE, many_files
+from .floods import FLOODS
 from .harness import ROOT, Options, Run, Usage, percentiles, progress
 from .messaging import WARM_UP_S, Paced, payloads
 
@@ -71,8 +72,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _abused(kind: str, found: dict[str, Any], **orders: Any) -> Iterator[Callable[[], None]]:
-    """While an abuser of that kind is at work; what it counts goes to `found`. The value waits until it is in place."""
+def _abuser(kind: str, **orders: Any) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.abusers", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=ROOT,
@@ -82,14 +82,23 @@ def _abused(kind: str, found: dict[str, Any], **orders: Any) -> Iterator[Callabl
     try:
         process.stdin.write(json.dumps(orders) + "\n")
         process.stdin.flush()
-        yield lambda: _told(process)
-        process.stdin.close()
-        *_, last = process.stdout.read().splitlines()
-        found[kind] = json.loads(last)
+        yield process
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@contextmanager
+def _abused(kind: str, found: dict[str, Any], **orders: Any) -> Iterator[Callable[[], None]]:
+    """While an abuser of that kind is at work; what it counts goes to `found`. The value waits until it is in place."""
+    with _abuser(kind, **orders) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield lambda: _told(process)
+        process.stdin.close()
+        *_, last = process.stdout.read().splitlines()
+        found[kind] = json.loads(last)
 
 
 def _told(process: subprocess.Popen[str]) -> None:
@@ -133,7 +142,8 @@ class Good:
 
 
 def abuse(options: Options) -> Run:
-    """Good clients' p99 of sends while the worst kind of abuse begins, and while it lasts / without any; the worse."""
+    """Good clients' p99 of sends while the worst kind of abuse begins, and while it lasts, or during the worst flood of
+    one connection (floods.py) / without any; the worst."""
     run, counted, late_ms, files = Run(0.0), dict[str, Any](), dict[str, float](), many_files()
     with _cluster() as (cluster, folder, ports):
         token, trust = (folder / "admin.token").read_text().strip(), str(folder / "ca.pem")
@@ -157,19 +167,45 @@ def abuse(options: Options) -> Run:
                     found[kind] = good.stretch(options.seconds)
                     late_ms[kind] = _late(cluster.url, token, trust)
                 progress(f"  {kind}: p99 {found[f'{kind}_begins']['p99']:.1f} ms, then {found[kind]['p99']:.1f} ms")
+            floods = _floods(good, alone["p99"], ports[0], folder, options.seconds)
             run.processes = {name: usage.read() for name, usage in usages.items()}
             late_ms["after"] = _late(cluster.url, token, trust)
     run.latencies_ms = max(found.values(), key=lambda each: each["p99"])
-    run.value = run.latencies_ms["p99"] / alone["p99"]
+    run.value = max(run.latencies_ms["p99"] / alone["p99"], *(each["times_alone"] for each in floods.values()))
     bound_mb = rest_mb + (MEMORY + (FLOOD + SLOW) * CONNECTION_BYTES + UNREAD * STREAM_BYTES) / (1 << 20)
     run.detail = {
         "alone_p99_ms": round(alone["p99"], 2),
         **{f"{kind}_p99_ms": round(each["p99"], 2) for kind, each in found.items()},
-        "broker_rest_rss_mb": rest_mb, "broker_bound_mb": round(bound_mb, 1),
+        "floods": floods, "broker_rest_rss_mb": rest_mb, "broker_bound_mb": round(bound_mb, 1),
         "within": run.processes["broker"]["peak_rss_mb"] <= bound_mb, "counted": counted, "messages": good.sent,
         "new_client_ms": late_ms, "open_files": files,
     }  # fmt: skip
     return run
+
+
+def _floods(
+    good: Good, alone_ms: float, port: tuple[str, int], folder: Path, seconds: float
+) -> dict[str, dict[str, float]]:
+    """p99 of sends while each flood comes on one connection without credentials, at the broker and, as its control, at
+    another process of this machine."""
+    found = dict[str, dict[str, float]]()
+    host, shown = port[0], {"certificate": str(folder / "broker.pem"), "key": str(folder / "broker-key.pem")}
+    with _abuser("sink", ports=[port], **shown) as sink:
+        assert sink.stdout is not None
+        elsewhere = (host, int(sink.stdout.readline()))
+        for name in FLOODS:
+            p99 = []
+            for target in (elsewhere, port):
+                with _abused("http2", {}, ports=[target], flood=name) as in_place:
+                    in_place()
+                    p99.append(good.stretch(seconds)["p99"])
+            control, here = p99
+            found[name] = {
+                "p99_ms": round(here, 2), "control_p99_ms": round(control, 2),
+                "times_alone": round(here / alone_ms, 2), "times_control": round(here / control, 2),
+            }  # fmt: skip
+            progress(f"  {name}: p99 {here:.1f} ms; {control:.1f} ms with the flood elsewhere")
+    return found
 
 
 def _client(url: str, token: str, trust: str) -> Any:

@@ -4,6 +4,8 @@ on stdin. It prints a line when its abuse is in place, abuses until stdin ends, 
     flood     `count` connections on which nothing is sent; what the server closes is opened again
     slow      `count` connections: half send a TLS handshake a byte a second, half an HTTP/2 preface inside TLS
     garbage   on each of `ports`, as fast as one loop can: random bytes, HTTP, half a TLS hello, a ZeroMQ greeting
+    http2     one connection that sends `flood` (floods.py) without end; what the server closes is opened again
+    sink      no abuse: a server with TLS that reads all and answers nothing; prints its port. The floods' control
     unread    `count` clients with `token` that subscribe to `topic`, ask for all, and never read
 """
 
@@ -21,8 +23,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from .floods import FLOODS, OPENED, RATE_BYTES
+
 AT_ONCE = 100
 """Connections that one abuser makes at the same time."""
+FLOOD_BYTES = 16 << 10
+"""Of a flood, in one write."""
 FILES = 20_000
 """What a process may have open: a flood of 10,000 and its server need more than 10,000 each."""
 
@@ -62,7 +68,7 @@ class Abuse:
 
     def opened(self) -> None:
         self.counted["opened"] += 1
-        if self.counted["opened"] >= self.orders["count"] * 0.9:
+        if self.counted["opened"] >= self.orders.get("count", 1) * 0.9:
             self.in_place.set()
 
     async def flood(self) -> None:
@@ -129,6 +135,46 @@ class Abuse:
 
         await self.keep(one, AT_ONCE, pause_s=0.0)
 
+    async def http2(self) -> None:
+        make, context = FLOODS[self.orders["flood"]], _unverified()
+
+        async def one() -> None:
+            reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context)
+            self.opened()
+            over = asyncio.create_task(_read_all(reader))
+            number, begin = 0, asyncio.get_running_loop().time()
+            sent = OPENED
+            try:
+                while not over.done():
+                    writer.write(sent)
+                    self.counted["bytes"] += len(sent)
+                    await writer.drain()
+                    begin += len(sent) / RATE_BYTES
+                    await asyncio.sleep(max(0.0, begin - asyncio.get_running_loop().time()))
+                    sent = b""
+                    while len(sent) < FLOOD_BYTES:
+                        sent += make(number)
+                        number += 1
+            finally:
+                self.counted["closed"] += 1
+                over.cancel()
+                writer.close()
+
+        await self.keep(one, 1, pause_s=0.1)
+
+    async def sink(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.orders["certificate"], self.orders["key"])
+
+        async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _read_all(reader)
+            writer.close()
+
+        server = await asyncio.start_server(one, self.host, 0, ssl=context)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        self.in_place.set()
+        await server.serve_forever()
+
     async def unread(self) -> None:
         from magnetar.proto import wire_pb2 as wire
         from magnetar.runtime.access import CallerAccess, TlsFiles
@@ -152,6 +198,12 @@ class Abuse:
         while True:
             await asyncio.sleep(0.5)
             self.counted["cut"] = sum(stream.is_broken for _, stream in held)
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(1 << 16):
+            pass
 
 
 def _client_hello() -> bytes:

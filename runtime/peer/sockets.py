@@ -42,6 +42,8 @@ MULTIPARTS_PER_TURN = 32
 TURN_BYTES = 4 << 20
 """Bytes, about, that a server passes to its service at once; the service then decides whether it takes more."""
 
+MALFORMED_AT_ONCE = 100
+"""Messages that are dropped before the loop's other work runs."""
 SKIPPED_AT_ONCE = 1_000
 """Parts of a malformed message that are dropped before the loop's other work runs: about 2 ms."""
 
@@ -234,7 +236,8 @@ class Wire:
         """The next message as (routing id, envelope), None when there is none now. Drops malformed ones."""
         zmq = self._zmq
         socket = self.socket
-        while not self._skipping or self._skip():
+        most = self.dropped + MALFORMED_AT_ONCE
+        while self.dropped < most and (not self._skipping or self._skip()):
             route = b""
             try:
                 if self._routed:

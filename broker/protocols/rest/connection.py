@@ -3,7 +3,8 @@
 uvicorn expects a transport of asyncio; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
 certificates, and the simulated network are those of every other listener.
 
-Bounds: a request's head has HEAD_BYTES; between its first byte and its last it takes `request_s`, not counted while the
+Bounds: a request's head has HEAD_BYTES and HEAD_LINES_MAX; what came is handled in slices, with a turn of the loop
+between two; between its first byte and its last it takes `request_s`, not counted while the
 server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
 left, nothing more of it is made, and a caller that takes nothing for UNREAD_S is cut. A caller that leaves cancels
 nothing: what it asked for goes on to its end.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import h11
@@ -26,8 +27,13 @@ from ....proto.errors import ConnectionLost
 from ....runtime.clock import Clock
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream
 from ....runtime.tasks import Tasks
+from ...common.turns import Turns
 
 HEAD_BYTES = 64 << 10
+HEAD_LINES_MAX = 256
+"""Of a head: h11 takes 10 µs for a header."""
+LINES_AT_ONCE = 32
+"""Of what came: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200 ms."""
 KEEP_ALIVE_S = 60
 UNREAD_S = 30.0
 READ_BYTES = 64 << 10
@@ -100,6 +106,20 @@ class _Transport(asyncio.Transport):
         self.readable.set()
 
 
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Of LINES_AT_ONCE lines each: a chunk of a body, and a header, is a line at least."""
+    begin = 0
+    while begin < len(data):
+        end = begin
+        for _ in range(LINES_AT_ONCE):
+            end = data.find(b"\n", end) + 1
+            if not end:
+                end = len(data)
+                break
+        yield data[begin:end]
+        begin = end
+
+
 class _Connection:
     def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float) -> None:
         self._stream = stream
@@ -110,6 +130,7 @@ class _Connection:
         self._state = ServerState()  # has the tasks of this connection's requests
         self._protocol = H11Protocol(config, self._state, {"caller": stream.caller})
         self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
+        self._lines = 0  # of the head that comes
         self._tasks = Tasks()
 
     async def serve(self) -> None:
@@ -146,8 +167,26 @@ class _Connection:
                 return
             if not data:
                 return
-            self._protocol.data_received(data)
+            if not await self._feed(data):
+                self._transport.close()
+                return
             self._note()
+
+    async def _feed(self, data: bytes) -> bool:
+        """In pieces of few lines, with a turn of the loop after a slice. False: a head has too many lines."""
+        turns = Turns(self._clock)
+        for piece in _pieces(data):
+            if self._transport.is_closing():
+                return True
+            await self._transport.readable.wait()
+            self._protocol.data_received(piece)
+            is_head = self._protocol.conn.their_state is h11.IDLE
+            self._lines = self._lines + piece.count(b"\n") if is_head else 0
+            if self._lines > HEAD_LINES_MAX:
+                return False
+            if turns.over:
+                await turns.next()
+        return True
 
     async def _some(self) -> bytes:
         """Empty: the other end sends no more. A connection that waits holds no buffer."""

@@ -273,6 +273,34 @@ async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> Non
     bench.context.close(socket)
 
 
+async def test_very_many_malformed_messages_are_dropped_in_slices(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has its turn after each few, and the messages after them come."""
+    monkeypatch.setattr(sockets, "MALFORMED_AT_ONCE", 10)
+    server, counts = await bench.serve(echo), list[int]()
+    receive = sockets.Wire.receive
+
+    def counting(wire: sockets.Wire) -> Any:
+        before = wire.dropped
+        found = receive(wire)
+        counts.append(wire.dropped - before)
+        return found
+
+    monkeypatch.setattr(sockets.Wire, "receive", counting)
+    socket = bench.context.open(zmq.DEALER)
+    socket.setsockopt(zmq.SNDHWM, 1000)
+    socket.connect(f"tcp://{server.endpoint}")
+    socket.setsockopt(zmq.SNDTIMEO, 5000)
+    for _ in range(500):
+        socket.send(b"no envelope"[:3])
+    socket.send_multipart([bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", ())])[0])])
+    await until(lambda: server.statistics()["requests"] == 1)
+    assert server.statistics()["dropped"] == 500
+    assert max(counts) <= 10
+    bench.context.close(socket)
+
+
 async def test_a_message_of_very_many_parts_is_dropped_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are answered meanwhile, and the connection is good for its next message."""
     monkeypatch.setattr(sockets, "SKIPPED_AT_ONCE", 10)

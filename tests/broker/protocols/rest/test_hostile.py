@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,40 @@ async def test_a_body_is_bounded_before_it_is_read(tmp_path: Path) -> None:
         head = f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         assert (await http.send(head + chunks)).status == 413
         assert broker.owned.memory.requests.held == 0
+        assert (await http.ask("GET", "/healthz")).status == 200
+
+
+async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand chunks of a byte come in one read: others have their turn between any few of them."""
+    monkeypatch.setattr("magnetar.broker.common.turns.SLICE_S", 0.0)
+    fed = list[int]()
+    honest = connection_module._Connection._feed
+
+    async def feed(self: Any, data: bytes) -> bool:
+        pieces = list(connection_module._pieces(data))
+        assert b"".join(pieces) == data
+        fed.extend(piece.count(b"\n") for piece in pieces)
+        return await honest(self, data)
+
+    monkeypatch.setattr(connection_module._Connection, "_feed", feed)
+    async with serving(tmp_path) as (http, _, _):
+        turns, begin = 0, asyncio.create_task(
+            http.send(f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+                      + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n"))  # fmt: skip
+        while not begin.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert begin.result().status == 400
+        assert max(fed) == connection_module.LINES_AT_ONCE
+        assert turns >= len(fed) > 20_000 // connection_module.LINES_AT_ONCE
+
+
+async def test_a_head_of_very_many_lines_ends_its_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        other = Http(f"http://{http.endpoint}")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await other.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 12_000 + b"\r\n")
+        await other.close()
         assert (await http.ask("GET", "/healthz")).status == 200
 
 
