@@ -45,6 +45,8 @@ from .ports import Handler
 from .producer import ProducerHandler, payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
+PINGS_MAX = 1_000
+"""Between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
 RENEW_S = 30.0
 LONG_FRAME_BYTES = 192 << 10
 """Above a batch of Pulsar's clients (128 KiB)."""
@@ -95,13 +97,14 @@ class Connection:
         self._room: asyncio.Event = asyncio.Event()
         self._last_heard = self._clock.monotonic()
         self._pinged = self._challenged = False
+        self._pings = 0  # that came since the last look at the clock
         self._renew_s = RENEW_S  # so long before the credentials expire they are asked for anew
         self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
         self._waits: asyncio.Task[Any] | None = None  # … and what it waits for ends
         self._alarm: asyncio.TimerHandle | None = None  # None: the clock has to be looked at
         self._takes: dict[int, Callable[[Command, memoryview], Iterator[None] | None]] = {
             Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
-            Command.PING: self._ping, Command.PONG: lambda command, rest: None,
+            Command.PING: self._ping, Command.PONG: self._pong,
             Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
             Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
             Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
@@ -225,6 +228,7 @@ class Connection:
 
     def _look_at_the_clock(self) -> float:
         """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
+        self._pings = 0
         silent_s = self._clock.monotonic() - self._last_heard
         if silent_s >= 2 * KEEP_ALIVE_S:
             raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
@@ -482,7 +486,14 @@ class Connection:
             del self._consumers[handler.id]
 
     def _ping(self, command: Command, rest: memoryview) -> None:
+        self._pong(command, rest)
         self.send(frame(pong=pulsar.CommandPong()))
+
+    def _pong(self, command: Command, rest: memoryview) -> None:
+        """InvalidRequest: it sends nothing else than pings."""
+        self._pings += 1
+        if self._pings > PINGS_MAX:
+            raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     # ------------------------------------------------------------------ the end
     async def end(self) -> None:

@@ -472,6 +472,24 @@ def test_ranges_of_keys_that_overlap_are_refused_as_ranges() -> None:
 
 
 # ------------------------------------------------------------------ time
+@pytest.mark.parametrize("what", ["ping", "pong"])
+def test_a_client_that_sends_pings_without_end_is_cut_and_another_is_not(what: str) -> None:
+    commands = {"ping": pulsar.CommandPing(), "pong": pulsar.CommandPong()}
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        flooding, other = [await Raw.connected(world, endpoint) for _ in range(2)]
+        for _ in range(connection_module.PINGS_MAX):
+            flooding.send(**{what: commands[what]})
+        other.send(ping=pulsar.CommandPing())
+        await other.next("pong")
+        flooding.send(**{what: commands[what]})
+        await flooding.ended()
+        other.send(ping=pulsar.CommandPing())
+        await other.next("pong")
+
+    simulate(scenario)
+
+
 def test_a_silent_client_is_pinged_and_then_cut_and_one_that_answers_is_not() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         silent, alive = [await Raw.connected(world, endpoint) for _ in range(2)]
