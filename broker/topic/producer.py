@@ -157,8 +157,8 @@ class Producer:
         except InvalidRequest as error:
             return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
         if header.unfolded > self.size_max and header.metadata.num_chunks_from_msg <= 1:
-            why = f"the entry declares {header.unfolded} uncompressed bytes, the limit is {self.size_max}"
-            return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(why))
+            text = f"the entry declares {header.unfolded} uncompressed bytes, the limit is {self.size_max}"
+            return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(text))
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
             self._dedup.want(wanted)

@@ -170,7 +170,7 @@ class Producer(ClosedAfterAsyncWith):
             check_message({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after, key_bytes, txn,
+            event_timestamp, deliver_at, deliver_after, key_bytes, txn=txn,
         )  # fmt: skip
         self.enqueue(content, callback, extras)
 
