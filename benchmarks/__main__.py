@@ -76,7 +76,7 @@ BENCHMARKS = {
     "fan-out": Benchmark("subscriptions", "ratio", "CPU per byte delivered to 100 subscriptions / to 1"),
     "stuck-key": Benchmark("subscriptions", "ratio", "other keys after 1,000,000 messages of a stuck one / without"),
     "control": Benchmark("control", "ms", "p99 of look-ups, administration and health beside a flood of data"),
-    "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside a flood, slow ones, garbage, unread ones / alone"),
+    "abuse": Benchmark("abuse", "ratio", "good clients' p99 beside floods, slow ones, garbage, unread ones / alone"),
     "memory": Benchmark("memory", "ratio", "peak RSS / (memory_bytes + 60 MB), the worst load; above 1: exit 1"),
     "compact": Benchmark("compaction", "msg/s", "a topic compacted, ten messages a key, both passes; peak memory"),
     "txn-small": Benchmark("transactions", "/s", "transactions of 1 message and 1 ack, 64 open at once, 4 topics"),

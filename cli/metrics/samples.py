@@ -29,7 +29,7 @@ import msgspec
 
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
-from ...runtime.descriptors import PROCESS
+from ...runtime.memory.descriptors import PROCESS
 from ...runtime.supervisor import Supervisor
 from .bookkeeper import BookKeeperNames
 from .memory import add_shares, of_bookies, of_broker, of_metadata

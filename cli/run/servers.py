@@ -213,7 +213,7 @@ def serve(
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock
-    from ...runtime.descriptors import PROCESS
+    from ...runtime.memory.descriptors import PROCESS
     from ...runtime.monitoring import logs
 
     logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)

@@ -30,7 +30,6 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
-from ..descriptors import PROCESS
 from ..http2 import frames
 from ..http2.connection import (
     FRAME_BYTES_MAX,
@@ -46,6 +45,7 @@ from ..http2.connection import (
 )
 from ..http2.frames import Code, Setting
 from ..http2.headers import Header, HeaderDecoder, block
+from ..memory.descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from ..tcp.listening import listen
 from .access import HEADER, server_context

@@ -11,7 +11,7 @@ from typing import cast
 
 from ...proto.errors import ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
-from ..descriptors import PROCESS
+from ..memory.descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
 from .listening import listen

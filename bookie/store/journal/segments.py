@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....runtime.descriptors import NONE_FREE
 from ....runtime.files import File, Files, join
+from ....runtime.memory.descriptors import NONE_FREE
 from ....runtime.workers import Worker
 from ...format.framing import FileHeader, encode_file_header
 from ...format.journal import MAGIC, encode_first_block

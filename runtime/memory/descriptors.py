@@ -10,7 +10,7 @@ them and tries again; they are taken again when there is room. So a process whos
 those of ZeroMQ, which nothing here counts, reads and writes its files as before.
 **Ports.** All ports of a process together have `connections_max` connections: the limit less RESERVE. Each port has its
 own bound below that (runtime/access.py `Limits`).
-Guarding tests: tests/runtime/test_descriptors.py.
+Guarding tests: tests/runtime/memory/test_descriptors.py.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.runtime import descriptors
-from magnetar.runtime.descriptors import Descriptors
+from magnetar.runtime.memory import descriptors
+from magnetar.runtime.memory.descriptors import Descriptors
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 
@@ -40,7 +40,7 @@ def take_all(held: list[int], open_: Callable[[], int]) -> None:
 def test_the_soft_limit_is_raised_to_the_hard_one_at_the_start() -> None:
     program = """
         import resource
-        from magnetar.runtime.descriptors import PROCESS
+        from magnetar.runtime.memory.descriptors import PROCESS
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         hard = min(hard, 5000) if hard != resource.RLIM_INFINITY else 5000
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
