@@ -184,7 +184,8 @@ class JsonSchema(Schema):
         try:
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:
-            raise InvalidMessage(f"JSON has no NaN, no infinity and no half of a pair of surrogates: {error}") from error
+            why = "JSON has no NaN, no infinity and no half of a pair of surrogates"
+            raise InvalidMessage(f"{why}: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         try:
