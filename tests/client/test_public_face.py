@@ -42,7 +42,7 @@ def test_defaults_are_pulsars() -> None:
         found = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
         assert {name: found[name] for name in defaults} == defaults
         ours = {"priority_level", "consumer_event_listener", "many_topics"}  # as in Pulsar's Java client, or internal
-        ours |= {"is_read_compacted", "existing_only", "isolation"}
+        ours |= {"is_read_compacted", "existing_only", "isolation", "redelivery_order"}
         assert set(found) - set(defaults) - ours == {"schema", "properties"}
 
 
