@@ -1,8 +1,8 @@
 """Publishing to a topic of any broker, over the wire that clients use: for messages that a broker itself publishes.
 
 One call is one producer: look-up, open, publish, receipts, end. It returns when everything is stored, and raises when
-something may not be; then all of it is to be published again, under the same names and sequence ids. The code of a
-producer is loaded by the first call.
+something may not be; then all of it is to be published again, under the same names and sequence ids. What a copy of a
+message says beside the message has room beside `max_message_bytes`. The code of a producer is loaded by the first call.
 Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
@@ -59,7 +59,7 @@ class InternalProducer:
             there = await me.call(rpc("Broker", "Lookup"), wire.LookupRequest(topic=topic.full), timeout_s=TIMEOUT_S)
             if not there.here:
                 owner = self._world.network.connect(Endpoint.parse(there.owner))
-            opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name)
+            opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
             if schema_version:
                 wanted = wire.GetSchemaRequest(topic=topic.full, version=schema_version)
                 found_schema = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)

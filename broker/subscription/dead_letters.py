@@ -12,6 +12,12 @@ deduplication on the copy is dropped: broker/subscription/core/dead_letter.py) a
 what is held (`restore`). Writing to a dead-letter topic is retried, with pauses up to a minute; the messages stay in
 the topic and keep their ledgers.
 
+**A message in chunks** dies as one: the first of its entries that is given back too often takes all of them along, also
+those that are counted less or are outstanding (whole_messages.py finds them). They are published in order, some
+GROUP_BYTES at a time, and acknowledged after the last. A crash between them leaves a copy that is not complete, and the
+next try repeats it under the same uuid, so that a consumer puts both together to one message. While the rest of a
+message may still be on its way to the log it is tried again. What is never whole goes as it is, entry by entry.
+
 Where the subscription is ordered (core/dispatch.py), Exclusive and Failover have back-off and dead letters too, and
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
@@ -34,14 +40,17 @@ from ...runtime.clock import Clock
 from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.log_throttle import LogThrottle
+from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.unfolding import aside
 from .core.bits import ones
+from .core.chunk_runs import Run
 from .core.cursor import Cursor
-from .core.dead_letter import Source, letters_of
+from .core.dead_letter import Source, chunk_letter, letters_of
 from .core.dispatch import Dispatcher
 from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy
 from .cursors import DurableCursor
+from .whole_messages import message_of
 
 _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
@@ -51,6 +60,8 @@ STORED_MS = 3_600_000
 ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Of what failed, where it holds back what follows it and no policy has a ladder: it is tried soon, and then seldom."""
 STEPS = ("read", "publish", "acknowledge", "store")
+GROUP_BYTES = 4 << 20
+"""Of a message in chunks in memory at a time, and one chunk more."""
 Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[object]]
 
 
@@ -58,11 +69,12 @@ class DeadLetters(MadeLater):
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
-        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_policy", "_store", "_subscription",
-        "_tasks", "_timer", "_wake", "held", "letters",
+        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_policy", "_store",
+        "_subscription", "_tasks", "_timer", "_wake", "held", "letters",
     )  # fmt: skip
     _tasks: Tasks
-    LATER: ClassVar = {"_tasks": lambda _: Tasks()}
+    _message: asyncio.Lock
+    LATER: ClassVar = {"_tasks": lambda _: Tasks(), "_message": lambda _: asyncio.Lock()}
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
@@ -174,20 +186,54 @@ class DeadLetters(MadeLater):
             self._wake()
 
     async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
-        topic = self._log.topic
-        source = Source(topic, self._subscription, position, times, policy.max_redeliver_count)
         entry = await self._log.reader.entry(position)
+        if not entry.chunk_of:
+            await self._move_entry(entry, policy, times)
+            return
+        async with self._message:  # the first of its chunks takes the others along
+            if position in self.held:
+                message = await message_of(self._log, entry, self._cursor.mark, self._clock.wall_ms())
+                if message is None:
+                    await self._move_entry(entry, policy, times)
+                else:
+                    await self._move_message(position, message, policy, times)
+
+    async def _move_entry(self, entry: StoredEntry, policy: DeadLetterPolicy, times: int) -> None:
+        position = entry.position
+        source = Source(self._log.topic, self._subscription, position, times, policy.max_redeliver_count)
         done = frozenset(ones(self._cursor.hidden(position)))
         letters = await aside(
             entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
-        await self._forward(policy.letter_topic(topic, self._subscription), source.producer_name, letters, position[1])
+        await self._publish(policy, source, letters)
+        await self._moved(position, (position,), entry.count, times)
+
+    async def _move_message(self, position: Position, message: Run, policy: DeadLetterPolicy, times: int) -> None:
+        source = Source(self._log.topic, self._subscription, message.chunks[-1], times, policy.max_redeliver_count)
+        letters, now_ms = list[bytes](), self._clock.wall_ms()
+        for place in message.chunks:
+            letters.append(chunk_letter(source, (await self._log.reader.entry(place)).payload, now_ms))
+            if sum(map(len, letters)) >= GROUP_BYTES:
+                await self._publish(policy, source, letters)
+                letters = []
+        if letters:
+            await self._publish(policy, source, letters)
+        await self._moved(position, message.places, 1, times)
+
+    async def _publish(self, policy: DeadLetterPolicy, source: Source, letters: Sequence[bytes]) -> None:
+        topic = policy.letter_topic(source.topic, self._subscription)
+        await self._forward(topic, source.producer_name, letters, source.position[1])
+
+    async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
+        """The message at these places is stored in the dead-letter topic."""
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
-        if self._cursor.ack(position) or self._ack_rest(position, entry.count):
-            self._dispatcher.acked(None, position)
-        self.held.drop(position)
+        for place in places:
+            if self._cursor.ack(place) or self._ack_rest(place, count):
+                self._dispatcher.acked(None, place)
+            self.held.drop(place)
         self.letters += 1
+        topic = self._log.topic
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, position, times - 1)
         await self._store.durable()
         self._wake()

@@ -17,6 +17,10 @@ topic (a pattern matches it, too): it is not moved again and cannot be reconsume
 acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
 a pattern finds has its own topic's dead letters, and no `…-RETRY-…-RETRY`.
 
+**Messages in chunks** are moved as one: what is shown, given back and acknowledged as a whole is copied as a whole, in
+chunks where it is larger than an entry. Its count is that of its last chunk; a chunk that is given back because its
+message is not complete (client/core/chunking.py) was not shown, and does not count.
+
 **Encrypted messages** are never copied in clear. The copy is encrypted with the data key of the message and an IV of
 its own: the readers of the message can read it, and nothing is to be set. What is not decrypted is not moved. Pulsar's
 Java client publishes the decrypted payload in clear, unless a customizer sets keys for the producer.
@@ -49,11 +53,11 @@ from ..common.checks import WrongValue
 from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
 from ..connect.connections import Connections
 from ..connect.writer_schemas import WriterSchemas
+from ..core.batcher import OutgoingMessage
 from ..model.composite_schemas import Written
 from ..model.message import CiphertextMessage, Message
 from ..model.schema import BytesSchema
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, ProducerSettings
-from ..produce.messages import Extras
 from ..produce.producer import Producer
 
 _LOG = logging.getLogger("magnetar.client")
@@ -179,18 +183,20 @@ class DeadLetterProducer:
             raise CryptoError("a message that is not decrypted is not copied to another topic")
         encrypt = message.entry.consumer.encrypt_like(message)
         producer = await self._producer(topic, await self._schema_of(message))
-        content = None if message.has_null_value() else message.data()
-        keyed_by_bytes = message.fields.partition_key_b64_encoded
-        extras = Extras(
-            properties=properties,
-            partition_key=None if keyed_by_bytes or message.has_null_key() else message.partition_key(),
-            null_key=message.fields.null_partition_key,
-            ordering_key=message.ordering_key() or None,
-            event_timestamp=message.event_timestamp() or None,
-            deliver_after=delay if delay else None,
-            key_bytes=message.key_bytes() if keyed_by_bytes else None,
+        fields = message.fields
+        copy = OutgoingMessage(
+            message.data(),
+            properties,
+            fields.partition_key if fields.HasField("partition_key") else None,
+            fields.ordering_key if fields.HasField("ordering_key") else None,
+            fields.event_time,
+            deliver_at=self._connections.world.clock.wall_ms() + round(delay.total_seconds() * 1000) if delay else None,
+            null_value=fields.null_value,
+            key_is_base64=fields.partition_key_b64_encoded,
+            null_key=fields.null_partition_key,
+            encrypt=encrypt,
         )
-        await producer.send_copy(content, extras, encrypt)
+        await producer.send_copy(copy)
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
@@ -226,7 +232,7 @@ class DeadLetterProducer:
         random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
         name = "-".join((self._base, self._consumer_name(), random, kind))
         known = BytesSchema() if schema is None else Written(schema)
-        settings = ProducerSettings(producer_name=name, schema=known, block_if_queue_full=True)
+        settings = ProducerSettings(producer_name=name, schema=known, chunking_enabled=True)
         return await Producer.open(self._connections, topic, settings)
 
     async def _subscribe(self, topic: TopicName, subscription: str) -> None:

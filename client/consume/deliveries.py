@@ -192,6 +192,7 @@ class Deliveries:
             )
             if body is not None and core.withholds:
                 core.release(position)
+            received.stream = core.connections
             if wanted is None:
                 wanted = self._take_chunk(
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
@@ -208,7 +209,6 @@ class Deliveries:
             return self._undecryptable(error.received, error.cause, entry)
         size = unfolded_bytes(received.header)
         self._bytes += max(len(entry), size)
-        received.stream = core.connections
         self._charged += received.charged
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
@@ -218,7 +218,8 @@ class Deliveries:
         share_permits(received, wanted, of_each=self._permits_of_each)
         if self.slots is not None:
             self._note_slots(self.slots, received, wanted)
-        if self._dead_letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
+        first = wanted[0]
+        if self._dead_letters is not None and core.is_dead(first.entry.redelivery_count) and not is_dead_letter(first):
             self._dead_letters.move_soon(wanted)
             return ()
         core.delivered += len(wanted)
@@ -299,9 +300,10 @@ class Deliveries:
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
-        begun = self._core.chunk(header.metadata, received.position, body, self._clock())
+        begun = self._core.chunk(header.metadata, received.position, body, self._clock(), received)
         if begun is None:
             return []
+        received = begun.entry  # of the last chunk: another one may have completed the message
         received.chunks = tuple(begun.places)
         metadata, payload = begun.metadata, begun.payload
         begun.bodies.clear()

@@ -286,11 +286,13 @@ class PartitionConsumer:
     def _untouched(self) -> EntrySets:
         """Entries that wait here whole: the application has seen nothing of them; they do not count as given back."""
         found: EntrySets = {}
+        places = self.core.chunks.unshown()
         for message in self._inbox.messages.copy():
             entry = message.entry
             if entry.consumer is self and message.batch_index == entry.first_index:
-                found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
-        for ledger_id, entry_id in self.deliveries.folded():
+                places += entry.chunks or (entry.position,)
+        places += self.deliveries.folded()
+        for ledger_id, entry_id in places:
             found.setdefault(ledger_id, BitMap()).add(entry_id)
         return found
 

@@ -10,22 +10,35 @@ published in order with nothing of that producer between them; after a reconnect
 |---|---|
 | the next chunk of a message | kept; with the last one the message is complete |
 | a chunk that is there already (sent again) | its entry is acknowledged with the others |
-| a first chunk while `pending_max` messages are begun, or PENDING_BYTES_MAX declared | the oldest makes room |
+| a first chunk while `pending_max` messages are begun, or PENDING_BYTES_MAX declared | it is given back itself |
+| … of a message that made room less often than one that is begun | that one makes room |
+| … with `auto_ack` | the oldest makes room |
+| a chunk after one that is missing, of a message that is begun | kept, where the missing one comes again; else dropped |
 | a chunk whose beginning is missing, on an ordered subscription | that is before our start: dropped |
 | … on a shared one, or of a message that was given back | given back: its beginning comes again |
 | an entry of a producer after its message that is not complete, in log order | that never will be: dropped |
-| nothing, for EXPIRE_S | the message makes room |
+| nothing for a message, for EXPIRE_S and the delay of what is given back | it makes room |
 
 *Dropped* is acknowledged: no producer was ever told that such a message is stored. What makes room is *given back*, and
-comes again after the delay of a negative ack; with `auto_ack` it is dropped, as Pulsar does: then a message whose
+comes again; with `auto_ack` it is dropped, as Pulsar does: then a message whose
 producer was slow is lost. Nothing is allocated by what a header declares: sizes are checked first, and bodies counted.
+
+**Progress.** What is begun stays until it is complete: everything that it lacks comes, or comes again. A message that
+gets nothing for so long may have lost its producer. It makes room, and afterwards for every message that did so less
+often; so as many messages as there may be without an end keep no other from its own. If a newcomer made what is begun
+go, two groups of messages could replace each other for ever. What is given back is remembered (`_waiting`): when there
+is room the first of these messages is asked for, as far as it came, and so are the chunks of one that begins. Else it
+comes again after twice the time each time, up to GIVEN_BACK_S_MAX, because another consumer may have a part of it: a
+broker delivers it before what is new, of which what is begun may need the next.
+
 A cumulative ack never covers a message that is begun or not acknowledged and ends after it (`floor`).
-Guarding tests: tests/client/produce/test_chunking.py.
+Guarding tests: tests/client/produce/test_chunking.py, tests/client/core/test_chunks_walk.py.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX, compress
 from ...proto.entry import ENTRY_HEAD_BYTES, Encrypt, client_part
@@ -41,7 +54,9 @@ METADATA_BYTES = 10 << 10
 """A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
 tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
 EXPIRE_S = 60.0
-"""What is not complete after so long makes room (Pulsar's figure)."""
+"""What gets no chunk for so long makes room (Pulsar's figure)."""
+GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
+"""A chunk comes again after the delay of a negative ack, made longer to be between these."""
 GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
@@ -85,59 +100,71 @@ def split(
 class Begun:
     """A message of which some chunks are here."""
 
-    __slots__ = ("bodies", "metadata", "places", "since", "size")
+    __slots__ = ("bodies", "entry", "last", "metadata", "places", "since", "size")
 
     def __init__(self, metadata: MessageMetadata, since: float) -> None:
         self.metadata = metadata
-        self.bodies: list[bytes] = []
-        self.places: dict[Position, None] = {}  # of all its entries, as they came
+        self.bodies: dict[int, bytes] = {}  # by the number of the chunk
+        self.places: dict[Position, None] = {}  # of all its entries; when it is complete, in log order
+        self.last: Position | None = None  # the place of the last chunk …
+        self.entry: Any = None  # … and what the caller said of it
         self.size = 0
-        self.since = since
+        self.since = since  # its latest chunk came
 
     @property
     def payload(self) -> bytes:
         """As it was sent: compressed, if it was."""
-        return b"".join(self.bodies)
+        return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
 class ChunkOutcome(NamedTuple):
     complete: Begun | None
     dropped: list[Position]
     given_back: list[Position]
+    wanted: Sequence[Position] = ()  # given back before, and to be asked for now
 
 
 class Chunks:
-    __slots__ = ("_begun", "_given_back", "_whole", "auto_ack", "log_order", "ordered", "pending_max")
+    __slots__ = (
+        "_begun", "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "expire_s", "log_order", "ordered",
+        "pending_max",
+    )  # fmt: skip
 
-    def __init__(self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True) -> None:
+    def __init__(
+        self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
+        expire_s: float = EXPIRE_S,
+    ) -> None:  # fmt: skip
         """`ordered`: chunks of a message come in order; `log_order`: all entries do."""
         self.pending_max = max(1, pending_max)
         self.auto_ack = auto_ack
         self.ordered = ordered
         self.log_order = log_order
+        self.expire_s = expire_s
         self._begun: dict[str, Begun] = {}  # by uuid, oldest first
-        self._given_back: dict[str, None] = {}
-        self._whole: dict[Position, Begun] = {}  # complete and not acknowledged, by the last entry
+        self._given_back: dict[str, int] = {}  # how often the beginnings of messages were
+        self._made_room: dict[str, int] = {}  # how often messages did that were not complete in time
+        self._waiting: dict[str, dict[Position, int]] = {}  # entries that are given back, and the numbers of the chunks
+        self._whole: dict[Position, Begun] = {}  # complete and not acknowledged, by the place of the last chunk
 
     def __len__(self) -> int:
         return len(self._begun)
 
     # ------------------------------------------------------------------ facts
-    def add(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> ChunkOutcome:
+    def add(
+        self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
+    ) -> ChunkOutcome:
         """A chunk came. CorruptEntry: it contradicts itself, or those before it."""
         _check(metadata, len(body))
         begun = self._begun.get(metadata.uuid)
         if begun is None:
-            return self._begin(metadata, place, body, now)
-        if metadata.chunk_id < len(begun.bodies):
+            return self._begin(metadata, place, body, now, entry)
+        if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
             return ChunkOutcome(None, [], [])
-        if metadata.chunk_id > len(begun.bodies):
-            if self._comes_again(metadata.uuid):
-                return ChunkOutcome(None, [], [place])
+        if metadata.chunk_id > len(begun.bodies) and not self._comes_again(metadata.uuid):
             del self._begun[metadata.uuid]
             return ChunkOutcome(None, [*begun.places, place], [])
-        return self._take(begun, metadata, place, body)
+        return self._take(begun, metadata, place, body, now, entry)
 
     def passed(self, producer: str, place: Position) -> list[Position]:
         """An entry of the producer came: what it has begun before and not ended is dropped."""
@@ -151,11 +178,13 @@ class Chunks:
         return dropped
 
     def expire(self, now: float) -> ChunkOutcome:
-        outcome = ChunkOutcome(None, [], [])
+        outcome, wanted = ChunkOutcome(None, [], []), list[Position]()
         for uuid, begun in list(self._begun.items()):
-            if now - begun.since >= EXPIRE_S:
+            if now - begun.since >= self.expire_s:
+                self._note(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
+                wanted += self._next_waiting()
                 self._make_room(uuid, outcome)
-        return outcome
+        return outcome._replace(wanted=wanted)
 
     def acknowledged(self, last: Position) -> tuple[Position, ...]:
         """All entries of the complete message that ends there; none: it is not one."""
@@ -178,9 +207,19 @@ class Chunks:
         """All that is not acknowledged comes again, in order."""
         self._begun.clear()
         self._given_back.clear()
+        self._made_room.clear()
+        self._waiting.clear()
         self._whole.clear()
 
     # ------------------------------------------------------------------ questions
+    def rounds(self, uuid: str) -> int:
+        """How often there was no room for the message."""
+        return self._given_back.get(uuid, 0)
+
+    def unshown(self) -> list[Position]:
+        """All entries of messages that are begun."""
+        return [place for begun in self._begun.values() for place in begun.places]
+
     def first(self) -> Position | None:
         """The first entry of all messages that are begun, or not acknowledged."""
         return min((min(begun.places) for begun in (*self._begun.values(), *self._whole.values())), default=None)
@@ -193,36 +232,74 @@ class Chunks:
         return place if lowest is None else Position(lowest[0], lowest[1] - 1)
 
     # ------------------------------------------------------------------ how
-    def _begin(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> ChunkOutcome:
+    def _begin(
+        self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
+    ) -> ChunkOutcome:
         outcome = ChunkOutcome(None, self.passed(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
-            (outcome.given_back if self._comes_again(metadata.uuid) else outcome.dropped).append(place)
+            if self._comes_again(metadata.uuid):
+                self._wait(metadata.uuid, place, metadata.chunk_id)
+                outcome.given_back.append(place)
+            else:
+                outcome.dropped.append(place)
             return outcome
-        declared = sum(begun.metadata.total_chunk_msg_size for begun in self._begun.values())
-        while self._begun and (
-            len(self._begun) >= self.pending_max or declared + metadata.total_chunk_msg_size > PENDING_BYTES_MAX
-        ):
-            uuid, oldest = next(iter(self._begun.items()))
-            declared -= oldest.metadata.total_chunk_msg_size
+        while not self._has_room(metadata.total_chunk_msg_size):
+            uuid = self._gives_way_to(metadata.uuid)
+            if uuid is None:
+                self._note(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
+                self._wait(metadata.uuid, place, 0)
+                outcome.given_back.append(place)
+                return outcome
             self._make_room(uuid, outcome)
         begun = self._begun[metadata.uuid] = Begun(metadata, now)
-        self._take(begun, metadata, place, body)
-        return outcome
+        self._take(begun, metadata, place, body, now, entry)
+        waiting = self._waiting.pop(metadata.uuid, {})
+        return outcome._replace(wanted=[each for each in waiting if each != place])
 
-    def _take(self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes) -> ChunkOutcome:
+    def _has_room(self, size: int) -> bool:
+        declared = sum(begun.metadata.total_chunk_msg_size for begun in self._begun.values())
+        return not self._begun or (len(self._begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
+
+    def _gives_way_to(self, newcomer: str) -> str | None:
+        """The message that makes room for that one; None: none does."""
+        if self.auto_ack:
+            return next(iter(self._begun))
+        times = self._made_room.get
+        uuid = max(self._begun, key=lambda each: times(each, 0))
+        return uuid if times(uuid, 0) > times(newcomer, 0) else None
+
+    def _take(
+        self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
+    ) -> ChunkOutcome:
         total, of = begun.metadata.total_chunk_msg_size, begun.metadata.num_chunks_from_msg
-        size, last = begun.size + len(body), metadata.chunk_id == of - 1
-        if size > total or (last and size != total) or metadata.num_chunks_from_msg != of:
+        size, complete = begun.size + len(body), len(begun.bodies) + 1 == of
+        if size > total or (complete and size != total) or metadata.num_chunks_from_msg != of:
             raise CorruptEntry(f"chunk {metadata.chunk_id} ends at {size} of {total} bytes")
-        begun.bodies.append(body)
+        begun.bodies[metadata.chunk_id] = body
         begun.places[place] = None
-        begun.size = size
-        if not last:
+        begun.size, begun.since = size, now
+        if metadata.chunk_id == of - 1:
+            begun.last, begun.entry = place, entry
+        if not complete:
             return ChunkOutcome(None, [], [])
+        assert begun.last is not None, "the last chunk is one of all"
+        begun.places = dict.fromkeys(sorted(begun.places))
         del self._begun[metadata.uuid]
         self._given_back.pop(metadata.uuid, None)
-        self._whole[place] = begun
-        return ChunkOutcome(begun, [], [])
+        self._made_room.pop(metadata.uuid, None)
+        self._whole[begun.last] = begun
+        return ChunkOutcome(begun, [], [], self._next_waiting())
+
+    def _wait(self, uuid: str, place: Position, number: int) -> None:
+        self._waiting.setdefault(uuid, {})[place] = number
+        if len(self._waiting) > GIVEN_BACK_MAX:
+            del self._waiting[next(iter(self._waiting))]
+
+    def _next_waiting(self) -> list[Position]:
+        """There is room: the entries of the first message that waits with its beginning, and made room least often."""
+        times = self._made_room.get
+        begins = [uuid for uuid, places in self._waiting.items() if 0 in places.values()]
+        return [*self._waiting.pop(min(begins, key=lambda each: times(each, 0)))] if begins else []
 
     def _comes_again(self, uuid: str) -> bool:
         return not self.ordered or uuid in self._given_back
@@ -233,13 +310,18 @@ class Chunks:
             outcome.dropped.extend(begun.places)
             return
         outcome.given_back.extend(begun.places)
+        for place in begun.places:
+            self._wait(uuid, place, 0)
         self.expect_again(uuid)
 
     def expect_again(self, uuid: str) -> None:
         """A chunk of the message came and is not kept, but delivered again later."""
-        self._given_back[uuid] = None
-        if len(self._given_back) > GIVEN_BACK_MAX:
-            del self._given_back[next(iter(self._given_back))]
+        self._note(self._given_back, uuid, self.rounds(uuid))
+
+    def _note(self, of: dict[str, int], uuid: str, times: int) -> None:
+        of[uuid] = times
+        if len(of) > GIVEN_BACK_MAX:
+            del of[next(iter(of))]
 
     def check(self) -> None:
         assert len(self._begun) <= self.pending_max, "no more messages are begun than may be"

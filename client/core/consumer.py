@@ -7,7 +7,8 @@ driver does each effect at once. Times are seconds of one clock that does not go
 none back. **Acknowledging** is at least once: acks are grouped (core/acks.py), and those that were not sent when the
 connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked for
 again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that is
-not acknowledged is delivered again by the next one. **Reconnect.** An error that may pass and a lost connection open
+not acknowledged is delivered again by the next one. A chunk that is asked for again because its message is not complete
+does not count as given back. **Reconnect.** An error that may pass and a lost connection open
 the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
 delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
 (`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
@@ -30,7 +31,7 @@ from ...proto.errors import ConnectionLost, MagnetarError, SubscriptionNotFound,
 from ...proto.names import Position
 from .acks import GROUP_MESSAGES, GROUP_S, AckTracker
 from .backoff import Backoff
-from .chunking import EXPIRE_S, Begun, ChunkOutcome, Chunks
+from .chunking import EXPIRE_S, GIVEN_BACK_S_MAX, GIVEN_BACK_S_MIN, Begun, ChunkOutcome, Chunks
 from .effects import (
     Answer,
     Connect,
@@ -70,6 +71,7 @@ class ConsumerCore:
         self.chunks = Chunks(
             pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
             ordered=options.ordered, log_order=options.log_order,
+            expire_s=EXPIRE_S + options.nack_delay_ms(0) / 1000,
         )  # fmt: skip
         self._options = options
         self._lock = lock
@@ -77,6 +79,7 @@ class ConsumerCore:
         self._granted = 0
         self._acks = AckTracker()
         self._nacks = NackTracker()
+        self._pieces = NackTracker()  # chunks that are given back, and that the application has not seen
         self._unacked = RedeliveryTracker(options.ack_timeout_s, UNACKED_TICK_S)
         self._ack_due: float | None = None
         self._tick_due: float | None = None
@@ -163,6 +166,7 @@ class ConsumerCore:
             self.error = error
         self._ack_due = self._tick_due = self._chunk_due = None
         self._nacks.clear()
+        self._pieces.clear()
         self._fail_requests(self.error, effects)
         effects.append(Finished(self.error, topic_is_gone))
         return effects
@@ -190,10 +194,12 @@ class ConsumerCore:
         """The application saw the entry as often as it may: it is a dead letter."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
-    def chunk(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> Begun | None:
+    def chunk(
+        self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
+    ) -> Begun | None:
         """A chunk came; the message, when it is complete. Raises CorruptEntry."""
-        outcome = self.chunks.add(metadata, place, body, now)
-        self._settle_chunks(outcome, now)
+        outcome = self.chunks.add(metadata, place, body, now, entry)
+        self._settle_chunks(outcome, now, self.chunks.rounds(metadata.uuid))
         if self._chunk_due is None and len(self.chunks):
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
@@ -224,11 +230,20 @@ class ConsumerCore:
         """An entry that is no chunk came."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
 
-    def _settle_chunks(self, outcome: ChunkOutcome, now: float) -> None:
+    def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
         for place in outcome.dropped:
             self.acknowledge(place, -1, 0)
-        for place in outcome.given_back:
-            self.give_back(place, 0, now)
+        if outcome.given_back:
+            delay_s = self._options.nack_delay_ms(0) / 1000
+            longer_s = min(GIVEN_BACK_S_MAX, max(GIVEN_BACK_S_MIN, delay_s) * 2 ** min(rounds, 16))
+            for place in outcome.given_back:
+                if place not in self._nacks:
+                    self._pieces.watch(place, int(now * 1000) + 1, int(max(delay_s, longer_s) * 1000))
+                self._unacked.forget(place)
+        for place in outcome.wanted:
+            if place in self._pieces:
+                self._pieces.forget(place)
+                self._pieces.watch(place, int(now * 1000), 0)
 
     # ------------------------------------------------------------------------------ what the application does
     def watch(self, place: Position, now: float, longer_s: float) -> None:
@@ -244,6 +259,8 @@ class ConsumerCore:
             self.release(place)
         if self._nacks and (index < 0 or size == 1):
             self._nacks.forget(place)
+        if self._pieces:
+            self._pieces.forget(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
         """So many messages of an entry of that size: the bits of their indexes."""
@@ -264,6 +281,8 @@ class ConsumerCore:
         self._acks.acknowledge_cumulative(place, index, size)
         if self._nacks and index < 0:
             self._nacks.forget_up_to(place)
+        if self._pieces:
+            self._pieces.forget_up_to(place)
         self._unacked.forget_up_to(place)
 
     def covers(self, place: Position) -> bool:
@@ -283,6 +302,8 @@ class ConsumerCore:
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
         """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
         broker has the delay, and it is asked in the next `turn` (`fail`)."""
+        if self._pieces:
+            self._pieces.forget(place)
         if self._options.holds_order:
             self._failed.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
             self._unacked.forget(place)
@@ -350,8 +371,8 @@ class ConsumerCore:
     @property
     def due(self) -> float | None:
         """When `time_passed` is to be called; None: no time matters."""
-        nacks_ms = self._nacks.next_ms()
-        times = (self._ack_due, self._tick_due, self._chunk_due, None if nacks_ms is None else nacks_ms / 1000)
+        given_back = [ms / 1000 for each in (self._nacks, self._pieces) if (ms := each.next_ms()) is not None]
+        times = (self._ack_due, self._tick_due, self._chunk_due, *given_back)
         return min((each for each in times if each is not None), default=None)
 
     def time_passed(self, now: float) -> list[ConsumerEffect]:
@@ -371,17 +392,19 @@ class ConsumerCore:
                 for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
                     late.setdefault(ledger_id, BitMap()).add(entry_id)
             self._ask_again(late, effects)
-        due_ms = self._nacks.next_ms()
-        if due_ms is not None and now >= due_ms / 1000:
-            self._ask_again(self._nacks.take(max(due_ms, int(now * 1000))), effects)
+        for given_back in (self._nacks, self._pieces):
+            due_ms = given_back.next_ms()
+            if due_ms is not None and now >= due_ms / 1000:
+                due = given_back.take(max(due_ms, int(now * 1000)))
+                self._ask_again(due, effects, counted=given_back is self._nacks)
         return effects + self.turn(now)
 
-    def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect]) -> None:
-        if entries and self._options.holds_order:
+    def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect], *, counted: bool = True) -> None:
+        if entries and counted and self._options.holds_order:
             effects += self.fail(entries)
         elif entries and self.state is State.CONNECTED:
             self._send_acks(effects)
-            effects.append(Redeliver(entries))
+            effects.append(Redeliver(entries, counted))
 
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is State.CONNECTED and self._acks.pending:
@@ -442,6 +465,7 @@ class ConsumerCore:
         self.forget_delivered()
         self._acks.clear()
         self._nacks.clear()
+        self._pieces.clear()
         self.last_taken = self._begun = None
         self._time = to if isinstance(to, int) and not self._options.durable else None
         effects += (Drop(give_back=True), Sought(to))
@@ -461,6 +485,7 @@ class ConsumerCore:
         self.permits.check()
         self._acks.check()
         self._nacks.check()
+        self._pieces.check()
         self._unacked.check()
         self.chunks.check()
         self._backoff.check()

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from ...proto.entry import Encrypt
 from ...proto.names import TopicName
 from ..common.checks import Check, check_message, check_one
 from ..common.closing import ClosedAfterAsyncWith
@@ -29,7 +28,7 @@ from ..common.errors import (
 )
 from ..connect.connections import Connections
 from ..connect.writer_schemas import NEWEST, WriterSchemas
-from ..core.batcher import Callback
+from ..core.batcher import Callback, OutgoingMessage
 from ..core.state import State
 from ..core.transaction import InTransaction
 from ..model.message_id import MessageId
@@ -248,13 +247,16 @@ class Producer(ClosedAfterAsyncWith):
         halves: PreparesHalves = make(self.connections)
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
-    async def send_copy(self, content: Any, extras: Extras, encrypt: Encrypt | None) -> MessageId:
-        """As `send`, of a copy of a message: `encrypt` is used in place of the producer's keys."""
-        message = outgoing(content, extras, self.settings.schema, self._wall_ms)
-        message.encrypt = encrypt
+    async def send_copy(self, message: OutgoingMessage) -> MessageId:
+        """As `send`, of a copy of a message, as it was received: nothing of it is checked. Waits for room."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
-        partition = self._partitions.route(message)
-        partition.add_message(message, lambda *found: None if outcome.done() else outcome.set_result(found))
+        while True:
+            try:
+                partition = self._partitions.route(message)
+                partition.add_message(message, lambda *found: None if outcome.done() else outcome.set_result(found))
+                break
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
+                await self.wait_for_room()
         partition.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:

@@ -5,6 +5,10 @@ ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and se
 a second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
 sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message. An encrypted one
 stays one entry with its ciphertext: a batch goes as a whole, with the messages in it that are acknowledged.
+
+A message in chunks is one message: each of its chunks is copied with its bytes (`chunk_letter`), under one name, the
+place of its last chunk as its origin, and a uuid that is the copy's own. A chunk of a message that is not whole is sent
+unchanged, as the payload of one message.
 Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 """
 
@@ -29,6 +33,9 @@ from ....proto.names import Position, TopicName
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
 
+_OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "schema_version", "txnid_most_bits", "txnid_least_bits")
+"""Fields that say nothing in another topic."""
+
 
 class Source(NamedTuple):
     """Where a dead letter comes from: topic, subscription, entry, and its redeliveries."""
@@ -44,15 +51,23 @@ class Source(NamedTuple):
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
+    @property
+    def reason(self) -> str:
+        return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
+
 
 def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
     """Client-parts, in order; `done`: batch indexes that are acknowledged."""
-    reason = f"given back {source.redeliveries} times, at most {source.max_redeliver_count} redeliveries are allowed"
+    reason = source.reason
     try:
         body = split_broker_part(entry)[2]
         header = parse_header(body)
+        if header.metadata.num_chunks_from_msg > 1:
+            of, number = header.metadata.num_chunks_from_msg, header.metadata.chunk_id
+            why = f"{reason}; it is chunk {number} of {of} of a message of which the rest is not there"
+            return [encode_entry(_addressed(source, -1, MessageMetadata(), now_ms, why), bytes(entry))]
         if header.metadata.encryption_keys:
-            return [_encrypted(source, header, bytes(body[header.payload_offset :]), now_ms, reason)]
+            return [_as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms)]
         messages = decode_batch(header, body)
     except CorruptEntry as error:
         metadata = _addressed(source, -1, MessageMetadata(), now_ms, f"the entry is damaged: {error.message}")
@@ -65,15 +80,22 @@ def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int)
     return letters
 
 
-def _encrypted(source: Source, header: EntryHeader, ciphertext: bytes, now_ms: int, reason: str) -> bytes:
+def chunk_letter(source: Source, entry: Buffer, now_ms: int) -> bytes:
+    """The client-part of one chunk; `source.position` is that of the last one. CorruptEntry."""
+    body = split_broker_part(entry)[2]
+    header = parse_header(body)
+    return _as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms, uuid=f"{source.producer_name}-0")
+
+
+def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, *, uuid: str = "") -> bytes:
+    """A payload that is not taken apart: ciphertext, or a chunk."""
     metadata = MessageMetadata()
     metadata.CopyFrom(header.metadata)
-    metadata.ClearField("deliver_at_time")
-    metadata.ClearField("highest_sequence_id")
-    metadata.ClearField("schema_version")
-    metadata.ClearField("txnid_most_bits")
-    metadata.ClearField("txnid_least_bits")
-    return client_part(_addressed(source, -1, metadata, now_ms, reason), ciphertext)
+    for name in _OF_ITS_TOPIC:
+        metadata.ClearField(name)
+    if uuid:
+        metadata.uuid = uuid
+    return client_part(_addressed(source, -1, metadata, now_ms, source.reason), payload)
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
@@ -81,10 +103,7 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
-        for name in (
-            "compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id", "schema_version",
-            "txnid_most_bits", "txnid_least_bits",
-        ):  # fmt: skip
+        for name in ("compression", "uncompressed_size", *_OF_ITS_TOPIC):
             metadata.ClearField(name)
         return metadata
     for name in (

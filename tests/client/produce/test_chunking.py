@@ -137,26 +137,46 @@ def _order(piece: tuple[MessageMetadata, bytes], number: int) -> tuple[MessageMe
     return piece[0], at(number), piece[1]
 
 
-@pytest.mark.parametrize("auto_ack", [False, True])
-def test_one_begun_message_too_many_makes_the_oldest_go_and_it_is_lost_only_when_that_was_asked_for(
-    auto_ack: bool,
-) -> None:
-    chunks = Chunks(pending_max=2, auto_ack=auto_ack)
+def test_one_begun_message_too_many_makes_the_oldest_go_where_that_was_asked_for() -> None:
+    chunks = Chunks(pending_max=2, auto_ack=True)
     old = pieces("old", producer="a")
     chunks.add(*_order(old[0], 0), 0.0)
     chunks.add(*_order(pieces("b", producer="b")[0], 1), 0.0)
     outcome = chunks.add(*_order(pieces("c", producer="c")[0], 2), 0.0)
-    assert (outcome.dropped, outcome.given_back) == (([at(0)], []) if auto_ack else ([], [at(0)]))
+    assert (outcome.dropped, outcome.given_back) == ([at(0)], [])
     outcome = chunks.add(*_order(old[1], 3), 0.0)
-    assert (outcome.dropped, outcome.given_back) == (([at(3)], []) if auto_ack else ([], [at(3)]))
-    if auto_ack:
-        return
-    done = None
-    chunks.pending_max = 3
-    for number, which in [(0, 0), (3, 1), (9, 2)]:
-        done = chunks.add(*_order(old[which], number), 0.0).complete
-    assert done is not None, "what came again is complete"
-    assert done.payload == whole(old)
+    assert (outcome.dropped, outcome.given_back) == ([at(3)], [])
+
+
+def test_one_begun_message_too_many_comes_again_when_there_is_room() -> None:
+    chunks = Chunks(pending_max=2, auto_ack=False)
+    one, two, new = (pieces(name, producer=name) for name in ("one", "two", "new"))
+    chunks.add(*_order(one[0], 0), 0.0)
+    chunks.add(*_order(two[0], 1), 0.0)
+    outcome = chunks.add(*_order(new[0], 2), 0.0)
+    assert (outcome.dropped, outcome.given_back) == ([], [at(2)])
+    outcome = chunks.add(*_order(new[1], 3), 0.0)
+    assert (outcome.dropped, outcome.given_back) == ([], [at(3)])
+    chunks.add(*_order(one[1], 4), 0.0)
+    outcome = chunks.add(*_order(one[2], 5), 0.0)
+    assert outcome.complete is not None
+    assert outcome.wanted == [at(2), at(3)], "there is room for the newcomer: as far as it came it is asked for"
+    chunks.add(*_order(new[0], 2), 0.0)
+    chunks.add(*_order(new[2], 6), 0.0)
+    done = chunks.add(*_order(new[1], 3), 0.0).complete
+    assert done is not None, "its chunks may come in another order"
+    assert done.payload == whole(new)
+    assert (list(done.places), done.last) == ([at(2), at(3), at(6)], at(6))
+
+
+def test_a_message_that_made_room_makes_room_for_those_that_did_not() -> None:
+    chunks = Chunks(pending_max=1, auto_ack=False)
+    chunks.add(*_order(pieces("dead", producer="a")[0], 0), 0.0)
+    assert chunks.expire(EXPIRE_S).given_back == [at(0)]
+    assert not chunks.add(*_order(pieces("dead", producer="a")[0], 0), 61.0).given_back
+    outcome = chunks.add(*_order(pieces("b", producer="b")[0], 1), 62.0)
+    assert outcome.given_back == [at(0)]
+    assert chunks.add(*_order(pieces("dead", producer="a")[0], 0), 63.0).given_back == [at(0)]
 
 
 def test_what_is_not_complete_after_a_minute_is_given_back() -> None:

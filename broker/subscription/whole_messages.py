@@ -1,0 +1,120 @@
+"""Looks up all chunks of the message of which one entry is a chunk, for the dead letters.
+
+Between the first and the last chunk of a message its producer publishes nothing else (client/core/chunking.py), and
+other producers anything. So the log is read backwards from the entry to its producer's entry before the message, and
+forwards until the message is whole. The cursor's mark ends the way back: what is before it is acknowledged. After chunk
+0 the way back goes on for REPEATED_ENTRIES, because a producer repeats what has no receipt.
+
+| what is found | answer |
+|---|---|
+| the chunks from 0 to the last | the run of them |
+| no beginning, a gap, a damaged chunk, a later entry of the producer before the last chunk | None: it is never whole |
+| the end of the log before the last chunk, which may be on its way | Unavailable; None after INCOMPLETE_MS |
+
+Nothing is kept of what is read but the places. It costs the entries between the ends; dead letters are rare.
+Guarding tests: tests/broker/subscription/test_letters_of_chunks.py, tests/broker/subscription/core/test_chunk_runs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ...proto.entry import parse_header, parse_stored
+from ...proto.errors import CorruptEntry, Unavailable
+from ...proto.names import Position
+from ..log.cache import StoredEntry
+from ..log.log import ReadableLog
+from .core.chunk_runs import Chunk, Run, run_at, runs_of
+
+WINDOW_ENTRIES = 256
+"""Entries of one step backwards."""
+READ_BYTES = 1 << 20
+REPEATED_ENTRIES = 2000
+SEARCH_ENTRIES_MAX = 200_000
+"""Entries that are read in each direction: some seconds. A chunk that is farther away counts as missing."""
+INCOMPLETE_MS = 3_600_000
+"""A message whose latest chunk was stored so long ago, at the end of the log, has no producer any more."""
+
+
+async def message_of(log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int) -> Run | None:
+    """The message that the chunk is of. Unavailable: the rest of it may still be stored."""
+    search = _Search(log, entry)
+    found = await search.before(mark)
+    found.append(search.chunk(entry))
+    latest_ms, went_on = entry.timestamp_ms, False
+    async for each in search.after():
+        if each.chunk_of == search.uuid:
+            found.append(search.chunk(each))
+            latest_ms = each.timestamp_ms
+            if any(run.whole and entry.position in run.places for run in runs_of(found)):
+                break
+        elif search.is_of_producer(each):
+            went_on = True
+            break
+    run, last = run_at(found, entry.position)
+    if run.whole:
+        return run
+    if run.chunks and last and not went_on and search.at_end and now_ms - latest_ms < INCOMPLETE_MS:
+        raise Unavailable(f"the message of the chunk {entry.position} is not complete yet")
+    return None
+
+
+class _Search:
+    def __init__(self, log: ReadableLog, entry: StoredEntry) -> None:
+        self.uuid = entry.chunk_of
+        self.at_end = False
+        self._log = log
+        self._entry = entry
+        self._producer = parse_stored(entry.frames[-1]).metadata.producer_name
+
+    def is_of_producer(self, entry: StoredEntry) -> bool:
+        return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
+
+    def chunk(self, entry: StoredEntry) -> Chunk:
+        """-1 is the number of one that is damaged."""
+        try:
+            metadata = parse_header(entry.frames[-1]).metadata
+        except CorruptEntry:
+            return Chunk(entry.position, -1, 1)
+        return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
+
+    async def before(self, mark: Position) -> list[Chunk]:
+        """Those before the entry, in log order."""
+        shape, found, left = self._log.shape, list[Chunk](), SEARCH_ENTRIES_MAX
+        end = self._entry.position
+        while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
+            first = max(Position(last.ledger_id, max(0, last.entry_id - WINDOW_ENTRIES + 1)), shape.after(mark))
+            window = [each async for each in self._read(first, last)]
+            for each in reversed(window):
+                left -= 1
+                if each.chunk_of == self.uuid:
+                    chunk = self.chunk(each)
+                    found.append(chunk)
+                    if chunk.number == 0:
+                        left = min(left, REPEATED_ENTRIES)
+                elif self.is_of_producer(each):
+                    left = 0
+                    break
+            end = first
+        return found[::-1]
+
+    async def after(self) -> AsyncIterator[StoredEntry]:
+        shape, left = self._log.shape, SEARCH_ENTRIES_MAX
+        position = shape.after(self._entry.position)
+        while left > 0 and shape.readable(position := shape.at_or_after(position)):
+            async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
+                yield each
+                left -= 1
+                position = shape.after(each.position)
+        self.at_end = left > 0
+
+    async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
+        """Entries of one ledger from `first` to `last`; `once`: of one read."""
+        shape = self._log.shape
+        position = shape.at_or_after(first)
+        while position <= last and shape.readable(position):
+            for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
+                yield each
+                position = shape.after(each.position)
+            if once:
+                return

@@ -1,0 +1,143 @@
+"""Messages in chunks under dead-letter and retry policies, of the SDK and of the server: each is moved whole, once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.client import aio
+from magnetar.client.common.errors import Timeout
+from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
+from magnetar.client.model.settings import CompressionType, ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
+from tests.support.cluster import Cluster, cluster
+
+TOPIC = "persistent://public/default/large"
+DEAD = f"{TOPIC}-s-DLQ"
+NOW = MultiplierRedeliveryBackoff(1, 1)
+BIG = random.Random(1).randbytes(50_000)
+ENTRY_BYTES_MAX = 20_000
+INDIVIDUAL = [ConsumerType.Shared, ConsumerType.KeyShared]
+
+
+class Post:
+    def __init__(self, running: Cluster) -> None:
+        self.running = running
+        self.client = aio.Client(f"magnetar://{running.brokers[-1].endpoint}")
+
+    async def consumer(self, topic: str = TOPIC, name: str = "s", **options: Any) -> Any:
+        return await self.client.subscribe(
+            topic, name, **{"consumer_type": ConsumerType.Shared, "initial_position": InitialPosition.Earliest,
+            "negative_ack_redelivery_backoff": NOW, **options},
+        )  # fmt: skip
+
+    async def send(self, *payloads: bytes, compression: CompressionType = CompressionType.NONE, **options: Any) -> None:
+        producer = await self.client.create_producer(
+            TOPIC, batching_enabled=False, chunking_enabled=True, compression_type=compression
+        )
+        for payload in payloads:
+            await producer.send(payload, **options)
+        await producer.close()
+
+    async def backlog(self, name: str = "s", topic: str = TOPIC) -> int:
+        return self.running.brokers[0].topics[topic].subscriptions[name].cursor.backlog_entries()
+
+
+async def nothing(consumer: Any) -> None:
+    with pytest.raises(Timeout):
+        await consumer.receive(300)
+
+
+@pytest.fixture
+async def post(tmp_path: Path) -> AsyncIterator[Post]:
+    async with cluster(tmp_path, max_message_bytes=ENTRY_BYTES_MAX) as running:
+        post = Post(running)
+        yield post
+        await post.client.close()
+
+
+# ------------------------------------------------------------------------------------------------ by the SDK
+@pytest.mark.parametrize("type_", INDIVIDUAL)
+async def test_a_consumer_moves_a_message_in_chunks_as_one(post: Post, type_: ConsumerType) -> None:
+    mine = await post.consumer(consumer_type=type_, dead_letter_policy=ConsumerDeadLetterPolicy(2))
+    await post.send(BIG, properties={"a": "b"}, partition_key="k", ordering_key="o", event_timestamp=7)
+    counts = []
+    for _ in range(3):
+        message = await mine.receive(10_000)
+        assert message.data() == BIG
+        counts.append(message.redelivery_count())
+        await mine.negative_acknowledge(message)
+    assert counts == [0, 1, 2]
+    dead = await post.consumer(DEAD, "late")
+    letter = await dead.receive(10_000)
+    assert (letter.data(), letter.partition_key(), letter.event_timestamp()) == (BIG, "k", 7)
+    assert letter.ordering_key() == "o"
+    assert letter.properties() == {
+        "a": "b", "REAL_TOPIC": TOPIC, "REAL_SUBSCRIPTION": "s", "ORIGIN_MESSAGE_ID": str(message.message_id()),
+    }  # fmt: skip
+    await nothing(dead)
+    await mine.close()
+    await nothing(await post.consumer(consumer_type=type_))
+
+
+@pytest.mark.parametrize("type_", INDIVIDUAL)
+async def test_a_message_in_chunks_is_reconsumed_later_as_one_and_dies_in_the_end(
+    post: Post, type_: ConsumerType
+) -> None:
+    mine = await post.consumer(
+        consumer_type=type_, enable_retry=True, dead_letter_policy=ConsumerDeadLetterPolicy(1)
+    )  # fmt: skip
+    await post.send(BIG, properties={"a": "b"})
+    first = await mine.receive(10_000)
+    await mine.reconsume_later(first, timedelta(milliseconds=20))
+    second = await mine.receive(10_000)
+    assert (second.data(), second.topic_name()) == (BIG, f"{TOPIC}-s-RETRY")
+    assert second.properties()["RECONSUMETIMES"] == "1"
+    await mine.reconsume_later(second, timedelta(0))
+    dead = await post.consumer(DEAD, "late")
+    letter = await dead.receive(10_000)
+    assert (letter.data(), letter.properties()["ORIGIN_MESSAGE_ID"]) == (BIG, str(first.message_id()))
+    await nothing(dead)
+    await mine.close()
+    await nothing(await post.consumer(consumer_type=type_, enable_retry=True))
+
+
+# ------------------------------------------------------------------------------------------------ by the server
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Post]:
+    async with cluster(tmp_path, max_message_bytes=ENTRY_BYTES_MAX, dead_letter_max_redeliver_count=1) as running:
+        post = Post(running)
+        yield post
+        await post.client.close()
+
+
+@pytest.mark.parametrize("type_", INDIVIDUAL)
+@pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.LZ4])
+async def test_the_server_moves_a_message_in_chunks_as_one(
+    served: Post, type_: ConsumerType, compression: CompressionType
+) -> None:
+    mine = await served.consumer(consumer_type=type_)
+    await served.send(BIG, b"small", BIG[::-1], compression=compression, properties={"a": "b"}, partition_key="k")
+    origins = {}
+    for _ in range(6):
+        message = await mine.receive(10_000)
+        origins[message.data()] = str(message.message_id())
+        await mine.negative_acknowledge(message)
+    dead = await served.consumer(DEAD, "late")
+    found = {}
+    for _ in range(3):
+        letter = await dead.receive(10_000)
+        found[letter.data()] = letter
+        await dead.acknowledge(letter)
+    assert found.keys() == {BIG, b"small", BIG[::-1]}
+    for data, letter in found.items():
+        told = letter.properties()
+        assert (letter.partition_key(), told["a"], told["REAL_TOPIC"]) == ("k", "b", TOPIC)
+        assert (told["ORIGIN_MESSAGE_ID"], told["REDELIVERY_COUNT"]) == (origins[data], "2")
+    await nothing(dead)
+    await mine.close()
+    await nothing(await served.consumer(consumer_type=type_))
