@@ -255,6 +255,16 @@ def declared_messages(entry: Buffer) -> int:
     return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
 
 
+def is_intact(entry: Buffer) -> bool:
+    """Whether the bytes are those that were published: an entry that cannot be read all the same is malformed."""
+    try:
+        start = _broker_part_of(entry)[2]
+        magic, checksum, _ = _HEAD.unpack_from(entry, start)
+    except (CorruptEntry, _U32_ERROR):
+        return False
+    return magic == MAGIC_CLIENT and crc32c(memoryview(entry)[start + CHECKED_FROM :]) == checksum
+
+
 def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
     """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
     return _header_at(entry, _broker_part_of(entry)[2], verify)

@@ -27,6 +27,7 @@ from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.read_memory import ReadMemory
 from ..log.topic_log import TopicLogState
+from ..log.unfolding import aside
 from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.deliveries import ALL_TIME, Delivery
@@ -34,6 +35,7 @@ from .core.dispatch import Dispatcher
 from .core.policies.policy import Blocked
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
+from .malformed import doubted, is_malformed
 from .read_ahead import ReadAheadBuffer
 from .returns import Returns
 
@@ -171,7 +173,28 @@ class Pump(MadeLater, ABC):
             consumer.outlet.deliver(own)
             if consumer.outlet.full:
                 self._pause(consumer)
+            if consumer.member.blocked or self.dispatcher.full:
+                positions = doubted(consumer.member, self.dispatcher.limits)
+                if positions:
+                    self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         self._at_hand.gone(deliveries)
+
+    async def _judge(self, positions: Sequence[Position]) -> None:
+        """Discards those of the entries that are malformed (malformed.py)."""
+        for position in positions:
+            if self.cursor.is_done(position):
+                continue
+            try:
+                entry = await self._log.reader.entry(position)
+            except MagnetarError:
+                continue  # trimmed, or not to be read now: its consumer has it
+            if await aside(entry.frames[-1], self._log.world, is_malformed, entry.payload):
+                _LOG.error("%s/%s: entry %s is malformed, and discarded", self._log.topic, self.name, position)
+                self.discard(position)
+
+    @abstractmethod
+    def discard(self, position: Position) -> None:
+        """The entry is acknowledged by the broker."""
 
     def noted(self, position: Position, at_ms: int) -> None:
         """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""

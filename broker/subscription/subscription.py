@@ -281,6 +281,11 @@ class Subscription(Pump):
             self._acks.ack_first(self._log.shape.after(mark), messages)
         self._changed()
 
+    def discard(self, position: Position) -> None:
+        self._acks.ack(None, [AckedEntry(position)])
+        self._changed()
+        self.wake()
+
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
     def pending_transactions(self) -> Sequence[TxnId]:

@@ -193,11 +193,13 @@ class Consumer(ClosedAfterAsyncWith):
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """`waiting_messages` were delivered and not received; `delivered_messages` are counted from its opening."""
+        """`waiting_messages` were delivered and not received; `delivered_messages` are counted from its opening, and
+        so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
             "delivered_messages": sum(each.core.delivered for each in self.partitions),
+            "discarded_entries": sum(each.deliveries.discarded for each in self.partitions),
         }
 
     # ------------------------------------------------------------------------------ receiving

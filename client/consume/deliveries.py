@@ -2,8 +2,10 @@
 
 Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
 removed, chunks of a message that is not complete, what cannot be decrypted (`ConsumerCryptoFailureAction`), and dead
-letters. A damaged entry becomes a message that raises ChecksumError when it is taken: it is told once, never skipped,
-and not acknowledged. A message in chunks is one message to the application: its entry is that of the last chunk, and
+letters. An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is told once, never
+skipped. It is not acknowledged where its bytes are damaged: another copy may be whole. Where they are those that were
+published, no reader will ever read it: it is *discarded*, which is acknowledged, logged and counted, as Pulsar's clients
+do, and takes no place among what is not acknowledged (`Consumer.statistics`). A message in chunks is one message to the application: its entry is that of the last chunk, and
 all of its entries are acknowledged, given back and delivered again together (client/core/chunking.py).
 
 A large entry is unfolded when there is room for it (client/common/receive_memory.py); until then it waits as it came,
@@ -20,7 +22,16 @@ from typing import NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
-from ...proto.entry import Encrypt, EntryHeader, declared_messages, decode_columns, key_of, key_of_one, open_entry
+from ...proto.entry import (
+    Encrypt,
+    EntryHeader,
+    declared_messages,
+    decode_columns,
+    is_intact,
+    key_of,
+    key_of_one,
+    open_entry,
+)
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position
@@ -73,6 +84,7 @@ class Deliveries:
     ) -> None:  # fmt: skip
         """`longer_s`: by how often an entry was delivered again, what its ack time-out is longer."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
+        self.discarded = 0  # entries that are malformed
         self._came: list[Message] = []
         self._charged = self._hidden = self._bytes = 0
         self._consumer = consumer
@@ -260,10 +272,16 @@ class Deliveries:
         return waits
 
     def _damaged(self, error: CorruptEntry, entry: bytes, position: Position, acked: Sequence[int]) -> Message:
-        _LOG.error("%s: entry %s is damaged: %s", self._consumer.topic, position, error)
+        malformed = is_intact(entry)
+        what = "malformed, and discarded" if malformed else "damaged"
+        _LOG.error("%s: entry %s is %s: %s", self._consumer.topic, position, what, error)
         damaged = DamagedMessage(self._consumer, position, error, max(1, declared_messages(entry) - len(acked)))
         damaged.entry.stream = self._core.connections
         self._charged += damaged.permits
+        if malformed:
+            self.discarded += 1
+            if self._durable:
+                self._consumer.acknowledge(damaged)
         return damaged
 
     def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
@@ -308,7 +326,12 @@ class Deliveries:
         metadata, payload = begun.metadata, begun.payload
         begun.bodies.clear()
         if metadata.compression:
-            payload = decompress(metadata.compression, payload, metadata.uncompressed_size)
+            try:
+                payload = decompress(metadata.compression, payload, metadata.uncompressed_size)
+            except CorruptEntry:
+                if self._durable:
+                    self._consumer.acknowledge(Message(received, metadata, b"", -1))
+                raise
         if start is not None and start.before(received.position, 0):
             return []
         return [Message(received, metadata, payload, -1)]
