@@ -53,7 +53,7 @@ from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.subscription import Subscription
 from ..topic.topic import Topic
 from .producer import check_size
-from .start import mark_of, place_of
+from .start import last_message, mark_of, place_of
 
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
@@ -435,11 +435,17 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
     log = topic.readable(compacted=compacted)
-    mark, acked = await place_of(log, start, options.start_inclusive, last_again=options.start_inclusive)
+    done: Sequence[Position] = ()
+    if start.position >= LATEST and options.start_inclusive:
+        mark, acked, done = await last_message(log)
+    else:
+        mark, acked = await place_of(log, start, options.start_inclusive)
     if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
         return found
     subscription = topic.passing(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
         subscription.cursor.ack_first(shape.after(mark), acked)
+    for position in done:
+        subscription.cursor.ack(position)
     topic.attach(subscription)
     return subscription

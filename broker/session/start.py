@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ...proto.errors import Unavailable
 from ...proto.names import LATEST, MessageId, Position
 from ..log.core.log_shape import LogShape
 from ..log.log import ReadableLog
+from ..subscription.whole_messages import message_of
 
 
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
@@ -24,12 +28,36 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
     return shape.clamp(shape.before(position) if inclusive else position), 0
 
 
-async def place_of(
-    log: ReadableLog, start: MessageId, inclusive: bool, *, last_again: bool = False
-) -> tuple[Position, int]:
+async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
+    """(mark, messages of the entry after it that are done, entries after it that are done) of a reader that is opened
+    at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered again.
+    """
+    shape = log.shape
+    last = shape.last
+    if last.entry_id < 0:
+        return last, 0, ()
+    entry = await log.reader.entry(last)
+    mark = shape.before(last)
+    if not entry.chunk_of:
+        return mark, entry.count - 1, ()
+    try:
+        message = await message_of(log, entry, shape.before(shape.start), log.world.clock.wall_ms())
+    except Unavailable:
+        message = None  # its last chunk is not here yet
+    if message is None:
+        return mark, 0, ()
+    mark, others = shape.before(message.places[0]), list[Position]()
+    position = shape.after(mark)
+    while position < last:
+        others += [] if position in message.places else [position]
+        position = shape.after(position)
+    return mark, 0, others
+
+
+async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
     """The same, with no more messages than the entry has: it is read when some of them are done."""
     shape = log.shape
-    mark, done = mark_of(shape, start, inclusive, last_again=last_again)
+    mark, done = mark_of(shape, start, inclusive)
     if not done:
         return mark, 0
     position = start.position

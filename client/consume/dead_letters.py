@@ -63,6 +63,7 @@ from ..produce.producer import Producer
 _LOG = logging.getLogger("magnetar.client")
 
 DEFAULT_MAX_RECONSUME_TIMES = 16
+TIMES_DIGITS_MAX = 9
 RETRY_PAUSE_S = 1.0
 """Between two tries to publish a dead letter."""
 
@@ -83,6 +84,12 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
         )
     return policy
+
+
+def times_of(told: str) -> int:
+    """How often a message was reconsumed later, by its property. Another program may use that name for anything else:
+    what is no plain number counts as none."""
+    return int(told) if len(told) <= TIMES_DIGITS_MAX and told.isascii() and told.isdigit() else 0
 
 
 def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
@@ -165,7 +172,7 @@ class DeadLetterProducer:
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
         """Returns when the copy is stored and the message acknowledged."""
-        times = int(message.properties().get(RECONSUME_TIMES, "0")) + 1
+        times = times_of(message.properties().get(RECONSUME_TIMES, "")) + 1
         found = {**_origin(message, self._subscription), **(properties or {})}
         if times > self.policy.max_redeliver_count:
             found[RECONSUME_TIMES] = str(times - 1)

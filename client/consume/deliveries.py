@@ -2,11 +2,13 @@
 
 Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
 removed, chunks of a message that is not complete, what cannot be decrypted (`ConsumerCryptoFailureAction`), and dead
-letters. An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is told once, never
-skipped. It is not acknowledged where its bytes are damaged: another copy may be whole. Where they are those that were
-published, no reader will ever read it: it is *discarded*, which is acknowledged, logged and counted, as Pulsar's clients
-do, and takes no place among what is not acknowledged (`Consumer.statistics`). A message in chunks is one message to the application: its entry is that of the last chunk, and
-all of its entries are acknowledged, given back and delivered again together (client/core/chunking.py).
+letters. A message in chunks is one message to the application: its entry is that of the last chunk, and all of its
+entries are acknowledged, given back and delivered again together (client/core/chunking.py).
+
+An entry that cannot be read becomes a message that raises ChecksumError when it is taken: it is told once, never
+skipped. Where its bytes are damaged it is not acknowledged: another copy may be whole. Where they are those that were
+published, no reader will ever read it. It is *discarded*, as by Pulsar's clients: acknowledged, logged and counted
+(`Consumer.statistics`), so that it takes no place among what is not acknowledged.
 
 A large entry is unfolded when there is room for it (client/common/receive_memory.py); until then it waits as it came,
 and what comes after it waits too, so that the order stays. To the core, what waits so is on its way.

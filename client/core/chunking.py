@@ -13,7 +13,7 @@ published in order with nothing of that producer between them; after a reconnect
 | a first chunk while `pending_max` messages are begun, or PENDING_BYTES_MAX declared | it is given back itself |
 | … of a message that made room less often than one that is begun | that one makes room |
 | … with `auto_ack` | the oldest makes room |
-| a chunk after one that is missing, of a message that is begun | kept, where the missing one comes again; else dropped |
+| a chunk after a missing one, of a message that is begun | kept, where that one comes again; else dropped |
 | a chunk whose beginning is missing, on an ordered subscription | that is before our start: dropped |
 | … on a shared one, or of a message that was given back | given back: its beginning comes again |
 | an entry of a producer after its message that is not complete, in log order | that never will be: dropped |

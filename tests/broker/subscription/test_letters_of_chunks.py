@@ -12,9 +12,12 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
+from magnetar.client.consume.dead_letters import times_of
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import CompressionType, ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
-from tests.support.cluster import Cluster, cluster
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.entry_pb2 import MessageMetadata
+from tests.support.cluster import Cluster, TestProducer, cluster
 
 TOPIC = "persistent://public/default/large"
 DEAD = f"{TOPIC}-s-DLQ"
@@ -141,3 +144,44 @@ async def test_the_server_moves_a_message_in_chunks_as_one(
     await nothing(dead)
     await mine.close()
     await nothing(await served.consumer(consumer_type=type_))
+
+
+# ------------------------------------------------------------------------------------------------ what a copy keeps
+def foreign(**fields: Any) -> bytes:
+    """An entry as a program of another language may publish it."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **fields)
+    metadata.properties.add(key="RECONSUMETIMES", value="x")
+    return encode_entry(metadata, b"payload")
+
+
+async def published(post: Post, entry: bytes) -> None:
+    producer = await TestProducer(post.running.world, post.running.brokers[0], TOPIC).opened()
+    producer.frame(publish=entry)
+    await producer.next("receipt")
+    await producer.close()
+
+
+@pytest.mark.parametrize("key", [b"\xff\x00\x80", b"", None, "ü".encode()])
+async def test_copies_keep_keys_of_bytes_and_times_of_any_size(post: Post, key: bytes | None) -> None:
+    fields: dict[str, Any] = {"event_time": (1 << 64) - 1, "partition_key": ""}
+    if key is not None:
+        fields["ordering_key"] = key
+    await published(post, foreign(**fields))
+    mine = await post.consumer(enable_retry=True, dead_letter_policy=ConsumerDeadLetterPolicy(1))
+    first = await mine.receive(5000)
+    await mine.reconsume_later(first, timedelta(0))
+    second = await mine.receive(10_000)
+    assert second.properties()["RECONSUMETIMES"] == "1", "a property of that name that is no number counts as none"
+    await mine.reconsume_later(second, timedelta(0))
+    dead = await post.consumer(DEAD, "late")
+    for copy in (second, await dead.receive(5000)):
+        assert copy.fields.HasField("ordering_key") == (key is not None)
+        assert copy.fields.ordering_key == (key or b"")
+        assert (copy.fields.HasField("partition_key"), copy.event_timestamp()) == (True, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "times"), [("", 0), ("x", 0), ("7", 7), ("-1", 0), ("1_0", 0), (" 5", 0), ("٣", 0), ("9" * 5000, 0)]
+)
+def test_a_count_that_is_no_number_is_none(told: str, times: int) -> None:
+    assert times_of(told) == times
