@@ -11,6 +11,7 @@ from ...proto.errors import InvalidRequest, NotAllowed
 from ...proto.names import MessageId, Position
 from ..log.cache import StoredEntry
 from ..subscription.subscription import Subscription
+from ..subscription.whole_messages import before_whole, rest_of
 from ..topic import backlog, examine
 from ..topic.core.upkeep import backlog_bytes
 from ..topic.topic import Topic
@@ -69,7 +70,8 @@ class Backlogs:
             if to is not None:
                 mark, acked = await place_of(log, to, inclusive=inclusive)
             else:
-                mark = log.shape.before((await log.reader.locate_time(publish_time_ms or 0)).position)
+                place = await log.reader.locate_time(publish_time_ms or 0)
+                mark = await before_whole(log, log.shape.before(place.position))
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
@@ -88,7 +90,9 @@ class Backlogs:
         life, entries = self._topic.life, 0
         for subscription in self._named(name):
             if up_to is not None:
-                entries += life.give_up(subscription, self._topic.shown.shape.clamp(up_to))
+                mark = self._topic.shown.shape.clamp(up_to)
+                entries += life.give_up(subscription, mark)
+                subscription.discard(await rest_of(self._topic.shown, mark))
             else:
                 entries += await life.expire_older(subscription, older_than_s)
             await subscription.durable_now()

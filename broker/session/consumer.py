@@ -51,6 +51,7 @@ from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
 from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..subscription.subscription import Subscription
+from ..subscription.whole_messages import before_whole
 from ..topic.topic import Topic
 from .producer import check_size
 from .start import last_message, mark_of, place_of
@@ -355,7 +356,8 @@ class ConsumerSession:
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
-            await self.subscription.seek(log.shape.before(place.position), keep=self._consumer)
+            mark = await before_whole(log, log.shape.before(place.position))
+            await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
         """The message of that index is delivered next, or the first one after it that is kept."""

@@ -190,11 +190,11 @@ class Pump(MadeLater, ABC):
                 continue  # trimmed, or not to be read now: its consumer has it
             if await aside(entry.frames[-1], self._log.world, is_malformed, entry.payload):
                 _LOG.error("%s/%s: entry %s is malformed, and discarded", self._log.topic, self.name, position)
-                self.discard(position)
+                self.discard([position])
 
     @abstractmethod
-    def discard(self, position: Position) -> None:
-        """The entry is acknowledged by the broker."""
+    def discard(self, positions: Sequence[Position]) -> None:
+        """The entries are acknowledged by the broker."""
 
     def noted(self, position: Position, at_ms: int) -> None:
         """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""

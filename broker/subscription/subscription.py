@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
-from ...proto.errors import MagnetarError, Unavailable
+from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
 from ...proto.model import AckedEntry, EntrySet
 from ...proto.names import Position
 from ...proto.transactions import Isolation, TxnId
@@ -281,10 +282,12 @@ class Subscription(Pump):
             self._acks.ack_first(self._log.shape.after(mark), messages)
         self._changed()
 
-    def discard(self, position: Position) -> None:
-        self._acks.ack(None, [AckedEntry(position)])
-        self._changed()
-        self.wake()
+    def discard(self, positions: Sequence[Position]) -> None:
+        if positions:
+            with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
+                self._acks.ack(None, [AckedEntry(position) for position in positions])
+            self._changed()
+            self.wake()
 
     # ------------------------------------------------------------------ acknowledging in transactions
     @property

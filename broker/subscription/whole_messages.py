@@ -59,6 +59,37 @@ async def message_of(log: ReadableLog, entry: StoredEntry, mark: Position, now_m
     return None
 
 
+async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
+    """The messages of which the mark covers some chunks and not all. Looked for in the entry at the mark, and in those
+    after it as far as one read goes."""
+    shape, runs, seen = log.shape, list[Run](), set[str]()
+    entries = [await log.reader.entry(mark)] if shape.readable(mark) else []
+    following = shape.at_or_after(shape.after(mark))
+    if shape.readable(following):
+        entries += await log.reader.read(following, READ_BYTES)
+    for entry in entries:
+        if not entry.chunk_of or entry.chunk_of in seen:
+            continue
+        seen.add(entry.chunk_of)
+        try:
+            run = await message_of(log, entry, Position(-1, -1), log.world.clock.wall_ms())
+        except Unavailable:
+            continue  # the rest is not here yet
+        if run is not None and run.places[0] <= mark < run.places[-1]:
+            runs.append(run)
+    return runs
+
+
+async def rest_of(log: ReadableLog, mark: Position) -> list[Position]:
+    """What is after the mark of messages that it divides: who skips or expires a part of a message means all of it."""
+    return [place for run in await divided_by(log, mark) for place in run.places if place > mark]
+
+
+async def before_whole(log: ReadableLog, mark: Position) -> Position:
+    """The mark, or the one before the first message that it divides: who seeks into a message gets all of it."""
+    return min([mark, *(log.shape.before(run.places[0]) for run in await divided_by(log, mark))])
+
+
 class _Search:
     def __init__(self, log: ReadableLog, entry: StoredEntry) -> None:
         self.uuid = entry.chunk_of

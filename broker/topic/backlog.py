@@ -9,6 +9,7 @@ from ..common.turns import Turns
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..subscription.subscription import Subscription
+from ..subscription.whole_messages import rest_of
 
 
 async def size(log: ReadableLog, subscription: Subscription) -> int:
@@ -53,6 +54,7 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
 
 async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
     """The next so many messages (-1: all) count as acknowledged, durably, but those that are pending in a transaction.
+    Each chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped.
     """
     shape = log.shape
     mark, acked = shape.last, 0
@@ -61,5 +63,6 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
         place = await log.reader.locate(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
     subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
+    subscription.discard(await rest_of(log, mark))
     await subscription.durable_now()
     subscription.wake()

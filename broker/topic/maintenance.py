@@ -28,6 +28,7 @@ from ..log.core.trimming import Retention, Safe
 from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
+from ..subscription.whole_messages import rest_of
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .part import TopicPart
 from .transactions import TopicTransactions
@@ -133,7 +134,11 @@ class TopicMaintenance:
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
         subscription.activity.expired_ms = self._world.clock.wall_ms()
-        return self.give_up(subscription, log.shape.before(place.position))
+        mark = log.shape.before(place.position)
+        entries = self.give_up(subscription, mark)
+        if entries:
+            subscription.discard(await rest_of(log, mark))
+        return entries
 
     def give_up(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to the mark; about how many entries were not acknowledged."""

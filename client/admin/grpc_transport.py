@@ -222,18 +222,19 @@ def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
     """Of entries as a broker sends them; without what is acknowledged. An encrypted one is one message, of its
-    ciphertext. CorruptEntry: one is torn."""
+    ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole. CorruptEntry: one is
+    torn."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:
         client_part = split_broker_part(entry.entry)[2]
         header = parse_header(client_part)
-        encrypted = len(header.metadata.encryption_param) > 0
+        as_it_is = len(header.metadata.encryption_param) > 0 or header.metadata.num_chunks_from_msg > 1
         whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
-        for at, (about, payload) in enumerate(whole if encrypted else decode_batch(header, client_part)):
+        for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
             if at in entry.acked_batch_indexes:
                 continue
-            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not encrypted else -1)
+            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
             properties = {pair.key: pair.value for pair in about.properties}
             found.append(
                 StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)

@@ -231,14 +231,14 @@ class Deliveries:
             return ()
         share_permits(received, wanted, of_each=self._permits_of_each)
         if self.slots is not None:
-            self._note_slots(self.slots, received, wanted)
+            self._note_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
         if self._dead_letters is not None and core.is_dead(first.entry.redelivery_count) and not is_dead_letter(first):
             self._dead_letters.move_soon(wanted)
             return ()
         core.delivered += len(wanted)
         if size >= LARGE_BYTES:
-            received.unfolded = size
+            first.entry.unfolded = size
             self._unfolded += size
             self._memory.unfolded_bytes += size
         return wanted

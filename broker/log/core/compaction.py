@@ -62,6 +62,8 @@ def opened(entry: Buffer) -> Opened | None:
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
+        if header.metadata.num_chunks_from_msg > 1:
+            return header, [header.metadata], [b"a part of a payload"]  # which is compressed as a whole
         if header.metadata.encryption_keys:
             return None if header.batched else (header, [header.metadata], [b"encrypted"])
         return (header, *decode_columns(header, part))

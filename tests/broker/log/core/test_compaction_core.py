@@ -21,6 +21,7 @@ from magnetar.broker.log.format.compacted import (
 )
 from magnetar.proto.entry import (
     broker_part,
+    client_part,
     decode_columns,
     encode_batch,
     encode_entry,
@@ -158,21 +159,28 @@ def test_complaint_49_compaction_loses_no_message_and_keeps_no_tombstone_of_any_
     assert ("s0", b"again") in [(key, value) for _, key, value in log.compacted().shown()]
 
 
-def test_chunks_of_a_message_stay_or_go_together() -> None:
+@pytest.mark.parametrize("compression", [0, 1, 2])
+def test_chunks_of_a_message_stay_or_go_together(compression: int) -> None:
+    """Also those of a payload that was compressed before it was cut."""
     log = Log()
 
     def chunked(uuid: str, chunks: Sequence[int], key: str = "k") -> None:
         for number in chunks:
-            log.single(M(key, b"part"), uuid=uuid, num_chunks_from_msg=3, total_chunk_msg_size=12, chunk_id=number)
+            metadata = MessageMetadata(
+                producer_name="p", sequence_id=log.next, publish_time=1, partition_key=key, uuid=uuid,
+                num_chunks_from_msg=3, total_chunk_msg_size=12, chunk_id=number, compression=compression,
+                uncompressed_size=500,
+            )  # fmt: skip
+            log.raw(client_part(metadata, b"part"))
 
     chunked("one", range(3))
-    assert len(log.compacted().shown()) == 3
+    assert len(log.compacted().entries) == 3
     chunked("two", range(2))
-    assert len(log.compacted().shown()) == 5, "the last chunk of it may still come"
+    assert len(log.compacted().entries) == 5, "the last chunk of it may still come"
     chunked("two", [2])
-    assert [index for index, *_ in log.compacted().shown()] == [3, 4, 5]
+    assert [index for index, *_ in log.compacted().entries] == [3, 4, 5]
     log.single(M("k", b"small"))
-    assert [index for index, *_ in log.compacted(keys_max=1).shown()] == [6]
+    assert [index for index, *_ in log.compacted(keys_max=1).entries] == [6]
 
 
 def test_what_nobody_can_look_inside_stays_as_it_is() -> None:

@@ -1,0 +1,194 @@
+"""A message in chunks where a feature handles entries one by one: it is taken, left or shown as one message."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.session.backlogs import Backlogs
+from magnetar.client.admin.grpc_transport import stored_messages
+from magnetar.client.client import Client
+from magnetar.client.common.errors import Timeout
+from magnetar.client.core.chunking import split
+from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
+from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.names import Position
+from tests.support.cluster import Cluster, TestProducer, cluster
+
+TOPIC = "persistent://public/default/large"
+BIG = random.Random(1).randbytes(50_000)
+INDIVIDUAL = [ConsumerType.Shared, ConsumerType.KeyShared]
+EVERY = list(ConsumerType)
+
+
+class At:
+    def __init__(self, running: Cluster) -> None:
+        self.running = running
+        self.client = Client(f"magnetar://{running.brokers[0].endpoint}")
+
+    async def consumer(self, type_: ConsumerType = ConsumerType.Shared, name: str = "s", **options: Any) -> Any:
+        return await self.client.subscribe(
+            TOPIC, name, type_, initial_position=InitialPosition.Earliest,
+            negative_ack_redelivery_backoff=MultiplierRedeliveryBackoff(1, 1), **options,
+        )  # fmt: skip
+
+    async def send(self, *payloads: bytes, **options: Any) -> list[Any]:
+        producer = await self.client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
+        ids = [await producer.send(payload, **options) for payload in payloads]
+        await producer.close()
+        return ids
+
+    @property
+    def backlogs(self) -> Backlogs:
+        return Backlogs(self.running.brokers[0].topics[TOPIC])
+
+
+@pytest.fixture
+async def at(tmp_path: Path) -> AsyncIterator[At]:
+    async with cluster(tmp_path, max_message_bytes=20_000) as running:
+        at = At(running)
+        yield at
+        await at.client.close()
+
+
+async def rest(consumer: Any) -> list[bytes]:
+    """What comes until nothing does, acknowledged."""
+    found = []
+    while True:
+        try:
+            message = await consumer.receive(400)
+        except Timeout:
+            return found
+        found.append(message.data())
+        await consumer.acknowledge(message)
+
+
+@pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])
+@pytest.mark.parametrize("skipped", [1, 2, 3])
+async def test_skipping_a_part_of_a_message_skips_all_of_it(at: At, type_: ConsumerType, skipped: int) -> None:
+    await (await at.consumer(type_)).close()
+    (big, _) = await at.send(BIG, b"small")
+    assert len(big.chunks()) == 3
+    await at.backlogs.skip("s", skipped)
+    assert await rest(await at.consumer(type_)) == [b"small"]
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+@pytest.mark.parametrize("type_", INDIVIDUAL, ids=[each.name for each in INDIVIDUAL])
+async def test_expiring_a_part_of_a_message_expires_all_of_it(at: At, type_: ConsumerType) -> None:
+    await (await at.consumer(type_)).close()
+    (big, _) = await at.send(BIG, b"small")
+    await at.backlogs.expire("s", 0, big.chunks()[1])
+    assert await rest(await at.consumer(type_)) == [b"small"]
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+async def in_parts(at: At, other: TestProducer) -> int:
+    """Publishes a message in chunks with another one between two of them; a time between the first two chunks."""
+    producer = await TestProducer(at.running.world, at.running.brokers[0], TOPIC, name="big").opened()
+    metadata, when = MessageMetadata(producer_name="big", sequence_id=0, publish_time=1), 0
+    for number, entry in enumerate(split(metadata, BIG, 20_000, "u")):
+        if number == 1:
+            clock = at.running.world.clock
+            begun = clock.wall_ms()
+            while clock.wall_ms() < begun + 2:  # noqa: ASYNC110 - a condition of the clock alone
+                await asyncio.sleep(0)
+            when = clock.wall_ms()
+            await other.send(b"between")
+        producer.frame(publish=entry)
+        await producer.next("receipt")
+    await producer.close()
+    return when
+
+
+@pytest.mark.parametrize("by", ["consumer", "admin"])
+@pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])
+async def test_seeking_to_a_time_inside_a_message_gets_all_of_it(at: At, type_: ConsumerType, by: str) -> None:
+    other = await TestProducer(at.running.world, at.running.brokers[0], TOPIC).opened()
+    await other.send(b"before")
+    consumer = await at.consumer(type_)
+    when = await in_parts(at, other)
+    assert sorted(await rest(consumer)) == sorted([b"before", b"between", BIG])
+    if by == "consumer":
+        await consumer.seek(when)
+    else:
+        await consumer.close()
+        await at.backlogs.reset("s", None, when)
+        consumer = await at.consumer(type_)
+    assert sorted(await rest(consumer)) == sorted([b"between", BIG])
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+async def test_what_expires_by_age_inside_a_message_takes_all_of_it(at: At) -> None:
+    other = await TestProducer(at.running.world, at.running.brokers[0], TOPIC).opened()
+    await (await at.consumer()).close()
+    when = await in_parts(at, other)
+    life, clock = at.running.brokers[0].topics[TOPIC].life, at.running.world.clock
+    subscription = at.running.brokers[0].topics[TOPIC].subscriptions["s"]
+    await life.expire_older(subscription, (clock.wall_ms() - when) / 1000)
+    found = await rest(await at.consumer())
+    assert found in ([b"between"], []), "as late as it is, the other one may be old enough too"
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("type_", INDIVIDUAL, ids=[each.name for each in INDIVIDUAL])
+async def test_several_consumers_get_each_message_whole_and_once(at: At, type_: ConsumerType, key: str | None) -> None:
+    consumers = [await at.consumer(type_) for _ in range(3)]
+    producers = [
+        await at.client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True) for _ in range(5)
+    ]
+    payloads = [bytes([number]) * 50_000 for number in range(20)]
+    await asyncio.gather(
+        *(
+            producers[number % 5].send(payload, partition_key=key and f"{key}{number % 7}")
+            for number, payload in enumerate(payloads)
+        )
+    )
+    found = await asyncio.gather(*map(rest, consumers))
+    assert sorted(each for one in found for each in one) == payloads
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+@pytest.mark.parametrize("type_", EVERY, ids=[each.name for each in EVERY])
+async def test_an_acknowledgement_in_a_transaction_is_of_all_chunks(at: At, type_: ConsumerType) -> None:
+    await at.send(BIG)
+    consumer = await at.consumer(type_)
+    for committed in (False, True):
+        message = await consumer.receive(10_000)
+        assert message.data() == BIG
+        txn = at.client.transaction(timeout=30)
+        try:
+            async with txn:
+                await consumer.acknowledge(message, txn=txn)
+                if not committed:
+                    raise LookupError
+        except LookupError:
+            continue
+    assert await rest(consumer) == []
+    assert (await at.backlogs.analyze("s")).entries == 0
+
+
+async def test_a_table_has_values_that_came_in_chunks(at: At) -> None:
+    await at.send(b"old", BIG, partition_key="k")
+    table = await at.client.create_table_view(TOPIC)
+    assert table.get("k") == BIG
+    await table.close()
+
+
+@pytest.mark.parametrize("compression", [CompressionType.NONE, CompressionType.LZ4])
+def test_a_chunk_is_shown_as_it_is_stored(compression: CompressionType) -> None:
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, compression=int(compression))  # type: ignore[arg-type]
+    entries = split(metadata, BIG, 20_000, "u")
+    shown = stored_messages(
+        [wire.Delivery(ledger_id=1, entry_id=number, entry=each) for number, each in enumerate(entries)], TOPIC
+    )
+    assert [each.message_id.position() for each in shown] == [Position(1, number) for number in range(3)]
+    assert sum(len(each.payload) for each in shown) == metadata.total_chunk_msg_size
