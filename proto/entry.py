@@ -262,7 +262,8 @@ def is_intact(entry: Buffer) -> bool:
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
     except (CorruptEntry, _U32_ERROR):
         return False
-    return magic == MAGIC_CLIENT and crc32c(memoryview(entry)[start + CHECKED_FROM :]) == checksum
+    computed: int = crc32c(memoryview(entry)[start + CHECKED_FROM :])
+    return bool(magic == MAGIC_CLIENT and computed == checksum)
 
 
 def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:

@@ -11,7 +11,7 @@ from ...proto.errors import InvalidRequest, NotAllowed
 from ...proto.names import MessageId, Position
 from ..log.cache import StoredEntry
 from ..subscription.subscription import Subscription
-from ..subscription.whole_messages import before_whole, rest_of
+from ..subscription.whole_messages import before_whole
 from ..topic import backlog, examine
 from ..topic.core.upkeep import backlog_bytes
 from ..topic.topic import Topic
@@ -90,9 +90,7 @@ class Backlogs:
         life, entries = self._topic.life, 0
         for subscription in self._named(name):
             if up_to is not None:
-                mark = self._topic.shown.shape.clamp(up_to)
-                entries += life.give_up(subscription, mark)
-                subscription.discard(await rest_of(self._topic.shown, mark))
+                entries += await life.give_up_whole(subscription, self._topic.shown.shape.clamp(up_to))
             else:
                 entries += await life.expire_older(subscription, older_than_s)
             await subscription.durable_now()

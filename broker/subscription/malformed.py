@@ -5,7 +5,7 @@ inside would be work for each message. A consumer that cannot read the entry may
 blocked, and so would the next one that gets it. So at the moment when a limit is reached, the entries that take more
 than a SHARE of it are looked at, in a thread where that is long. What is malformed is discarded: acknowledged by the
 broker, and logged. Only bytes that are intact are judged, and what is encrypted or a chunk is left to its consumers.
-Many small numbers charge nothing that their entries are not worth: they are entries that nobody acknowledges.
+Many small numbers charge no more than entries of that size would that a consumer does not acknowledge.
 Guarding tests: tests/client/consume/test_malformed.py.
 """
 

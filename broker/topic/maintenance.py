@@ -134,9 +134,13 @@ class TopicMaintenance:
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         place = await log.reader.locate_time(limit_ms)
         subscription.activity.expired_ms = self._world.clock.wall_ms()
-        mark = log.shape.before(place.position)
+        return await self.give_up_whole(subscription, log.shape.before(place.position))
+
+    async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
+        """As `give_up`, and all of a message of which the mark covers some chunks."""
         entries = self.give_up(subscription, mark)
         if entries:
+            log = self._topic.readable(uncommitted=subscription.uncommitted)
             subscription.discard(await rest_of(log, mark))
         return entries
 
@@ -183,7 +187,7 @@ class TopicMaintenance:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
                     mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
-                    self.evicted += self.give_up(subscription, mark)
+                    self.evicted += await self.give_up_whole(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
             quota = None

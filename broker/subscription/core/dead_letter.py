@@ -64,7 +64,7 @@ def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int)
         header = parse_header(body)
         if header.metadata.num_chunks_from_msg > 1:
             of, number = header.metadata.num_chunks_from_msg, header.metadata.chunk_id
-            why = f"{reason}; it is chunk {number} of {of} of a message of which the rest is not there"
+            why = f"{reason}; it is chunk {number} of {of} of a message of which the rest is missing"
             return [encode_entry(_addressed(source, -1, MessageMetadata(), now_ms, why), bytes(entry))]
         if header.metadata.encryption_keys:
             return [_as_it_is(source, header, bytes(body[header.payload_offset :]), now_ms)]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from magnetar.broker.session.backlogs import Backlogs
+from magnetar.broker.subscription import dead_letters
+from magnetar.broker.topic.storage import DurableStorage
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.consume.dead_letters import times_of
+from magnetar.client.core.chunking import split
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import CompressionType, ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
-from tests.support.cluster import Cluster, TestProducer, cluster
+from magnetar.proto.errors import Unavailable
+from magnetar.proto.names import TopicName
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/large"
 DEAD = f"{TOPIC}-s-DLQ"
@@ -45,9 +53,6 @@ class Post:
         for payload in payloads:
             await producer.send(payload, **options)
         await producer.close()
-
-    async def backlog(self, name: str = "s", topic: str = TOPIC) -> int:
-        return self.running.brokers[0].topics[topic].subscriptions[name].cursor.backlog_entries()
 
 
 async def nothing(consumer: Any) -> None:
@@ -144,6 +149,140 @@ async def test_the_server_moves_a_message_in_chunks_as_one(
     await nothing(dead)
     await mine.close()
     await nothing(await served.consumer(consumer_type=type_))
+
+
+class Raw:
+    """A producer and a consumer by hand: chunks in any order, and given back one by one."""
+
+    def __init__(self, post: Post) -> None:
+        self.post = post
+        self.running = post.running
+
+    async def publish(self, *numbers: int, uuid: str = "u", name: str = "p", payload: bytes = BIG) -> None:
+        producer = await TestProducer(self.running.world, self.running.brokers[0], TOPIC, name=name).opened()
+        metadata = MessageMetadata(producer_name=name, sequence_id=0, publish_time=1)
+        entries = split(metadata, payload, ENTRY_BYTES_MAX, uuid)
+        for number in numbers:
+            producer.frame(publish=entries[number])
+            await producer.next("receipt")
+        await producer.close()
+
+    async def consumer(self) -> TestConsumer:
+        asked = {"type": wire.Subscribe.SHARED, "initial_position": wire.Subscribe.EARLIEST}
+        return await TestConsumer(self.running.world, self.running.brokers[0], TOPIC, "s", **asked).ready()
+
+    async def kill(self, consumer: TestConsumer, *entry_ids: int) -> None:
+        """Gives these back until they are dead; others are kept."""
+        for _ in range(2):
+            for entry_id in entry_ids:
+                delivery = await consumer.receive()
+                while delivery.entry_id != entry_id:
+                    delivery = await consumer.receive()
+                place = wire.Position(ledger_id=delivery.ledger_id, entry_id=delivery.entry_id)
+                consumer.frame(redeliver=wire.Redeliver(entries=[place]))
+
+    async def letters(self, count: int) -> list[Any]:
+        dead = await self.post.consumer(DEAD, "late")
+        found = []
+        for _ in range(count):
+            found.append(await dead.receive(10_000))
+            await dead.acknowledge(found[-1])
+        await nothing(dead)
+        return found
+
+    async def has_no_backlog(self) -> bool:
+        return (await Backlogs(self.running.brokers[0].topics[TOPIC]).analyze("s")).entries == 0
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+async def test_one_dead_chunk_takes_the_others_along_and_what_repeats_them(served: Post, which: int) -> None:
+    raw = Raw(served)
+    consumer = await raw.consumer()
+    await raw.publish(0, 1, 0, 1, 2)
+    await raw.kill(consumer, [0, 3, 4][which])
+    (letter,) = await raw.letters(1)
+    assert letter.data() == BIG
+    assert await raw.has_no_backlog()
+
+
+async def test_a_chunk_of_what_is_never_whole_goes_as_it_is(served: Post) -> None:
+    raw = Raw(served)
+    consumer = await raw.consumer()
+    await raw.publish(0, 1)
+    await raw.publish(0, 1, 2, uuid="v")  # the producer went on
+    await raw.kill(consumer, 1)
+    (letter,) = await raw.letters(1)
+    assert "chunk 1 of 3 of a message of which the rest is missing" in letter.properties()["DEAD_LETTER_REASON"]
+    assert BIG[30_000:30_100] in letter.data()
+
+
+async def test_what_may_still_become_whole_is_waited_for(served: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    raw = Raw(served)
+    consumer = await raw.consumer()
+    await raw.publish(0, 1)
+    await raw.publish(0, 1, 2, uuid="w", name="q")
+    await raw.kill(consumer, 0)
+    assert not await raw.has_no_backlog()
+    await raw.publish(2)
+    (letter,) = await raw.letters(1)
+    assert letter.data() == BIG
+
+
+async def test_a_move_that_breaks_off_is_repeated_and_the_message_comes_once(
+    served: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "PAUSE_S", 0.01)
+    monkeypatch.setattr(dead_letters, "GROUP_BYTES", 1)
+    raw, calls = Raw(served), 0
+    session = served.running.brokers[0].owned._open()
+    assert isinstance(session.storage, DurableStorage)
+    way = session.storage.forward
+
+    async def broken(topic: TopicName, name: str, letters: Sequence[bytes], spread: int) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Unavailable("no way to the dead-letter topic")
+        return await way(topic, name, letters, spread)
+
+    monkeypatch.setattr(session, "storage", msgspec.structs.replace(session.storage, forward=broken))
+    consumer = await raw.consumer()
+    await raw.publish(0, 1, 2)
+    await raw.kill(consumer, 0)
+    (letter,) = await raw.letters(1)
+    assert (letter.data(), calls) == (BIG, 5)
+
+
+async def test_a_message_as_large_as_an_entry_has_room_for_what_its_letter_says(served: Post) -> None:
+    raw = Raw(served)
+    consumer = await raw.consumer()
+    producer = await TestProducer(served.running.world, served.running.brokers[0], TOPIC).opened()
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
+    payload = bytes(ENTRY_BYTES_MAX - len(encode_entry(metadata, b"")))
+    producer.frame(publish=encode_entry(metadata, payload))
+    await producer.next("receipt")
+    await raw.kill(consumer, 0)
+    (letter,) = await raw.letters(1)
+    assert letter.data() == payload
+
+
+async def test_chunks_that_wait_for_others_are_no_dead_letters(served: Post) -> None:
+    """They were not shown."""
+    consumer = await served.consumer(max_pending_chunked_message=1)
+    raw = Raw(served)
+    payloads = [bytes([number]) * 50_000 for number in range(6)]
+    for chunk in range(3):
+        for number, payload in enumerate(payloads):
+            await raw.publish(chunk, uuid=f"u{number}", name=f"p{number}", payload=payload)
+    found = []
+    for _ in payloads:
+        message = await consumer.receive(20_000)
+        assert message.redelivery_count() == 0
+        found.append(message.data())
+        await consumer.acknowledge(message)
+    assert sorted(found) == payloads
+    await nothing(await served.consumer(DEAD, "late"))
 
 
 # ------------------------------------------------------------------------------------------------ what a copy keeps

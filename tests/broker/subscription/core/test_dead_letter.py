@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from magnetar.broker.subscription.core.dead_letter import Source, letters_of
-from magnetar.proto.entry import broker_part, decode_batch, encode_batch, encode_entry, item_prefix, parse_header
+from magnetar.broker.subscription.core.dead_letter import Source, chunk_letter, letters_of
+from magnetar.proto.entry import (
+    broker_part,
+    client_part,
+    decode_batch,
+    encode_batch,
+    encode_entry,
+    item_prefix,
+    parse_header,
+)
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName
 
@@ -72,3 +80,23 @@ def test_an_entry_that_cannot_be_taken_apart_travels_as_it_is() -> None:
     ((_, payload, properties),) = [taken_apart(letter) for letter in letters_of(SOURCE, bytes(damaged), NOBODY, 1)]
     assert payload == bytes(damaged)
     assert "damaged" in properties["DEAD_LETTER_REASON"]
+
+
+def test_a_chunk_keeps_its_bytes_its_keys_and_its_place_in_the_message() -> None:
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=5, publish_time=1, uuid="u", num_chunks_from_msg=3, total_chunk_msg_size=30,
+        chunk_id=1, compression=2, uncompressed_size=99, deliver_at_time=10**15, schema_version=b"12345678",
+        ordering_key=b"\xff", encryption_param=b"iv",
+    )  # fmt: skip
+    metadata.encryption_keys.add(key="k", value=b"v")
+    letter = chunk_letter(SOURCE, broker_part(99, 5) + client_part(metadata, b"ciphertext"), 1234)
+    header = parse_header(letter)
+    found = header.metadata
+    assert letter[header.payload_offset :] == b"ciphertext"
+    assert (found.chunk_id, found.num_chunks_from_msg, found.total_chunk_msg_size) == (1, 3, 30)
+    assert (found.compression, found.uncompressed_size, found.ordering_key) == (2, 99, b"\xff")
+    assert (found.encryption_param, found.encryption_keys[0].value) == (b"iv", b"v")
+    assert found.uuid != "u", "two subscriptions may have one dead-letter topic"
+    assert found.uuid == parse_header(chunk_letter(SOURCE, client_part(metadata, b"x"), 5)).metadata.uuid
+    assert not found.HasField("deliver_at_time")
+    assert not found.HasField("schema_version")
