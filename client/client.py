@@ -462,7 +462,8 @@ class Client(ClosedAfterAsyncWith):
         return [name.with_partition(i).full for i in range(partitions)] or [name.full]
 
     async def read_range(
-        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None
+        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
+        incarnation: int = 0,
     ) -> AsyncGenerator[list[StoredEntry], None]:
         """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
@@ -473,13 +474,16 @@ class Client(ClosedAfterAsyncWith):
         It has no subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
         entry may contain messages outside the range. It ends early at the end of the topic; an index below the oldest
         kept message begins there (`AdminClient.offsets` returns both ends). An interrupted read is resumed for
-        `operation_timeout_seconds`. `messages()` of what `crypto_key_reader` does not decrypt raises CryptoError.
+        `operation_timeout_seconds`. `messages()` of what `crypto_key_reader` does not decrypt raises CryptoError. With
+        the `incarnation` that `AdminClient.offsets` named, a topic that was deleted and made anew meanwhile is
+        TopicNotFound; without it (0) its messages are read as those of the old one.
         """
         check(READER, {"crypto_key_reader": crypto_key_reader})
+        check_one("incarnation", whole(0, INT64_MAX), incarnation)
         check_one("first_index", whole(0, INT64_MAX), first_index)
         check_one("end_index", whole(0, INT64_MAX), end_index)
         reader = RangeReader(self.connections, crypto_key_reader)
-        async with aclosing(reader.read(parse_topic(topic), first_index, end_index)) as found:
+        async with aclosing(reader.read(parse_topic(topic), first_index, end_index, incarnation)) as found:
             try:
                 async for entries in found:
                     yield entries

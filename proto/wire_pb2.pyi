@@ -239,7 +239,7 @@ class PublishFailed(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics", "schema", "redelivery_order", "isolation", "incarnation")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -301,6 +301,7 @@ class Subscribe(_message.Message):
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REDELIVERY_ORDER_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -320,7 +321,8 @@ class Subscribe(_message.Message):
     schema: SchemaInfo
     redelivery_order: Subscribe.RedeliveryOrder
     isolation: Subscribe.Isolation
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: bool = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: bool = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: bool = ..., existing_only: bool = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: bool = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., redelivery_order: _Optional[_Union[Subscribe.RedeliveryOrder, str]] = ..., isolation: _Optional[_Union[Subscribe.Isolation, str]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SchemaInfo(_message.Message):
     __slots__ = ("type", "data", "name", "properties")
@@ -440,12 +442,14 @@ class Deliveries(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer_name", "compacted_end_index")
+    __slots__ = ("consumer_name", "compacted_end_index", "incarnation")
     CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     consumer_name: str
     compacted_end_index: int
-    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")
@@ -494,18 +498,20 @@ class ReadReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ReadReply, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("request_id", "topic", "first_index", "end_index", "bytes_max")
+    __slots__ = ("request_id", "topic", "first_index", "end_index", "bytes_max", "incarnation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
     first_index: int
     end_index: int
     bytes_max: int
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., first_index: _Optional[int] = ..., end_index: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., first_index: _Optional[int] = ..., end_index: _Optional[int] = ..., bytes_max: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("request_id", "entry", "done")
@@ -558,44 +564,50 @@ class WatchTopicsReply(_message.Message):
     def __init__(self, topics: _Optional[_Union[Names, _Mapping]] = ..., added: _Optional[str] = ..., removed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class OffsetsRequest(_message.Message):
-    __slots__ = ("topic", "publish_times_ms", "subscription", "aborted_first", "aborted_end")
+    __slots__ = ("topic", "publish_times_ms", "subscription", "aborted_first", "aborted_end", "incarnation")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIRST_FIELD_NUMBER: _ClassVar[int]
     ABORTED_END_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     publish_times_ms: _containers.RepeatedScalarFieldContainer[int]
     subscription: str
     aborted_first: int
     aborted_end: int
-    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ..., aborted_first: _Optional[int] = ..., aborted_end: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ..., aborted_first: _Optional[int] = ..., aborted_end: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class OffsetsReply(_message.Message):
-    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index", "aborted")
+    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index", "aborted", "incarnation")
     EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     BY_TIME_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_INDEX_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     earliest_index: int
     end_index: int
     by_time: _containers.RepeatedScalarFieldContainer[int]
     bytes: int
     subscription_index: int
     aborted: int
-    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ..., aborted: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AdvanceSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "subscription", "index")
+    __slots__ = ("topic", "subscription", "index", "incarnation")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     index: int
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class TransactionId(_message.Message):
     __slots__ = ("most", "least")

@@ -91,5 +91,5 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
 
     check_beside(schema, rows.beside_typed(options))
     asked = topics(options)
-    for topic in {topic for topic, _ in asked.partitions()}:
+    for topic in {topic for topic, _ in asked.partitions(anew=True)}:
         asked.reader(topic, schema)

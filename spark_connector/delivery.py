@@ -122,7 +122,7 @@ class Delivery:
         options = self._options
 
         async def asked() -> T:
-            client = Client(options.service_url, stats_interval_in_seconds=0, **options.client)
+            client = options.access.client(**options.client)
             try:
                 return await question(client)
             finally:

@@ -3,6 +3,12 @@
 An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
 form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing
 from the start of a batch is new and is read from its earliest index (Kafka's rule).
+
+**An index is of one incarnation of a topic**: the time when it was made. The JSON names it beside the indexes, under
+`INCARNATIONS`: of a topic by its name, of a partition that was made at another time by its own. A topic of another
+incarnation than the checkpoint's was deleted and made anew, with however many messages: what the query had not read is
+lost (`Lost`), and it goes on at the earliest. Offsets of a Magnetar that named none are read as before: then only a
+topic that is shorter than its offset is known to be another one. Guard: tests/spark/test_identity.py.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..proto.errors import InvalidRequest
 
@@ -19,6 +25,17 @@ Partition = tuple[str, int]
 
 Index = dict[Partition, int]
 
+Incarnations = Mapping[Partition, int]
+"""When each partition was made; one that is missing, or 0: not known."""
+
+UNKNOWN: Incarnations = {}
+
+INCARNATIONS = "incarnations"
+"""Beside the topics of an offset; no full name of a topic is like it."""
+SOURCE = "source"
+"""Beside them in what a query reports (`report`), and in no offset."""
+_PART = "-partition-"
+
 
 class Available(NamedTuple):
     """What a broker has of one partition."""
@@ -26,6 +43,7 @@ class Available(NamedTuple):
     earliest: int
     end: int
     bytes: int  # stored between the two
+    incarnation: int = 0  # when it was made; 0: the broker does not say
 
 
 class Range(NamedTuple):
@@ -34,6 +52,7 @@ class Range(NamedTuple):
     partition: Partition
     first: int
     end: int  # exclusive
+    incarnation: int = 0  # of the topic that they are of; 0: not known
 
     @property
     def messages(self) -> int:
@@ -49,19 +68,62 @@ class Lost(NamedTuple):
     reason: str
 
 
-MADE_ANEW = "the topic is shorter than the checkpoint: was it deleted and made anew?"
+MADE_ANEW = "the topic was deleted and made anew since the checkpoint"
+SHORTER = "the topic is shorter than the checkpoint: it was deleted and made anew"
 
 
-def restarted(start: Index, available: Mapping[Partition, Available]) -> Index:
-    """`start`, with the earliest index of each partition that ends before it: that topic was made again."""
-    return {p: available[p].earliest if p in available and available[p].end < at else at for p, at in start.items()}
+def differ(one: int, other: int) -> bool:
+    """Two incarnations, both of which are known."""
+    return bool(one and other and one != other)
 
 
-def to_json(index: Index) -> dict[str, dict[str, int]]:
+def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
+    """`start`, with the earliest index of each partition that is not the one of the offset any more: it was made at
+    another time than `made` says, or ends before the offset."""
+    return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
+
+
+def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[Lost]:
+    """The partitions that `restarted` moves."""
+    found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
+    return [Lost(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
+
+
+def _why_anew(p: Partition, at: int, available: Mapping[Partition, Available], made: Incarnations) -> str | None:
+    there = available.get(p)
+    if there is None:
+        return None
+    if differ(made.get(p, 0), there.incarnation):
+        return MADE_ANEW
+    return SHORTER if there.end < at else None
+
+
+def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, int]]:
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(index.items()):
         result.setdefault(topic, {})[str(partition)] = value
-    return result
+    named: dict[str, int] = {}
+    for (topic, partition), at in sorted(made.items()):
+        if at and (topic, partition) in index and named.setdefault(topic, at) != at:
+            named[f"{topic}{_PART}{partition}"] = at
+    return result | ({INCARNATIONS: dict(sorted(named.items()))} if named else {})
+
+
+def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
+    """What is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of its
+    query. Spark takes no other metrics of a source in Python."""
+    waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
+    by_topic: dict[str, int] = {}
+    for (topic, _), messages in sorted(waiting.items()):
+        by_topic[topic] = by_topic.get(topic, 0) + messages
+    found: dict[str, Any] = {
+        "description": f"magnetar: {', '.join(by_topic) or 'no topic'}; {len(available)} partitions",
+        "lag": sum(waiting.values()),
+        "lagBytes": round(sum(_bytes_of(a, waiting[p]) for p, a in available.items())),
+        "lagByTopic": by_topic,
+    }
+    ends = to_json({p: a.end for p, a in available.items()}, {p: a.incarnation for p, a in available.items()})
+    return {**ends, SOURCE: found}
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
@@ -71,9 +133,20 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
             (topic, int(partition)): operator.index(value)
             for topic, partitions in offset.items()
             for partition, value in partitions.items()
+            if topic not in (INCARNATIONS, SOURCE)
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequest("the checkpoint's offset is not {topic: {partition: index}}") from error
+
+
+def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+    """Of the partitions of an offset, as far as it names them. InvalidRequest."""
+    index = from_json(offset)
+    try:
+        named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
+    except (AttributeError, TypeError) as error:
+        raise InvalidRequest("the checkpoint's offset names no incarnation of a topic by a number") from error
+    return {(t, n): named.get(f"{t}{_PART}{n}", named.get(t, 0)) for t, n in index}
 
 
 def limit(
@@ -108,33 +181,40 @@ def _bytes_of(there: Available, waiting: int) -> float:
     return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
-def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -> tuple[list[Range], list[Lost]]:
-    """What can be read between two offsets, and what cannot be read any more.
+def ranges(
+    start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
+    planned: Incarnations = UNKNOWN,
+) -> tuple[list[Range], list[Lost]]:  # fmt: skip
+    """What can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the incarnations that
+    start and end are of.
 
-    An end before its start means that the topic was made again since the checkpoint (`restarted`): it is read from its
-    earliest message, and the old topic's messages are lost.
+    Two incarnations, or an end before its start, mean that the topic was made again since the checkpoint (`restarted`):
+    it is read from its earliest message, and the old topic's messages are lost. An end of another incarnation than what
+    is there is that of a batch which was planned before the topic was made again: nothing of it can be read.
     """
     found: list[Range] = []
     lost: list[Lost] = []
     for p in sorted(end):
         there = available.get(p)
         first, last = start.get(p, there.earliest if there else 0), end[p]
+        if there is not None and differ(planned.get(p, 0), there.incarnation):
+            if last > (0 if differ(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
+                lost.append(Lost(p, first, last, MADE_ANEW))
+            continue
         if there is None:
             if first < last:
                 lost.append(Lost(p, first, last, "the topic or partition does not exist any more"))
             continue
-        if last < first:
-            lost.append(Lost(p, first, last, MADE_ANEW))
+        if last < first or differ(begun.get(p, 0), planned.get(p, 0)):
+            lost.append(Lost(p, first, last, SHORTER if last < first else MADE_ANEW))
             first = there.earliest
         if first < there.earliest and first < last:
             lost.append(Lost(p, first, there.earliest, "retention removed them before they were read"))
         if last > there.end:
-            lost.append(
-                Lost(p, last, there.end, "the topic is shorter than the checkpoint: was it deleted and made anew?")
-            )
+            lost.append(Lost(p, last, there.end, SHORTER))
         first, last = max(first, there.earliest), min(last, there.end)
         if first < last:
-            found.append(Range(p, first, last))
+            found.append(Range(p, first, last, planned.get(p) or there.incarnation))
     return found, lost
 
 
@@ -153,5 +233,5 @@ def split(whole: list[Range], partitions_min: int | None, records_max: int | Non
             pieces = max(pieces, -(-r.messages // records_max))
         pieces = min(pieces, r.messages)
         cuts = [r.first + r.messages * i // pieces for i in range(pieces + 1)]
-        result.extend(Range(r.partition, a, b) for a, b in pairwise(cuts))
+        result.extend(Range(r.partition, a, b, r.incarnation) for a, b in pairwise(cuts))
     return result

@@ -7,16 +7,21 @@ constructors of readers and writers parse first, so a wrong option never starts 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from ..client.common.checks import CLIENT, Table
 from ..client.model.options import PRODUCER
 from ..proto.errors import InvalidConfiguration, InvalidName
 from ..proto.names import TopicName
+from . import access
+from .access import Access
+from .offsets import INCARNATIONS, SOURCE
 
 EARLIEST = -2
 LATEST = -1
@@ -35,11 +40,49 @@ _ALIASES = {
     "includeheaders": "includeproperties",
     "txnappid": "sinkid",  # Delta's names
     "txnversion": "batchid",
+    "tokenfile": "token.file",
+    "tls.ca": "tls.trust.certs.file",
+    "tls.cert": "tls.certificate.file",
+    "tls.key": "tls.private.key.file",
+    "tlstrustcertsfilepath": "tls.trust.certs.file",
+    "tlscertificatefilepath": "tls.certificate.file",
+    "tlsprivatekeyfilepath": "tls.private.key.file",
+    "magnetar.client.tls_trust_certs_file_path": "tls.trust.certs.file",
+    "magnetar.client.tls_certificate_file_path": "tls.certificate.file",
+    "magnetar.client.tls_private_key_file_path": "tls.private.key.file",
+    "authpluginclassname": "auth.plugin",
+    "authparams": "auth.params",
+    "pulsar.client.authpluginclassname": "auth.plugin",  # pulsar-spark's
+    "pulsar.client.authparams": "auth.params",
+    "pulsar.client.tlstrustcertsfilepath": "tls.trust.certs.file",
 }
+_ELSEWHERE = {
+    "kafka.bootstrap.servers": "service.url",
+    "bootstrap.servers": "service.url",
+    "assign": "startingOffsets of a topic, which names partitions",
+    "kafka.group.id": "subscription",
+    "groupidprefix": "subscriptionPrefix",
+    "kafkaconsumer.polltimeoutms": "pollTimeoutMs",
+    "kafka.isolation.level": "nothing: a source reads what is committed",
+    "kafka.security.protocol": "service.url=magnetar+ssl://… and tls.trust.certs.file",
+    "kafka.ssl.truststore.location": "tls.trust.certs.file (PEM)",
+    "kafka.ssl.keystore.location": "tls.certificate.file and tls.private.key.file (PEM)",
+    "kafka.sasl.mechanism": "token, or auth.plugin",
+    "kafka.sasl.jaas.config": "token, or auth.plugin and auth.params",
+    "kafka.compression.type": "magnetar.producer.compression_type",
+    "kafka.linger.ms": "magnetar.producer.batching_max_publish_delay_ms",
+    "kafka.batch.size": "magnetar.producer.batching_max_allowed_size_in_bytes",
+    "kafka.request.timeout.ms": "magnetar.client.operation_timeout_seconds",
+    "kafka.transactional.id": "sinkId",
+    "admin.url": "service.url alone",
+    "username": "auth.plugin=basic and auth.params",
+    "password": "auth.plugin=basic and auth.params",
+}
+"""Names of Kafka's source and sink, and of pulsar-spark, and what says the same here."""
 SINK_ID_MAX = 400
 """Characters; a coordinator takes 512."""
 BATCH_TIMEOUT_S_MIN = 10.0
-_COMMON = {"service.url", "topic"}
+_COMMON = access.OPTIONS | {"topic"}
 _SOURCE = {
     "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
@@ -55,7 +98,6 @@ _SINK = {"deliveryguarantee", "encryption.keys", "crypto.public.key.file", "sche
 _ONCE = {"sinkid", "batchid", "onnewcheckpoint", "batchtimeout", "sendatend"}  # of a sink with exactly-once
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
-_NOT_YET = {"token": "authentication", "tls.": "TLS"}
 _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "compression_type": str.upper,
     "batching_max_messages": int,
@@ -65,14 +107,27 @@ _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "send_timeout_millis": int,
 }
 _PRODUCER_ROWS = {name: row for name, row in PRODUCER.items() if name != "compression_type"}  # spark_connector/sink.py
-_CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds": float, "connection_timeout_ms": int}
+_CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "operation_timeout_seconds": float, "connection_timeout_ms": int, "concurrent_lookup_requests": int,
+    "listener_name": str, "memory_limit_bytes": int,
+}  # fmt: skip
+_WRITTEN = """
+topics subscribe topicsPattern subscribePattern startingOffsets startingTimestamp startingOffsetsByTimestamp
+startingOffsetsByTimestampStrategy endingOffsets endingTimestamp endingOffsetsByTimestamp maxOffsetsPerTrigger
+maxBytesPerTrigger minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition failOnDataLoss
+subscriptionPrefix durableCursor includeProperties includeHeaders valueFormat schemaErrors
+topicDiscoveryInterval waitForTopic pollTimeoutMs deliveryGuarantee sinkId txnAppId batchId txnVersion
+onNewCheckpoint batchTimeout sendAtEnd checkpointLocation
+"""
+_SPELLED = {each.lower(): each for each in _WRITTEN.split()}
+"""Names as people write them; Spark gives them in small letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The options of a query that reads."""
 
-    service_url: str
+    access: Access
     topics: tuple[TopicName, ...]  # empty with a pattern
     pattern: str | None
     starting: Offsets | int | None  # None: the default (latest for streams, earliest for batches)
@@ -99,6 +154,7 @@ class SourceOptions:
     private_key_file: str | None = None  # None: encrypted messages cannot be read
     by_registry: bool = False  # columns by the topics' schemas
     strict_schema: bool = True  # a payload that is not of its schema ends the query
+    identity: str = field(default="", repr=False)  # a digest of all that the query says; equal ones share a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +172,7 @@ class ExactlyOnce:
 class SinkOptions:
     """The options of a query that writes."""
 
-    service_url: str
+    access: Access
     topic: str | None  # None: from the column `topic`
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
@@ -132,10 +188,14 @@ def _canonical(options: Mapping[str, str]) -> dict[str, str]:
     for name, value in options.items():
         lower = name.lower()
         key = _ALIASES.get(lower, lower)
+        if key == "token.file":
+            key, value = "token", f"file:{value}"
         if key in found and found[key] != value:
             raise InvalidConfiguration(
                 f"options {spelled[key]!r} and {name!r} mean the same and differ; set one of them"
             )
+        if "-----BEGIN" in value:
+            raise InvalidConfiguration(f"option {name!r} is the path of a PEM file, and never what it holds")
         found[key], spelled[key] = value, name
     return found
 
@@ -145,14 +205,32 @@ def _refuse_unknown(found: Mapping[str, str], allowed: set[str], kind: str) -> N
     for name in found:
         if name in allowed or name in _SPARKS_OWN or name.startswith(("magnetar.client.", "magnetar.producer.")):
             continue
-        for prefix, what in _NOT_YET.items():
-            if name.startswith(prefix):
-                raise InvalidConfiguration(f"option {name!r}: {what} is not available in this version of Magnetar")
         if name in everything:
             raise InvalidConfiguration(f"option {name!r} has no meaning for a {kind}; remove it")
+        known = sorted({_spelled(each) for each in allowed})
         raise InvalidConfiguration(
-            f'unknown option {name!r} for format("magnetar"); known: {", ".join(sorted(allowed))}'
+            f'unknown option {name!r} for format("magnetar"){_meant(name, allowed)}; known: {", ".join(known)}'
         )
+
+
+def _spelled(name: str) -> str:
+    return _SPELLED.get(name, name)
+
+
+def _meant(name: str, allowed: Iterable[str]) -> str:
+    """A hint: the name of the same thing here, or the nearest of those that are allowed. Empty: there is none."""
+    if name in _ELSEWHERE:
+        return f"; use {_ELSEWHERE[name]}"
+    if name.startswith("kafka."):
+        return "; settings of Kafka's client have no meaning here: see magnetar.client.* and magnetar.producer.*"
+    names = {*allowed, *(alias for alias, target in _ALIASES.items() if target in allowed)}
+    by_letters = {_bare(each): each for each in sorted(names)}
+    near = get_close_matches(_bare(name), by_letters, 1, 0.75)
+    return f"; did you mean {_spelled(by_letters[near[0]])!r}?" if near else ""
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[._-]", "", name)
 
 
 def _positive(found: Mapping[str, str], name: str) -> int | None:
@@ -216,6 +294,7 @@ def _per_partition(found: Mapping[str, str], name: str, what: str) -> dict[str, 
         return {
             str(_topic(topic, name)): {int(partition): int(value) for partition, value in partitions.items()}
             for topic, partitions in parsed.items()
+            if topic not in (INCARNATIONS, SOURCE) or any(each.isdigit() for each in partitions)  # a query's own
         }
     except (ValueError, AttributeError, TypeError) as error:
         raise InvalidConfiguration(f"option {name!r} must be {what}, not {text!r}") from error
@@ -267,7 +346,8 @@ def _settings(
             continue
         key = name[len(prefix) :]
         if key not in known:
-            raise InvalidConfiguration(f"unknown option {name!r}; known: {', '.join(prefix + k for k in known)}")
+            names = [prefix + each for each in known]
+            raise InvalidConfiguration(f"unknown option {name!r}{_meant(name, names)}; known: {', '.join(names)}")
         try:
             parsed = settings[key] = known[key](value)
         except ValueError:
@@ -278,13 +358,10 @@ def _settings(
     return settings
 
 
-def _service_url(found: Mapping[str, str]) -> str:
-    url = found.get("service.url")
-    if not url:
-        raise InvalidConfiguration("option 'service.url' is required, for example magnetar://localhost:7650")
-    if "@" in url:  # a plan shows the options
-        raise InvalidConfiguration("option 'service.url' has no user and password")
-    return url
+def _identity(found: Mapping[str, str], access: Access, *more: object) -> str:
+    """Of all that is said, whatever it is used for: a query never uses what another one was given."""
+    said = json.dumps([sorted(found.items()), astuple(access), *more])
+    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -314,8 +391,10 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise InvalidConfiguration(f"option {clash[0]!r} has no meaning with schema=registry; remove it")
     if "schemaerrors" in found and not by_registry:
         raise InvalidConfiguration("option 'schemaErrors' has a meaning only with schema=registry")
+    who = access.parse(found)
     return SourceOptions(
-        service_url=_service_url(found),
+        access=who,
+        identity=_identity(found, who, streaming),
         topics=topics,
         pattern=pattern,
         starting=_offsets(found, "startingoffsets", forbid=None if streaming else LATEST),
@@ -372,7 +451,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
     if bool(names) != ("crypto.public.key.file" in found):
         raise InvalidConfiguration("options 'encryption.keys' and 'crypto.public.key.file' go together")
     return SinkOptions(
-        service_url=_service_url(found),
+        access=access.parse(found),
         topic=str(_topic(topic, "topic")) if topic else None,
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
@@ -394,7 +473,8 @@ def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) 
         return None
     if complete:
         raise InvalidConfiguration(
-            "a topic cannot be overwritten: with deliveryGuarantee=exactly-once use outputMode append or update"
+            "a topic cannot be overwritten: with deliveryGuarantee=exactly-once use outputMode append, or foreachBatch"
+            " (docs/spark.md, Update mode)"
         )
     if transient:
         raise InvalidConfiguration("a non-persistent topic takes no transactions: use deliveryGuarantee=at-least-once")

@@ -1,69 +1,111 @@
 """Calls to the brokers from Spark's Python processes: offsets by the admin client, ranges by `Client.read_range`.
 
-One `Topics` per process and set of options, made at its first use and never before a fork (Spark forks its Python
-workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in
-the calling thread, only while a call waits: it starts no thread.
+One `Topics` per process and query, made at its first use and never before a fork (Spark forks its Python workers from a
+daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in the calling thread,
+only while a call waits: it starts no thread.
+
+**What is shared is of one query alone**: of all its options and credentials (`SourceOptions.identity`), and of what its
+files of keys hold at the moment. Nothing that a broker said is kept, but for the partitions of a stream's topics, which
+are listed again after topicDiscoveryInterval, and when a query is planned. What a task reads is named by its driver:
+the partition, the topic's incarnation, and the indexes. Guard: tests/spark/test_identity.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql.types import StructType
 
-from ..client.admin import AdminClient, TopicOffsets
-from ..client.aio import Client, CryptoKeyReader, StoredEntry
-from ..proto.errors import InvalidConfiguration, SubscriptionNotFound, TopicNotFound
+from ..client.admin import TopicOffsets, TopicSchema
+from ..client.aio import CryptoKeyReader, StoredEntry
+from ..proto.errors import InvalidConfiguration, NotAllowed, NotFound, SubscriptionNotFound, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import Clock, SystemClock
-from .offsets import Available, Index, Partition
+from .access import digest
+from .offsets import Available, Incarnations, Index, Partition
 from .options import SourceOptions
 from .typed.registry import Typed, newest, reader
 
 T = TypeVar("T")
+_LOG = logging.getLogger("magnetar.spark")
 WAIT_FOR_TOPIC_S = 1.0
 
-_OF_PROCESS: dict[tuple[int, int], Topics] = {}
+KEPT_MAX = 16
+"""Connections of queries that a Python process keeps: Spark uses a process again for other queries."""
+
+_OF_PROCESS: dict[tuple[int, str], Topics] = {}
+"""By process and identity, the one that was used last at the end."""
 
 
 def topics(options: SourceOptions) -> Topics:
-    """This process' connection for these options."""
-    key = (os.getpid(), hash((options.service_url, options.topics, options.pattern, options.subscription)))
-    if key not in _OF_PROCESS:
-        _OF_PROCESS[key] = Topics(options, SystemClock())
-    return _OF_PROCESS[key]
+    """This process' connection for a query."""
+    key, held = (os.getpid(), options.identity), digest(_places(options))
+    found = _OF_PROCESS.pop(key, None)
+    if found is not None and found.held != held:  # a key or a credential of its files is another one now
+        found.close()
+        found = None
+    if found is None:
+        for other in [each for each in _OF_PROCESS if each[0] != key[0]]:
+            del _OF_PROCESS[other]  # of the process that this one is a fork of, which has the connection
+        idle = [each for each in _OF_PROCESS.values() if not each.reads]
+        for each in idle[: len(_OF_PROCESS) + 1 - KEPT_MAX]:
+            each.close()
+        found = Topics(options, SystemClock(), held)
+    _OF_PROCESS[key] = found
+    return found
+
+
+def _places(options: SourceOptions) -> Iterator[str]:
+    yield from options.access.files()
+    if options.private_key_file is not None:
+        yield f"file:{options.private_key_file}"
+
+
+class Part(NamedTuple):
+    """A partition of a topic, or a topic without partitions, as a broker knows it."""
+
+    name: str  # full
+    incarnation: int = 0  # 0: not known
 
 
 class Topics:
     """The topics of a query: their partitions, the messages stored, and ranges of them."""
 
-    def __init__(self, options: SourceOptions, clock: Clock) -> None:
+    def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
+        """`held`: a digest of what the files of its keys and credentials hold."""
+        self.held = held
+        self.reads = 0  # that are under way
         self._options = options
         self._clock = clock
         self._loop = asyncio.new_event_loop()
         settings = {"operation_timeout_seconds": options.poll_timeout_s, **options.client}
-        self._client = Client(options.service_url, stats_interval_in_seconds=0, **settings)
-        self._admin = AdminClient(options.service_url, timeout_s=settings["operation_timeout_seconds"])
+        self._client = options.access.client(**settings)
+        self._admin = options.access.admin(settings["operation_timeout_seconds"])
         private = options.private_key_file
         self._keys = CryptoKeyReader("", private) if private is not None else None
         self._partitions: dict[Partition, TopicName] = {}
         self._discovered_at = float("-inf")
-        self._readers: dict[tuple[str, str], Typed] = {}  # by topic and columns
-        self._schemas: dict[tuple[str, int], SchemaInfo] = {}
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(coroutine)
 
-    def partitions(self) -> Mapping[Partition, TopicName]:
-        """All partitions of the query's topics; listed again after topicDiscoveryInterval."""
-        if self._clock.monotonic() - self._discovered_at >= self._options.discovery_interval_s or not self._partitions:
+    def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
+        """All partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
+        age_s = self._clock.monotonic() - self._discovered_at
+        if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
             self._discovered_at = self._clock.monotonic()
+        return self._partitions
+
+    @property
+    def listed(self) -> Mapping[Partition, TopicName]:
+        """Those of the last answer of `available`."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -96,94 +138,103 @@ class Topics:
     async def _parts(self, topic: TopicName) -> list[TopicName]:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
-    def available(self) -> dict[Partition, Available]:
-        """What each partition has now. First makes the durable subscription, if any, before data are trimmed."""
-        replies = self._run(self._all_offsets(self.partitions(), ()))
-        return {p: Available(r.earliest_index, r.end_index, r.bytes) for p, r in replies.items()}
+    def available(self, *, anew: bool = False) -> dict[Partition, Available]:
+        """What each partition has now. First makes the durable subscription, if any, before data are trimmed. `anew`:
+        of partitions that are listed now; else so when one of those that were known is gone."""
+        try:
+            replies = self._run(self._all_offsets(self.partitions(anew=anew)))
+        except (TopicNotFound, NotAllowed):
+            if anew:
+                raise
+            replies = self._run(self._all_offsets(self.partitions(anew=True)))
+        return {p: Available(r.earliest_index, r.end_index, r.bytes, r.incarnation) for p, r in replies.items()}
 
-    async def _all_offsets(
-        self, partitions: Mapping[Partition, TopicName], times_ms: tuple[int, ...]
-    ) -> dict[Partition, TopicOffsets]:
+    async def _all_offsets(self, partitions: Mapping[Partition, TopicName]) -> dict[Partition, TopicOffsets]:
         subscription = self._options.subscription or ""
-        replies = await asyncio.gather(
-            *(
-                self._admin.offsets(name.full, publish_times_ms=times_ms, subscription=subscription)
-                for name in partitions.values()
-            )
-        )
-        return dict(zip(partitions, replies, strict=True))
+        asked = (self._admin.offsets(name.full, subscription=subscription) for name in partitions.values())
+        return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
         """First message published at or after `at_ms`; the end of the partition when there is none."""
-        name = self.partitions()[partition].full
+        name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
-    def aborted(self, partition: Partition, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them."""
-        name = self.name(partition).full
-        return self._run(self._admin.offsets(name, aborted_in=(first, end))).aborted
+    def aborted(self, part: Part, first: int, end: int) -> int:
+        """How many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
+        TopicNotFound."""
+        asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
+        return self._run(asked).aborted
 
-    def advance(self, index: Index, subscription: str) -> None:
-        """Acknowledges everything before `index` in each partition."""
+    def advance(self, index: Index, made: Incarnations, subscription: str) -> None:
+        """Acknowledges everything before `index` in each partition that there is."""
         known = self.partitions()
-        self._run(self._advance({known[p]: at for p, at in index.items() if p in known}, subscription))
+        moves = {Part(known[p].full, made.get(p, 0)): at for p, at in index.items() if p in known}
+        self._run(self._advance(moves, subscription))
 
-    async def _advance(self, index: Mapping[TopicName, int], subscription: str) -> None:
-        moves = (self._admin.advance_subscription(name.full, subscription, at) for name, at in index.items())
+    async def _advance(self, index: Mapping[Part, int], subscription: str) -> None:
+        moves = (self._advance_one(part, subscription, at) for part, at in index.items())
         await asyncio.gather(*moves)
 
-    def hold(self, partition: Partition, subscription: str, done: int) -> None:
-        """Acknowledges everything before `done` for a durable subscription, which is made when it does not exist."""
-        self._run(self._hold(self.name(partition).full, subscription, done))
-
-    async def _hold(self, name: str, subscription: str, done: int) -> None:
+    async def _advance_one(self, part: Part, subscription: str, index: int) -> None:
         try:
-            await self._admin.advance_subscription(name, subscription, done)
-        except SubscriptionNotFound:
-            await self._admin.offsets(name, subscription=subscription)  # makes it, at the earliest message
-            await self._admin.advance_subscription(name, subscription, done)
+            await self._admin.advance_subscription(part.name, subscription, index, incarnation=part.incarnation)
+        except NotFound as error:  # the topic was deleted, and perhaps made anew: the next plan says what is lost
+            _LOG.warning("%s: subscription %s is not advanced to %d: %s", part.name, subscription, index, error)
 
-    def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
-        """Entries of a range, as they arrive."""
-        keys = self._keys
-        entries = self._client.read_range(self.name(partition).full, first, end, crypto_key_reader=keys)
+    def hold(self, part: Part, subscription: str, done: int) -> None:
+        """Acknowledges everything before `done` for a durable subscription, which is made when it does not exist.
+        TopicNotFound."""
+        self._run(self._hold(part, subscription, done))
+
+    async def _hold(self, part: Part, subscription: str, done: int) -> None:
+        name, made = part
+        try:
+            await self._admin.advance_subscription(name, subscription, done, incarnation=made)
+        except SubscriptionNotFound:
+            # makes it, at the earliest message
+            await self._admin.offsets(name, subscription=subscription, incarnation=made)
+            await self._admin.advance_subscription(name, subscription, done, incarnation=made)
+
+    def read(self, part: Part, first: int, end: int) -> Iterator[list[StoredEntry]]:
+        """Entries of a range, as they arrive. TopicNotFound."""
+        entries = self._client.read_range(
+            part.name, first, end, crypto_key_reader=self._keys, incarnation=part.incarnation
+        )
 
         async def following() -> list[StoredEntry] | None:
             return await anext(entries, None)
 
+        self.reads += 1
         try:
             while (found := self._run(following())) is not None:
                 yield found
         finally:
+            self.reads -= 1
             self._run(entries.aclose())
 
     def newest_schemas(self) -> dict[str, Typed]:
         """Of each topic. InvalidConfiguration."""
-        names = sorted({topic for topic, _ in self.partitions()})
-        return {name: newest(name, self._run(self._admin.schemas(name))) for name in names}
+        names = sorted({topic for topic, _ in self.partitions(anew=True)})
+        return {name: newest(name, self.schemas(name)) for name in names}
+
+    def schemas(self, topic: str) -> list[TopicSchema]:
+        """Those of a topic that are not deleted."""
+        return self._run(self._admin.schemas(topic))
 
     def reader(self, topic: str, wanted: StructType) -> Typed:
         """The newest schema of a topic with these columns. InvalidConfiguration."""
-        key = topic, wanted.json()
-        if key not in self._readers:
-            self._readers[key] = reader(topic, self._run(self._admin.schemas(topic)), wanted)
-        return self._readers[key]
+        return reader(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
-        """That version of a topic's schema. SchemaNotFound."""
-        if (topic, version) not in self._schemas:
-            self._schemas[topic, version] = self._run(self._admin.schema(topic, version)).schema
-        return self._schemas[topic, version]
+        """That version of a topic's schema, deleted or not. SchemaNotFound."""
+        return self._run(self._admin.schema(topic, version)).schema
 
-    def name(self, partition: Partition) -> TopicName:
-        """The full name of a partition: with its suffix, or without for a topic that has no partitions."""
-        if partition not in self._partitions:
-            found = self._run(self._parts(TopicName.parse(partition[0])))
-            self._partitions |= {(partition[0], max(name.partition, 0)): name for name in found}
-        return self._partitions[partition]
+    def is_there(self, part: Part) -> None:
+        """TopicNotFound: it was deleted, or made anew."""
+        self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:
-        _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, 0)), None)
+        _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, "")), None)
         self._run(self._client.close())
         self._run(self._admin.close())
         self._loop.close()

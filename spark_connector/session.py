@@ -3,7 +3,12 @@
 By itself Spark finds the format where its Python workers find the package `pyspark_magnetar` on their path. They do not
 when the program was started as `venv/bin/python job.py` without activating the environment (workers are the first
 `python3` of the PATH), nor when Magnetar is an editable installation (there is no such folder on the path). Here the
-workers run the interpreter of the program, and the format is registered by its class.
+workers run the interpreter of the program, and the format is registered by its class, unless Spark has found it: Spark
+warns of each session that replaces what it found.
+
+Spark looks for a format of Python in the session that is active in the calling thread of the JVM. A new thread of
+Python has none there, so that `df.write` did not find the format (DATA_SOURCE_NOT_FOUND, Spark 4.3): a frame that is
+written makes its own session active where none is (`_write_in_its_session`).
 
 On a cluster the driver's interpreter may not exist at the executors: there PYSPARK_PYTHON is unchanged.
 Guard: tests/spark/test_session.py.
@@ -11,9 +16,11 @@ Guard: tests/spark/test_session.py.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,5 +48,38 @@ def spark_session(builder: SparkSession.Builder | None = None) -> SparkSession:
         context.pythonExec = sys.executable if here else "python3"  # of a running session; Spark's own default
     if not chosen and not here:
         del os.environ["PYSPARK_PYTHON"]
-    session.dataSource.register(MagnetarDataSource)
+    if context is None or not _has_format(session):
+        session.dataSource.register(MagnetarDataSource)
+    if context is not None:
+        _write_in_its_session()
     return session
+
+
+def _has_format(session: Any) -> bool:
+    """Whether Spark found the format in the packages of its Python, or it is registered."""
+    from .datasource import MagnetarDataSource
+
+    return bool(session._jsparkSession.sessionState().dataSourceManager().dataSourceExists(MagnetarDataSource.name()))
+
+
+def _write_in_its_session() -> None:
+    """Of all frames of this process that are not of Spark Connect; once."""
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    for name in ("write", "writeStream"):
+        found = vars(DataFrame)[name]
+        if not getattr(found.fget, "in_its_session", False):
+            setattr(DataFrame, name, property(_in_its_session(found.fget), doc=found.__doc__))
+
+
+def _in_its_session(writer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(writer)
+    def active(frame: Any) -> Any:
+        session = frame.sparkSession
+        sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
+        if not sessions.getActiveSession().isDefined():
+            sessions.setActiveSession(session._jsparkSession)
+        return writer(frame)
+
+    active.in_its_session = True  # type: ignore[attr-defined]
+    return active

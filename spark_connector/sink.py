@@ -42,8 +42,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..client.admin import AdminClient, TopicSchema
-from ..client.aio import Batch, Client, CryptoKeyReader, Extras, Producer, Result, Transaction
+from ..client.admin import TopicSchema
+from ..client.aio import Batch, CryptoKeyReader, Extras, Producer, Result, Transaction
 from ..client.common.errors import ProducerQueueIsFull
 from ..client.model.payloads import Written as WrittenBy
 from ..client.model.settings import CompressionType
@@ -118,7 +118,7 @@ class _Task:
         self._options = options
         self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
-        self._client = Client(options.service_url, stats_interval_in_seconds=0, **options.client)
+        self._client = options.access.client(**options.client)
         settings = dict(options.producer)
         if "compression_type" in settings:
             settings["compression_type"] = _compression(settings["compression_type"])
@@ -457,7 +457,7 @@ def _check_types(schema: StructType) -> None:
 
 async def _schemas(options: SinkOptions, topic: str) -> list[TopicSchema]:
     timeout_s = options.client.get("operation_timeout_seconds", ADMIN_TIMEOUT_S)
-    async with AdminClient(options.service_url, timeout_s=timeout_s) as admin:
+    async with options.access.admin(timeout_s) as admin:
         return await admin.schemas(topic)
 
 

@@ -34,14 +34,18 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client.aio import StoredEntry
-from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError
+from ..client.common.errors import TopicNotFound as NoSuchTopic
+from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError, TopicNotFound
+from ..proto.names import TopicName
+from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import offsets as decide
-from .offsets import Available, Index, Partition, Range
+from .offsets import UNKNOWN, Available, Incarnations, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
-from .ranges import Topics, topics
+from .ranges import Part, Topics, topics
 from .rows import RowBuilder, readable
 from .typed.decoding import Decoding
+from .typed.registry import reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,12 +59,14 @@ QUERY_PREFIX = "spark-query-"
 
 
 class RangePartition(InputPartition):
-    """One task: messages `first` … `end - 1` of one partition of a topic. `done`: of the first task of a partition, the
-    index before which all earlier batches are committed."""
+    """One task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`:
+    of the first task of a partition, the index before which all earlier batches are committed. `name`: of the
+    partition, as the driver knows it; empty: the topic has no partitions."""
 
-    def __init__(self, range_: Range, done: int | None = None) -> None:
+    def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
         self.range, self.done = range_, done
+        self.part = Part(name or range_.partition[0], range_.incarnation)
 
 
 def _resolve(
@@ -97,15 +103,21 @@ def _resolve(
 
 
 def _tasks(
-    options: SourceOptions, start: Index, end: Index, available: Mapping[Partition, Available]
-) -> list[InputPartition]:
-    whole, lost = decide.ranges(start, end, available)
+    options: SourceOptions, start: Index, end: Index, available: Mapping[Partition, Available],
+    begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
+) -> list[InputPartition]:  # fmt: skip
+    """`begun`, `planned`: the incarnations of start and end."""
+    whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
+    names = topics(options).listed
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
     tasks: list[InputPartition] = []
     seen: set[Partition] = set()
     for each in sorted(parts):
-        tasks.append(RangePartition(each, None if each.partition in seen else start.get(each.partition, each.first)))
+        done = None if each.partition in seen else start.get(each.partition, each.first)
+        if done is not None and decide.differ(begun.get(each.partition, 0), each.incarnation):
+            done = each.first
+        tasks.append(RangePartition(each, done, names[each.partition].full))
         seen.add(each.partition)
     return tasks
 
@@ -128,14 +140,23 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     """Arrow batches of one task's range, in order, each message once."""
     if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
         return
-    wanted = partition.range
+    try:
+        yield from _rows(options, schema, partition)
+    except (TopicNotFound, NoSuchTopic) as error:
+        wanted = partition.range
+        _report([decide.Lost(wanted.partition, wanted.first, wanted.end, error.message)], options)
+
+
+def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+    """TopicNotFound, NoSuchTopic (the client's): it was deleted since the task was planned, and perhaps made anew."""
+    wanted, part = partition.range, partition.part
     asked, at = topics(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
-        asked.hold(wanted.partition, query, partition.done)
-    decoding = _decoding(options, schema, wanted.partition[0])
-    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition, decoding)
+        asked.hold(part, query, partition.done)
+    decoding = _decoding(options, schema, wanted.partition[0], part)
+    builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding)
     gaps: list[tuple[int, int]] = []
-    for entries in asked.read(wanted.partition, wanted.first, wanted.end):
+    for entries in asked.read(part, wanted.first, wanted.end):
         for stored in entries:
             try:
                 entry = readable(stored)
@@ -150,7 +171,7 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     if at < wanted.end:
         gaps.append((at, wanted.end))
     if gaps:
-        _look_at_gaps(options, asked, wanted.partition, gaps)
+        _look_at_gaps(options, asked, partition, gaps)
     if builder.rows:
         yield builder.finish()
     if builder.unfit:
@@ -167,13 +188,22 @@ def _query() -> str | None:
     return QUERY_PREFIX + found if found else None
 
 
-def _decoding(options: SourceOptions, schema: StructType, topic: str) -> Decoding | None:
+def _decoding(options: SourceOptions, schema: StructType, topic: str, part: Part) -> Decoding | None:
+    """By the schemas that the topic has now, before its entries are read: a read of another incarnation than `part`
+    fails, so entries and schemas are of one topic. One that is registered, or asked for, later is looked at again."""
     if not options.by_registry:
         return None
     asked = topics(options)
-    return Decoding(
-        asked.reader(topic, schema), lambda version: asked.schema(topic, version), is_strict=options.strict_schema
-    )
+    listed = asked.schemas(topic)
+    known = {each.version: each.schema for each in listed}
+
+    def version_of(version: int) -> SchemaInfo:
+        if version not in known:
+            known[version] = asked.schema(topic, version)
+            asked.is_there(part)
+        return known[version]
+
+    return Decoding(reader(topic, listed, schema), version_of, is_strict=options.strict_schema)
 
 
 def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
@@ -187,14 +217,14 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
     return end
 
 
-def _look_at_gaps(options: SourceOptions, asked: Topics, partition: Partition, gaps: list[tuple[int, int]]) -> None:
+def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
     """What an aborted transaction wrote keeps its indexes, and has no rows. All else that is missing is lost."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
-    lost = missing - asked.aborted(partition, first, end)
+    lost = missing - asked.aborted(task.part, first, end)
     if lost <= 0:
         return
-    topic, number = partition
+    topic, number = task.range.partition
     which = f"messages {first} to {end - 1}"
     if len(gaps) > 1 or lost < missing:
         which = f"{lost} of the {which}"
@@ -202,6 +232,17 @@ def _look_at_gaps(options: SourceOptions, asked: Topics, partition: Partition, g
     if options.fail_on_data_loss:
         raise DataLost(f"{text}; set failOnDataLoss=false to go on without them")
     _LOG.warning("%s (failOnDataLoss=false)", text)
+
+
+def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
+    return {p: each.incarnation for p, each in available.items()}
+
+
+def _up_to(target: Available, there: Available) -> Available:
+    """Of a partition that was made anew since the target was set, nothing was there then."""
+    if decide.differ(target.incarnation, there.incarnation):
+        return there._replace(end=there.earliest, bytes=0)
+    return there._replace(end=min(there.end, target.end))
 
 
 class MagnetarReader(DataSourceReader):
@@ -212,7 +253,7 @@ class MagnetarReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, asked = self.options, topics(self.options)
-        available = asked.available()
+        available = asked.available(anew=True)
         start = _resolve(
             EARLIEST if options.starting is None else options.starting,
             options.starting_times,
@@ -232,16 +273,17 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options, self.schema = options, schema
-        self._target: Index | None = None  # of Trigger.AvailableNow: the end of all reading
+        self._target: dict[Partition, Available] | None = None  # of Trigger.AvailableNow: where all reading ends
         self._clock = SystemClock()
         self._waiting_since: float | None = None  # for minOffsetsPerTrigger
+        self._at: Index = {}  # the end of the batch that was planned last
 
     def initialOffset(self) -> dict[str, Any]:
         options, asked = self.options, topics(self.options)
         starting = LATEST if options.starting is None else options.starting
-        return decide.to_json(
-            _resolve(starting, options.starting_times, asked.available(), asked, options.on_no_offset_for_time)
-        )
+        available = asked.available(anew=True)
+        start = _resolve(starting, options.starting_times, available, asked, options.on_no_offset_for_time)
+        return decide.to_json(start, _made(available))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self.options
@@ -256,15 +298,14 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself (the same text) when there is nothing to read."""
         options = self.options
-        begin, available = decide.from_json(start), topics(self.options).available()
+        begin, made = decide.from_json(start), decide.incarnations(start)
+        available = topics(self.options).available()
+        _report(decide.made_anew(begin, available, made), options)
+        anew = decide.restarted(begin, available, made)
         if self._target is not None:
-            available = {
-                p: a._replace(end=min(a.end, self._target[p])) for p, a in available.items() if p in self._target
-            }
-        anew = decide.restarted(begin, available)
-        gone = [p for p in begin if anew[p] != begin[p]]
-        _report([decide.Lost(p, begin[p], available[p].end, decide.MADE_ANEW) for p in gone], options)
+            available = {p: _up_to(self._target[p], a) for p, a in available.items() if p in self._target}
         unlimited = isinstance(limit, ReadAllAvailable)
+        self._at = anew
         if not unlimited and self._target is None and self._too_few(anew, available):
             return start
         end = decide.limit(
@@ -273,7 +314,9 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             None if unlimited else options.max_offsets_per_trigger,
             None if unlimited else options.max_bytes_per_trigger,
         )
-        return start if end == begin else decide.to_json(end)
+        now, self._at = {**made, **_made(available)}, end
+        unchanged = end == begin and not any(decide.differ(made[p], now[p]) for p in begin)
+        return start if unchanged else decide.to_json(end, now)
 
     def _too_few(self, begin: Index, available: Mapping[Partition, Available]) -> bool:
         minimum = self.options.min_offsets_per_trigger
@@ -289,20 +332,23 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {p: a.end for p, a in topics(self.options).available().items()}
+        self._target = topics(self.options).available(anew=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return decide.to_json({p: a.end for p, a in topics(self.options).available().items()})
+        return decide.report(self._at, topics(self.options).available())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _tasks(self.options, decide.from_json(start), decide.from_json(end), topics(self.options).available())
+        begun, planned = decide.incarnations(start), decide.incarnations(end)
+        available = topics(self.options).available()
+        return _tasks(self.options, decide.from_json(start), decide.from_json(end), available, begun, planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:
-            topics(self.options).advance(decide.from_json(end), self.options.subscription)
+            made = decide.incarnations(end)
+            topics(self.options).advance(decide.from_json(end), made, self.options.subscription)
 
     def stop(self) -> None:
         topics(self.options).close()

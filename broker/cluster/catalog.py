@@ -90,6 +90,7 @@ class Catalog:
         self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # and until when
         self._last_namespaces: LastKnown[NamespaceName, NamespaceRecord] = LastKnown()
         self._last_partitions: LastKnown[TopicName, int] = LastKnown()
+        self._made_ms = 0  # of the topic that was made last
 
     async def ensure_default(self) -> None:
         await update_record(
@@ -392,7 +393,10 @@ class Catalog:
         )
 
     def _new(self) -> TopicRecord:
-        return TopicRecord(created_ms=self._world.clock.wall_ms())
+        """Its time is the topic's incarnation, by which offsets tell it from an earlier topic of its name: no two that
+        are made here have the same, whatever the clock does."""
+        self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
+        return TopicRecord(created_ms=self._made_ms)
 
     async def _check_topics(self, topic: TopicName, more: int) -> None:
         """NotAllowed: that many more would be too many in its namespace."""

@@ -55,6 +55,7 @@ from ..subscription.whole_messages import before_whole
 from ..topic.topic import Topic
 from .producer import check_size
 from .start import last_message, mark_of, place_of
+from .topics import is_another
 
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
@@ -86,6 +87,13 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     schema: SchemaInfo | None = None  # None: bytes; AUTO_CONSUME: that of each message
     isolation: Isolation = Isolation.READ_COMMITTED  # of the subscription, while a consumer is connected
     ordered: bool = False  # likewise: what failed holds back what follows it
+    incarnation: int = 0  # of the topic that it read before; 0: it begins
+
+    def at(self, topic: Topic) -> SubscribeOptions:
+        """A consumer that returns to a topic which was made anew is at none of its messages: it begins at the first."""
+        if not is_another(topic, self.incarnation):
+            return self
+        return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
         """InvalidName, InvalidRequest, NotAllowed."""
@@ -136,6 +144,7 @@ class ConsumerSession:
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         await _check_schema(broker, topic, options, caller)
+        options = options.at(topic)
         session, id_ = cls(topic, port, broker.world.clock), broker.next_id()
         member = Member(
             id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,

@@ -18,6 +18,7 @@ from ..access.core.table import Permission
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
 from ..node.topic_manager import TopicManager
+from .topics import check_incarnation
 
 READ_BYTES_MAX = 16 << 20
 
@@ -29,6 +30,7 @@ class Range(msgspec.Struct, frozen=True):
     first: int
     end: int
     bytes_max: int = 0
+    incarnation: int = 0  # of the topic; 0: whichever is there
 
 
 class RangeReader:
@@ -46,6 +48,7 @@ class RangeReader:
         name = TopicName.parse(wanted.topic)
         await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)
         topic = await self._broker.topic(name, create=False)
+        check_incarnation(topic, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
         log, chunk_bytes = topic.shown, self._broker.config.read_bytes

@@ -49,6 +49,24 @@ class Offsets(msgspec.Struct, frozen=True):
     by_time: list[int] = []  # the first one at or after each time; `end` where there is none
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
     aborted: int = 0  # messages of the range that was asked for
+    incarnation: int = 0  # of the topic; 0: not known
+
+
+def check_incarnation(topic: Topic, incarnation: int) -> None:
+    """An index is of one incarnation of a topic: the time when that was made. TopicNotFound: the caller means a topic
+    that was deleted, and this one has its name. 0: the caller means whichever is there."""
+    if is_another(topic, incarnation):
+        there = topic.log.record.created_ms
+        raise TopicNotFound(
+            f"the topic {topic.name} that is meant was deleted and made anew since (at {there} ms, not {incarnation})",
+            topic=topic.name,
+        )
+
+
+def is_another(topic: Topic, incarnation: int) -> bool:
+    """Whether it is known to be another topic of the name than the one that is meant."""
+    there = topic.log.record.created_ms
+    return bool(incarnation and there and incarnation != there)
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
@@ -87,14 +105,15 @@ class Topics:
 
     async def offsets(
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
-        aborted_in: tuple[int, int] = (0, 0),
+        aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
         """A durable `subscription` is made at the earliest message when it is missing. `aborted_in`: a range of
         indexes, whose messages of aborted transactions are counted; an index without a message that is none of them
-        has lost its message."""
+        has lost its message. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
+        check_incarnation(topic, incarnation)
         shape, reader = topic.shown.shape, topic.shown.reader
         index = -1
         if subscription:
@@ -107,7 +126,8 @@ class Topics:
                 await turns.next()
         topic.check_end()
         aborted = shape.aborted_messages(*aborted_in)
-        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted)
+        made_ms = topic.log.record.created_ms
+        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
     async def _one(self, name: TopicName) -> Topic:
         """A partition, or a topic without partitions. NotAllowed: it has partitions. TopicNotFound."""
@@ -120,9 +140,11 @@ class Topics:
             first = name.with_partition(0)
             raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
 
-    async def advance(self, name: TopicName, subscription_name: str, index: int) -> None:
-        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
+    async def advance(self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0) -> None:
+        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards.
+        `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
+        check_incarnation(topic, incarnation)
         subscription, shape = topic.subscription(subscription_name), topic.shown.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:

@@ -256,13 +256,14 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     async def offsets(
         self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
-        aborted_in: tuple[int, int] = (0, 0),
+        aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> values.TopicOffsets:  # fmt: skip
         """Of one partition. `subscription` is created at the earliest message when it does not exist. `aborted_in`: a
-        range of indexes (first, end), of which `aborted` is counted."""
+        range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an earlier answer named;
+        TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other messages."""
         return await self._call(
             op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
-            aborted_first=aborted_in[0], aborted_end=aborted_in[1],
+            aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
         )  # fmt: skip
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
@@ -351,9 +352,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
         await self._call(op.RESET_SUBSCRIPTION, **_subscription(topic, name), **place)
 
-    async def advance_subscription(self, topic: str, name: str, index: int) -> None:
-        """Acknowledges every message of the partition before `index`, durably."""
-        await self._call(op.ADVANCE_SUBSCRIPTION, **_subscription(topic, name), index=index)
+    async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
+        """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+        await self._call(
+            op.ADVANCE_SUBSCRIPTION, **_subscription(topic, name), index=index, incarnation=incarnation
+        )
 
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
         """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when

@@ -330,6 +330,7 @@ class TopicOffsets:
     by_time: tuple[int, ...] = ()  # per time asked for: first index published then or later, `end_index` when none
     subscription_index: int = -1  # first that the subscription has not acknowledged; -1: none asked for
     aborted: int = 0  # of the range that was asked for: messages of aborted transactions, which no reader is shown
+    incarnation: int = 0  # ms since the epoch, when the topic was made: one that is made anew has another. 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,8 @@ class Client(ClosedAfterWith):
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
     def read_range(
-        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None
+        self, topic: str, first_index: int, end_index: int, *, crypto_key_reader: KeyReader | None = None,
+        incarnation: int = 0,
     ) -> Iterator[list[StoredEntry]]:
         """The entries with the messages `first_index` … `end_index - 1` of one partition, in order, as they arrive.
 
@@ -353,7 +354,9 @@ class Client(ClosedAfterWith):
 
         As asyncio's `Client.read_range`. Close the iterator to end early.
         """
-        entries = self.inner().read_range(topic, first_index, end_index, crypto_key_reader=crypto_key_reader)
+        entries = self.inner().read_range(
+            topic, first_index, end_index, crypto_key_reader=crypto_key_reader, incarnation=incarnation
+        )
 
         async def following() -> list[StoredEntry] | None:
             return await anext(entries, None)

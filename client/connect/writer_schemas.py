@@ -4,8 +4,8 @@
     await writers.fetch(version)                       asked of a broker once
     info = writers.of(version)                         from any thread but the event loop it may ask as well
 
-What a version means never changes, so it is kept for as long as the consumer is. One that the broker does not have is
-asked for again after MISSING_S.
+What a version means never changes while its topic lasts, so it is kept for so long: a topic that is deleted and made
+anew numbers its own (`forget`). One that the broker does not have is asked for again after MISSING_S.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class WriterSchemas:
         self._now = connections.world.clock.monotonic
         self._known: dict[bytes, SchemaInfo] = {}
         self._missing: dict[bytes, float] = {}  # until when
+
+    def forget(self) -> None:
+        """The topic was made anew."""
+        self._known.clear()
+        self._missing.clear()
 
     def knows(self, version: bytes) -> bool:
         return version in self._known or self._missing.get(version, 0.0) > self._now()

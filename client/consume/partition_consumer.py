@@ -34,6 +34,7 @@ from ..core.effects import Answer, Connect, ConsumerEffect, Drop, DropAfter, Fin
 from ..core.redelivery import EntrySets
 from ..core.state import State
 from ..model.message import DamagedMessage, Message
+from ..model.message_id import MessageId
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
 from ..model.start import Start
@@ -63,6 +64,8 @@ class PartitionConsumer:
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
+        self.incarnation = 0  # of the topic that it reads; 0: not known
+        self.on_anew: Callable[[PartitionConsumer], None] | None = None
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
         self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
         self.on_active: Callable[[int, bool], None] | None = None
@@ -204,6 +207,7 @@ class PartitionConsumer:
             case "subscribed":
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
+                self._is_of(frame.subscribed.incarnation)
                 self._attachment.opened()
                 self.acks.gather()
                 self._do(self.core.opened())
@@ -221,6 +225,20 @@ class PartitionConsumer:
                     self.on_active(self.topic.partition, frame.active)
             case _:
                 self._attachment.out_of_turn(kind)
+
+    def _is_of(self, incarnation: int) -> None:
+        """What was kept of a topic says nothing of another one of its name: its place, and what its schemas mean."""
+        before, self.incarnation = self.incarnation, incarnation or self.incarnation
+        if before in (0, self.incarnation):
+            return
+        _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
+        if self._writers is not None:
+            self._writers.forget()
+        if not self._durable:
+            self.core.begin_again()
+            self.deliveries.sought(MessageId.earliest)
+        if self.on_anew is not None:
+            self.on_anew(self)
 
     def on_lost(self, error: MagnetarError) -> None:
         if self.core.state is not State.CLOSED:
@@ -315,6 +333,7 @@ class PartitionConsumer:
     def first_frame(self) -> dict[str, Any]:
         start = None if self._durable else self.deliveries.start_after(self.core.place())
         request = subscribe(self.topic, self._subscription, self.name, self._instance, self._settings, start)
+        request.incarnation = self.incarnation
         return {"subscribe": request}
 
     async def open(self) -> None:

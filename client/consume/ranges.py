@@ -85,14 +85,17 @@ class RangeReader:
         self._connections = connections
         self._decryptor = Decryptor(keys, connections.world.clock.monotonic) if keys is not None else None
 
-    async def read(self, topic: TopicName, first: int, end: int) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does."""
+    async def read(
+        self, topic: TopicName, first: int, end: int, incarnation: int = 0
+    ) -> AsyncGenerator[list[StoredEntry], None]:
+        """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does.
+        `incarnation`: of the topic, which a resumed read would else not tell from one that was made anew."""
         timeout_s = self._connections.settings.operation_timeout_s
         now, backoff = self._connections.world.clock.monotonic, self._connections.backoff()
         at, deadline = first, now() + timeout_s
         while True:
             try:
-                async for entries, next_index in self._once(topic, at, end):
+                async for entries, next_index in self._once(topic, at, end, incarnation):
                     at = max(at, next_index)
                     if entries:
                         yield entries
@@ -106,7 +109,7 @@ class RangeReader:
                 await asyncio.sleep(delay)
 
     async def _once(
-        self, topic: TopicName, first: int, end: int
+        self, topic: TopicName, first: int, end: int, incarnation: int
     ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
         """One stream: (entries, first index not read yet) as they come, until the range or the topic ends."""
         channel = await self._connections.owner(topic)
@@ -117,7 +120,8 @@ class RangeReader:
                 request_id += 1
                 stream.send_nowait(
                     wire.ReadRequest(
-                        request_id=request_id, topic=str(topic), first_index=at, end_index=end, bytes_max=CHUNK_BYTES
+                        request_id=request_id, topic=str(topic), first_index=at, end_index=end, bytes_max=CHUNK_BYTES,
+                        incarnation=incarnation,
                     )
                 )
                 done: wire.ReadDone | None = None

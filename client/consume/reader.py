@@ -41,6 +41,7 @@ class Reader(ClosedAfterAsyncWith):
         self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
     ) -> None:
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
+        self.on_anew: Callable[[PartitionConsumer], None] | None = None  # its topic was deleted and made anew
         self._partitions = PartitionConsumers(settings)
         self.partitions, self.inbox = self._partitions.all, self._partitions.inbox
         self._connections = connections
@@ -72,6 +73,7 @@ class Reader(ClosedAfterAsyncWith):
             start=start,
         )  # fmt: skip
         consumer.on_connected = self._connected
+        consumer.on_anew = self._anew
         return consumer
 
     async def _grow(self, topic: TopicName, found: int) -> None:
@@ -83,6 +85,10 @@ class Reader(ClosedAfterAsyncWith):
     def _connected(self, consumer: PartitionConsumer) -> None:
         if self.on_connected is not None:
             self.on_connected(consumer)
+
+    def _anew(self, consumer: PartitionConsumer) -> None:
+        if self.on_anew is not None:
+            self.on_anew(consumer)
 
     def topic(self) -> str:
         """Full name of the topic."""

@@ -10,7 +10,8 @@ complaint 49); one without a key is ignored. A partitioned topic is one table, a
 
 **Compaction meanwhile.** What compaction removes is never delivered, tombstones too. So when a partition
 restarts before a horizon that has moved (after a broken stream, or by request of the broker), it is read again from its
-beginning, and the keys that are missing now are deleted: no key outlives its tombstone. Guard:
+beginning, and the keys that are missing now are deleted: no key outlives its tombstone. A topic that was deleted and
+made anew is read from its beginning too, and no key outlives the topic that it is of. Guard:
 tests/client/consume/test_table_view.py.
 """
 
@@ -65,7 +66,7 @@ class TableView(ClosedAfterAsyncWith):
         """Returns when the table contains everything that was stored at the call."""
         view = cls(reader)
         view._horizons = {consumer: consumer.compacted_end_index for consumer in reader.partitions}
-        reader.on_connected = view._connected
+        reader.on_connected, reader.on_anew = view._connected, view._made_anew
         view._tasks.spawn(view._follow(), f"table {reader.topic()}")
         try:
             while await reader.has_message_available() or len(reader.inbox):
@@ -195,6 +196,17 @@ class TableView(ClosedAfterAsyncWith):
         if before is not None and before < consumer.compacted_end_index and lags:
             self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
+    def _made_anew(self, consumer: PartitionConsumer) -> None:
+        """Its topic is another one: what is in the table of it is deleted, but for what the new one said meanwhile."""
+        self._last.pop(consumer, None)
+        self._horizons.pop(consumer, None)
+        self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
+        self._tasks.spawn(self._delete_unseen(consumer), f"table {self.topic()} of another topic")
+
+    async def _delete_unseen(self, consumer: PartitionConsumer) -> None:
+        for key in sorted(self._anew.pop(consumer, ())):
+            await self._set(consumer, key, None)
+
     async def _read_again(self, consumer: PartitionConsumer) -> None:
         self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
         try:
@@ -214,8 +226,7 @@ class TableView(ClosedAfterAsyncWith):
                 return
         except (PulsarException, MagnetarError):
             return  # the next message, or the next connection, decides
-        for key in sorted(self._anew.pop(consumer, ())):
-            await self._set(consumer, key, None)
+        await self._delete_unseen(consumer)
 
     async def _apply(self, consumer: PartitionConsumer, message: Message) -> None:
         if not message.fields.HasField("partition_key"):

@@ -113,6 +113,10 @@ class ConsumerCore:
     def place(self) -> Place:
         return Place(self.last_taken, self._begun)
 
+    def begin_again(self) -> None:
+        """Of a reader: its topic is another one, none of whose messages was taken."""
+        self.last_taken = self._begun = None
+
     def opened(self) -> list[ConsumerEffect]:
         if self.state is State.CLOSED:
             return []

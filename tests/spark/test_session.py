@@ -13,6 +13,7 @@ pytestmark = pytest.mark.spark
 
 JOB = """
 import sys
+import threading
 from pyspark.sql import SparkSession
 import magnetar
 
@@ -23,12 +24,31 @@ builder = (
 if "before" in sys.argv:
     builder.getOrCreate()  # a session that did not know of us
 spark = magnetar.spark_session(builder)
-spark.sparkContext.setLogLevel("OFF")
+spark.sparkContext.setLogLevel("WARN")
 rows = spark.createDataFrame([(b"one",), (b"two",)], ["value"])
 url, topic = sys.argv[1:3]
 rows.write.format("magnetar").option("service.url", url).option("topic", topic).mode("append").save()
 read = spark.read.format("magnetar").option("service.url", url).option("topic", topic).load()
 print(sorted(bytes(row.value) for row in read.collect()))
+
+def elsewhere():
+    rows.write.format("magnetar").option("service.url", url).option("topic", topic).mode("append").save()
+    stream = spark.readStream.format("magnetar").option("service.url", url).option("topic", topic)
+    copied = stream.option("startingOffsets", "earliest").load().select("value").writeStream.format("magnetar")
+    copied = copied.option("service.url", url).option("topic", topic + "-copy")
+    copied.option("checkpointLocation", "at").trigger(availableNow=True).start().awaitTermination()
+
+if "thread" in sys.argv:
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    again = magnetar.spark_session(builder)
+    copy = again.read.format("magnetar").option("service.url", url).option("topic", topic + "-copy").load()
+    print("copied", copy.count())
+"""
+HIDE = """
+import sys
+sys.path[:] = [each for each in sys.path if not each.endswith(".venv/spark")]
 """
 
 
@@ -50,3 +70,22 @@ def test_a_job_of_an_environment_that_is_not_activated_finds_the_format(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "[b'one', b'two']" in done.stdout
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["found", "editable"])
+def test_a_thread_writes_and_no_session_replaces_what_spark_found(hidden: bool, url: str, tmp_path: Path) -> None:
+    """`editable`: Spark does not find the package `pyspark_magnetar`, as with an editable installation."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+    if hidden:
+        (tmp_path / "sitecustomize.py").write_text(HIDE)
+        environment["PYTHONPATH"] = str(tmp_path)
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, str(job), url, f"thread-{hidden}", "thread"],
+        capture_output=True, text=True, timeout=400, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "copied 4" in done.stdout, done.stderr
+    assert "WARN" in done.stderr, "warnings are shown"
+    assert "replaced" not in done.stderr

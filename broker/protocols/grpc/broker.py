@@ -42,16 +42,19 @@ class BrokerService:
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         name = TopicName.parse(request.topic)
         range_ = request.aborted_first, request.aborted_end
-        found = await self._topics.offsets(name, request.publish_times_ms, request.subscription, range_)
+        found = await self._topics.offsets(
+            name, request.publish_times_ms, request.subscription, range_, request.incarnation
+        )
         return wire.OffsetsReply(
             earliest_index=found.earliest, end_index=found.end, by_time=found.by_time, bytes=found.size,
-            subscription_index=found.subscription, aborted=found.aborted,
+            subscription_index=found.subscription, aborted=found.aborted, incarnation=found.incarnation,
         )  # fmt: skip
 
     async def advance_subscription(
         self, request: wire.AdvanceSubscriptionRequest, context: CallContext
     ) -> wire.Empty:
-        await self._topics.advance(TopicName.parse(request.topic), request.subscription, request.index)
+        name = TopicName.parse(request.topic)
+        await self._topics.advance(name, request.subscription, request.index, request.incarnation)
         return wire.Empty()
 
 

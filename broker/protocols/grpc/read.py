@@ -32,7 +32,7 @@ async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> Non
 async def _answer(
     broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: Turns
 ) -> None:
-    wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max)
+    wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
     reader, error = RangeReader(broker, wanted, caller), None
     try:
         async with aclosing(reader.entries(turns)) as entries:

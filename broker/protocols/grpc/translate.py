@@ -89,6 +89,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
         schema(asked.schema) if asked.HasField("schema") else None,
         enum_of(Isolation, asked.isolation, "isolation"),
         enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
+        asked.incarnation,
     )  # fmt: skip
 
 
@@ -102,7 +103,10 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 
 
 def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
-    answer = wire.Subscribed(consumer_name=session.name, compacted_end_index=session.compacted_end_index)
+    answer = wire.Subscribed(
+        consumer_name=session.name, compacted_end_index=session.compacted_end_index,
+        incarnation=session.topic.log.record.created_ms,
+    )  # fmt: skip
     return wire.ServerFrame(id=id_, subscribed=answer)
 
 

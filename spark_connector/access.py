@@ -1,0 +1,198 @@
+"""Who a query is, and whom it trusts: the SDK's credentials as options, from the environment and from a profile.
+
+| option | environment | profile | what |
+|---|---|---|---|
+| `service.url` | MAGNETAR_URL | url | where the cluster is |
+| `token` | MAGNETAR_TOKEN | token | a token, or where it is: `file:PATH`, `env:NAME`; outside options, where it is |
+| `tls.trust.certs.file` | MAGNETAR_TLS_CA | tls_ca | who signs the brokers' certificates |
+| `tls.certificate.file` | MAGNETAR_TLS_CERT | tls_cert | a certificate of the query |
+| `tls.private.key.file` | MAGNETAR_TLS_KEY | tls_key | its key |
+| `auth.plugin`, `auth.params` | | | any of the SDK's credentials, as Pulsar names them: basic, oauth2, … |
+| `profile` | MAGNETAR_PROFILE | | the name of a profile (cli/common/profile.py) |
+
+An option beats the environment, and both beat the profile; who says by one of them who they are is not whom a lower one
+says. Environment and profile are read at the driver, when a query is planned.
+
+**Where a credential is.** A file or variable is named in what Spark ships, shows and stores, and never what it holds:
+each Python process reads it when it needs it, again for each call, so that a token that is renewed in its place is used
+by streams that run. A credential that is itself an option is in the query's tasks, in memory; Spark hides the values of
+options with such names in plans. No repr, error or log line of ours has it. Guard: tests/spark/test_access.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cli.common.profile import load
+from ..client.admin import AdminClient
+from ..client.aio import Client
+from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken, caller_access
+from ..client.connect.service_url import parse_service_url
+from ..proto.errors import InvalidConfiguration, MagnetarError
+
+OPTIONS = {
+    "service.url", "token", "tls.trust.certs.file", "tls.certificate.file", "tls.private.key.file", "auth.plugin",
+    "auth.params", "profile",
+}  # fmt: skip
+_ENVIRONMENT = {
+    "url": "MAGNETAR_URL", "token": "MAGNETAR_TOKEN", "tls_ca": "MAGNETAR_TLS_CA", "tls_cert": "MAGNETAR_TLS_CERT",
+    "tls_key": "MAGNETAR_TLS_KEY",
+}  # fmt: skip
+_NAMES = {
+    "url": "service.url", "token": "token", "tls_ca": "tls.trust.certs.file", "tls_cert": "tls.certificate.file",
+    "tls_key": "tls.private.key.file",
+}  # fmt: skip
+_CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.plugin", "auth.params"}
+_PLACES = ("file:", "env:")
+FILE_BYTES_MAX = 1 << 20
+"""Of a file that is named; keys and chains of certificates have some thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Of one query. Its repr has no credential."""
+
+    url: str
+    token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
+    trust: str = ""  # paths of PEM files
+    certificate: str = ""
+    key: str = ""
+    plugin: str = ""
+    params: str = field(default="", repr=False)  # of the plugin, or where they are
+
+    def authentication(self) -> Authentication | None:
+        """InvalidConfiguration, OperationNotSupported: it cannot be made of this."""
+        if self.token:
+            return AuthenticationToken(lambda: _secret(self.token))
+        if self.plugin:
+            return Authentication(self.plugin, _secret(self.params))
+        return AuthenticationTLS(self.certificate, self.key) if self.certificate else None
+
+    def client(self, **settings: Any) -> Client:
+        trust = self.trust or None
+        return Client(
+            self.url, self.authentication(), stats_interval_in_seconds=0, tls_trust_certs_file_path=trust, **settings
+        )
+
+    def admin(self, timeout_s: float) -> AdminClient:
+        return AdminClient(
+            self.url, timeout_s=timeout_s, authentication=self.authentication(), tls_trust_certs_file_path=self.trust
+        )
+
+    def check(self) -> None:
+        """InvalidConfiguration: options contradict each other, as the SDK says, before anything is sent."""
+        if self.token and (self.certificate or self.plugin):
+            other = "tls.certificate.file" if self.certificate else "auth.plugin"
+            raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
+        if self.certificate and self.plugin:
+            raise InvalidConfiguration("options 'tls.certificate.file' and 'auth.plugin' are two ways: give one")
+        if self.token.startswith(("/", "./", "../", "~")):
+            raise InvalidConfiguration("option 'token' is a token, or where it is: a file is named file:PATH")
+        if bool(self.certificate) != bool(self.key):
+            raise InvalidConfiguration("options 'tls.certificate.file' and 'tls.private.key.file' go together")
+        if bool(self.plugin) != bool(self.params):
+            raise InvalidConfiguration("options 'auth.plugin' and 'auth.params' go together")
+        try:
+            trusted = {"tls_trust_certs_file_path": self.trust}
+            caller_access(parse_service_url(self.url), self.authentication(), trusted)
+        except MagnetarError as error:
+            raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
+
+    def files(self) -> Iterator[str]:
+        """The places whose content decides what this access may do."""
+        yield from (each for each in (self.token, self.params) if each.startswith(_PLACES))
+        yield from (f"file:{each}" for each in (self.trust, self.certificate, self.key) if each)
+
+
+def parse(found: dict[str, str]) -> Access:
+    """Of options by their canonical names. What is not said is filled in. InvalidConfiguration."""
+    profile = _profile(found)
+    said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
+    _token_of_plugin(said)
+    environment = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT.items()}
+    for source in (environment, profile):
+        says_who = bool(_CREDENTIALS & said.keys())
+        for name, value in source.items():
+            option = _NAMES[name]
+            if value and option not in said and not (says_who and option in _CREDENTIALS):
+                said[option] = _placed(value) if name == "token" else value
+    url = said.get("service.url", "")
+    if not url:
+        raise InvalidConfiguration(
+            "option 'service.url' is required, for example magnetar://localhost:7650; or MAGNETAR_URL, or a profile"
+        )
+    if "@" in url:  # a plan shows the options
+        raise InvalidConfiguration("option 'service.url' has no user and password")
+    access = Access(
+        url, said.get("token", ""), said.get("tls.trust.certs.file", ""), said.get("tls.certificate.file", ""),
+        said.get("tls.private.key.file", ""), said.get("auth.plugin", ""), said.get("auth.params", ""),
+    )  # fmt: skip
+    access.check()
+    return access
+
+
+def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
+    name = found.get("profile", "").strip() or os.environ.get("MAGNETAR_PROFILE", "")
+    try:
+        return load(name)
+    except RuntimeError:  # no home folder, as in many containers
+        if name:
+            raise InvalidConfiguration(f"profile {name!r}: there is no home folder to read it from") from None
+        return {}
+
+
+def _placed(source: str) -> str:
+    """`source`: FILE or env:NAME, as in a command."""
+    return source if source.startswith(_PLACES) else f"file:{source}"
+
+
+def _token_of_plugin(said: dict[str, str]) -> None:
+    """Pulsar's parameters of a token are those of our option."""
+    if said.get("auth.plugin", "").rpartition(".")[2].lower().removeprefix("authentication") != "token":
+        return
+    params = said.get("auth.params", "")
+    if not params.startswith(("token:", *_PLACES)):  # Spark shows it in plans unless it has one of these words
+        raise InvalidConfiguration("option 'auth.params' of a token begins with token:, file: or env:")
+    if "token" in said:
+        raise InvalidConfiguration("options 'token' and 'auth.plugin' are two ways to say who you are: give one")
+    del said["auth.plugin"], said["auth.params"]
+    said["token"] = params.removeprefix("token:")
+
+
+def _secret(text: str) -> str:
+    """What it says, or what its place holds now. InvalidConfiguration: nothing that can be read."""
+    if not text.startswith(_PLACES):
+        return text
+    found = _held(text)
+    if found is None or not found.strip():
+        kind, _, name = text.partition(":")
+        what = "the environment has no variable" if kind == "env" else "there is no credential in the file"
+        raise InvalidConfiguration(f"{what} {name}: every Python process of the query needs it")
+    try:
+        return found.decode().strip()
+    except UnicodeDecodeError:
+        raise InvalidConfiguration("a credential's file is not UTF-8 text") from None
+
+
+def _held(place: str) -> bytes | None:
+    kind, _, name = place.partition(":")
+    if kind == "env":
+        return os.environb.get(os.fsencode(name))
+    try:
+        with open(name.removeprefix("//"), "rb") as file:
+            return file.read(FILE_BYTES_MAX)
+    except OSError:
+        return None
+
+
+def digest(places: Iterable[str]) -> str:
+    """Of what they hold now: the same path with another key in it is another key."""
+    found = hashlib.sha256()
+    for place in places:
+        content = _held(place) or b""
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.hexdigest()
