@@ -30,13 +30,12 @@ from typing import Any
 from ..cli.common.profile import load
 from ..client.admin import AdminClient
 from ..client.aio import Client
-from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken, caller_access
-from ..client.connect.service_url import parse_service_url
+from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken
 from ..proto.errors import InvalidConfiguration, MagnetarError
 
 OPTIONS = {
-    "service.url", "token", "tls.trust.certs.file", "tls.certificate.file", "tls.private.key.file", "auth.plugin",
-    "auth.params", "profile",
+    "service.url", "token", "token.file", "tls.trust.certs.file", "tls.certificate.file", "tls.private.key.file",
+    "auth.plugin", "auth.params", "profile",
 }  # fmt: skip
 _ENVIRONMENT = {
     "url": "MAGNETAR_URL", "token": "MAGNETAR_TOKEN", "tls_ca": "MAGNETAR_TLS_CA", "tls_cert": "MAGNETAR_TLS_CERT",
@@ -97,8 +96,7 @@ class Access:
         if bool(self.plugin) != bool(self.params):
             raise InvalidConfiguration("options 'auth.plugin' and 'auth.params' go together")
         try:
-            trusted = {"tls_trust_certs_file_path": self.trust}
-            caller_access(parse_service_url(self.url), self.authentication(), trusted)
+            self.client()  # which connects when it is used
         except MagnetarError as error:
             raise InvalidConfiguration(f"option 'service.url' and its credentials: {error.message}") from None
 

@@ -7,8 +7,8 @@ workers run the interpreter of the program, and the format is registered by its 
 warns of each session that replaces what it found.
 
 Spark looks for a format of Python in the session that is active in the calling thread of the JVM. A new thread of
-Python has none there, so that `df.write` did not find the format (DATA_SOURCE_NOT_FOUND, Spark 4.3): a frame that is
-written makes its own session active where none is (`_write_in_its_session`).
+Python has none there, so that a frame that was written there did not find the format (DATA_SOURCE_NOT_FOUND, Spark
+4.3): it makes its own session active where none is (`_write_in_its_session`).
 
 On a cluster the driver's interpreter may not exist at the executors: there PYSPARK_PYTHON is unchanged.
 Guard: tests/spark/test_session.py.

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "bookie": ("ledger", "metadata", "proto", "runtime"),
     "broker": ("client.core", "ledger", "metadata", "proto", "runtime"),  # a broker that publishes is a client
     "client": ("proto", "runtime"),
-    "spark_connector": ("client", "proto", "runtime.clock"),
+    "spark_connector": ("cli.common", "client", "proto", "runtime.clock"),  # a query has the profiles of commands
     "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime", "security"),
     "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }
@@ -155,7 +155,10 @@ def test_the_rows_have_no_circle() -> None:
     assert _circle(graph) is None
 
 
-PUBLIC = ("admin", "aio", "common.checks", "common.errors", "model.options", "model.payloads", "model.settings")
+PUBLIC = (
+    "admin", "aio", "common.checks", "common.errors", "connect.authentication", "model.options", "model.payloads",
+    "model.settings",
+)  # fmt: skip
 """Of client/: what the connector uses, as any program may, and the tables of settings."""
 
 

@@ -1,11 +1,27 @@
 """Which ranges a trigger reads: never back, never twice, never past the limits."""
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.spark_connector.offsets import Available, Range, from_json, limit, ranges, restarted, split, to_json
+from magnetar.proto.errors import InvalidRequest
+from magnetar.spark_connector.offsets import (
+    MADE_ANEW,
+    Available,
+    Range,
+    from_json,
+    incarnations,
+    limit,
+    made_anew,
+    ranges,
+    report,
+    restarted,
+    split,
+    to_json,
+)
 
 A, B, C = (
     ("persistent://public/default/t", 0),
@@ -94,6 +110,68 @@ def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
     found, lost = ranges({A: 100, B: 40}, end, available)
     assert found == [Range(A, 0, 7), Range(B, 40, 50)]
     assert [(x.partition, x.wanted) for x in lost] == [(A, 100)]
+
+
+NEW = Available(0, 50, 500, incarnation=9)
+
+
+def test_json_names_incarnations_beside_the_indexes() -> None:
+    index, made = {A: 1, B: 2, C: 3}, {A: 5, B: 6, C: 7}
+    found = to_json(index, made)
+    assert found == {
+        A[0]: {"0": 1, "1": 2}, C[0]: {"0": 3},
+        "incarnations": {A[0]: 5, f"{A[0]}-partition-1": 6, C[0]: 7},
+    }  # fmt: skip
+    assert (from_json(found), incarnations(found)) == (index, made)
+    assert to_json(index, {A: 5, B: 5})["incarnations"] == {A[0]: 5}
+    assert incarnations(to_json(index)) == {A: 0, B: 0, C: 0}
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from([A[0], C[0]]), st.integers(0, 12)), st.integers(0, 9)))
+def test_incarnations_come_back_whatever_is_known(made: dict[tuple[str, int], int]) -> None:
+    index = dict.fromkeys(made, 1)
+    found = to_json(index, made)
+    assert from_json(found) == index
+    known = {p: at for p, at in made.items() if at}
+    assert {p: at for p, at in incarnations(found).items() if p in known} == known
+
+
+@pytest.mark.parametrize("wrong", [[], 7, {"t": "x"}, {"t": None}])
+def test_what_names_no_incarnations_is_no_offset(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        incarnations({A[0]: {"0": 1}, "incarnations": wrong})
+
+
+@pytest.mark.parametrize("end", [3, 40, 50, 90])
+def test_another_incarnation_is_lost_and_read_from_its_beginning_however_long_it_is(end: int) -> None:
+    there, old = NEW._replace(end=end), {A: 5}
+    assert [each.partition for each in made_anew({A: 40}, {A: there}, old)] == [A]
+    begin = restarted({A: 40}, {A: there}, old)
+    assert begin == {A: 0}
+    found, lost = ranges({A: 40}, limit(begin, {A: there}, None, None), {A: there}, old, {A: 9})
+    assert found == [Range(A, 0, end, 9)]
+    assert [(each.partition, each.wanted) for each in lost] == [(A, 40)]
+
+
+def test_a_batch_that_was_planned_for_the_old_topic_reads_nothing_of_the_new_one() -> None:
+    found, lost = ranges({A: 10}, {A: 20}, {A: NEW}, {A: 5}, {A: 5})
+    assert found == []
+    assert [(each.wanted, each.there, each.reason) for each in lost] == [(10, 20, MADE_ANEW)]
+    assert ranges({A: 20}, {A: 20}, {A: NEW}, {A: 5}, {A: 5}) == ([], []), "nothing of it was to be read"
+
+
+def test_an_incarnation_that_is_not_known_is_no_other_one() -> None:
+    for begun, planned in (({}, {}), ({}, {A: 9}), ({A: 9}, {A: 9})):
+        assert ranges({A: 10}, {A: 20}, {A: NEW}, begun, planned) == ([Range(A, 10, 20, 9)], [])
+    assert restarted({A: 10}, {A: NEW._replace(incarnation=0)}, {A: 5}) == {A: 10}
+
+
+def test_a_report_has_the_lag_of_each_topic() -> None:
+    found = report({A: 40}, {A: NEW, B: Available(5, 10, 100), C: Available(0, 7, 70)})
+    assert found["source"]["lagByTopic"] == {A[0]: 15, C[0]: 7}
+    assert (found["source"]["lag"], found["source"]["lagBytes"]) == (22, 270)
+    assert found[A[0]] == {"0": 50, "1": 10}
+    assert from_json(found) == {A: 50, B: 10, C: 7}
 
 
 def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:

@@ -268,3 +268,37 @@ def test_a_streaming_query_holds_its_data_by_a_subscription_of_its_own(
     assert command("forget", id_).returncode == 0
     assert listed() == []
     assert command("forget", id_).returncode == 4, "there is no such query any more"
+
+
+def test_latest_is_fixed_by_the_first_trigger_and_stays_over_a_restart(
+    spark: Any, url: str, client: Any, tmp_path: Path
+) -> None:
+    """The first batch is empty, and is in the checkpoint: what comes later is read, by a restarted query too."""
+    topic = f"from-latest-{uuid4().hex[:8]}"
+    fill(client, topic, numbers(20))
+    assert sum(read_available(spark, url, topic, tmp_path)) == 0
+    fill(client, topic, numbers(7, 100), keep=False)
+    assert sum(read_available(spark, url, topic, tmp_path)) == 7
+    assert landed(spark, tmp_path) == list(range(100, 107))
+
+
+def test_a_progress_has_the_description_of_its_source_and_how_far_it_lags(
+    spark: Any, url: str, client: Any, tmp_path: Path
+) -> None:
+    topic = f"progress-{uuid4().hex[:8]}"
+    fill(client, topic, numbers(30))
+    rows = source(spark.readStream, url, topic, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    query = (
+        rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "at"))
+        .trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    found = [json.loads(each.json)["sources"][0] for each in query.recentProgress]
+    full = f"persistent://public/default/{topic}"
+    told = [each["latestOffset"]["source"] for each in found]
+    assert [each["lag"] for each in told] == [20, 10, 0]
+    assert [each["lagByTopic"] for each in told] == [{full: 20}, {full: 10}, {full: 0}]
+    assert told[0]["lagBytes"] > told[1]["lagBytes"] > told[2]["lagBytes"] == 0
+    assert told[0]["description"] == f"magnetar: {full}; 1 partitions"
+    assert [each["endOffset"][full]["0"] for each in found] == [10, 20, 30]
+    assert all(each["latestOffset"][full]["0"] == 30 and each["numInputRows"] == 10 for each in found)
