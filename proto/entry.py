@@ -180,6 +180,13 @@ def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
 
 
+def with_schema_version(entry: bytes, version: bytes) -> bytes:
+    """A client-part that names another version of its topic's schema."""
+    header = parse_header(entry, verify=False)
+    header.metadata.schema_version = version
+    return client_part(header.metadata, entry[header.payload_offset :])
+
+
 def broker_part(index: int, timestamp_ms: int) -> bytes:
     """The broker's part, which precedes the client-part; `index` is that of the entry's last message."""
     encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()

@@ -48,7 +48,8 @@ def topics(options: SourceOptions) -> Topics:
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.held != held:  # a key or a credential of its files is another one now
-        found.close()
+        if not found.reads:
+            found.close()
         found = None
     if found is None:
         for other in [each for each in _OF_PROCESS if each[0] != key[0]]:

@@ -103,13 +103,12 @@ def _resolve(
 
 
 def _tasks(
-    options: SourceOptions, start: Index, end: Index, available: Mapping[Partition, Available],
-    begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
+    options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
+    available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
-    """`begun`, `planned`: the incarnations of start and end."""
+    """`names`: of the partitions that are available. `begun`, `planned`: the incarnations of start and end."""
     whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
-    names = topics(options).listed
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
     tasks: list[InputPartition] = []
     seen: set[Partition] = set()
@@ -153,7 +152,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
     asked, at = topics(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
         asked.hold(part, query, partition.done)
-    decoding = _decoding(options, schema, wanted.partition[0], part)
+    decoding = _decoding(options, asked, schema, wanted.partition[0], part) if options.by_registry else None
     builder = RowBuilder(schema, wanted.partition, TopicName.parse(part.name).partition, decoding)
     gaps: list[tuple[int, int]] = []
     for entries in asked.read(part, wanted.first, wanted.end):
@@ -188,12 +187,9 @@ def _query() -> str | None:
     return QUERY_PREFIX + found if found else None
 
 
-def _decoding(options: SourceOptions, schema: StructType, topic: str, part: Part) -> Decoding | None:
+def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
     """By the schemas that the topic has now, before its entries are read: a read of another incarnation than `part`
     fails, so entries and schemas are of one topic. One that is registered, or asked for, later is looked at again."""
-    if not options.by_registry:
-        return None
-    asked = topics(options)
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 
@@ -262,7 +258,7 @@ class MagnetarReader(DataSourceReader):
             options.on_no_offset_for_time,
         )
         end = _resolve(options.ending, options.ending_times, available, asked, "latest")
-        return _tasks(options, start, end, available)
+        return _tasks(options, asked.listed, start, end, available)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)
@@ -339,8 +335,9 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, planned = decide.incarnations(start), decide.incarnations(end)
-        available = topics(self.options).available()
-        return _tasks(self.options, decide.from_json(start), decide.from_json(end), available, begun, planned)
+        asked = topics(self.options)
+        available, first, last = asked.available(), decide.from_json(start), decide.from_json(end)
+        return _tasks(self.options, asked.listed, first, last, available, begun, planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ...proto.entry import Encrypt
+from ...proto.entry import Encrypt, parse_header, with_schema_version
 from ...proto.errors import MagnetarError, MessageTooLarge
 from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import Position
@@ -67,6 +67,14 @@ class PendingEntries:
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
+
+    def renumber(self, before: bytes, now: bytes) -> None:
+        """The producer's schema has another number: its topic was made anew. Those that name the old one are all
+        unsent: the connection is new."""
+        assert not self.sent, "nothing was published over this connection"
+        for batch in self.unsent:
+            if parse_header(batch.entry, verify=False).metadata.schema_version == before:
+                batch.entry = with_schema_version(batch.entry, now)
 
     def pop_message(self) -> list[Batch]:
         """The oldest one, with the other chunks of its message."""

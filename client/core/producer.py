@@ -285,6 +285,8 @@ class ProducerCore:
             if entry_max:
                 self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
         self.epoch = epoch
+        if schema_version and self.schema_version and schema_version != self.schema_version:
+            self._entries.renumber(self.schema_version, schema_version)
         self.schema_version = schema_version
         self.state = State.CONNECTED
         self._entries.credit = credit

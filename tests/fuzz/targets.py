@@ -42,7 +42,7 @@ from magnetar.security import htpasswd, revoked
 from magnetar.security.jwks import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
-from magnetar.spark_connector.offsets import from_json
+from magnetar.spark_connector.offsets import from_json, incarnations
 from tests.fuzz import http2_targets, pulsar_targets
 
 TYPED = (
@@ -232,6 +232,7 @@ def _json(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     from_json(found)
+    incarnations(found)
 
 
 # ---------------------------------------------------------------------------------- what brokers store

@@ -344,3 +344,35 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
     walk.do(effects)
     assert [type(error) for error in outcomes] == [TimedOut] * 3
     assert not any(error.definite for error in outcomes), "a time-out is unknown"
+
+
+@pytest.mark.parametrize("chunking", [False, True])
+def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking: bool) -> None:
+    """A topic that was made anew numbers the same schema otherwise; all else of the entries stays."""
+    walk = Walk(0)
+    options = ProducerOptions(chunking=chunking, batching=False)
+    walk.core = ProducerCore("p", options, max_pending=100, lock=nullcontext(), backoff=Backoff(walk.rng), uuid="u")
+    walk.connect_at = None
+    walk.connection = Connection(100_000)
+    one, two = (number.to_bytes(8, "big") for number in (3, 0))
+    most = 200 if chunking else 0
+    walk.do(walk.core.opened("p", -1, most, 100_000, 0, 0.0, 0, one))
+    for _ in range(3):
+        walk.core.add(b"x" * 300, lambda error, _: None)
+    walk.turn()
+    sent, walk.connection = list(walk.connection.up), None
+    before = [parse_header(entry) for entry in sent]
+    assert before
+    payloads = [entry[header.payload_offset :] for entry, header in zip(sent, before, strict=True)]
+    assert {header.metadata.schema_version for header in before} == {one}
+    walk.do(walk.core.lost(ConnectionLost("its topic was deleted"), 1.0))
+    walk.connect_at = None
+    walk.connection = Connection(100_000)
+    walk.core.opening()
+    walk.do(walk.core.opened("p", -1, most, 100_000, 0, 1.0, 1000, two))
+    after = [parse_header(entry) for entry in walk.connection.up]
+    assert [header.metadata.schema_version for header in after] == [two] * len(before)
+    assert [entry[h.payload_offset :] for entry, h in zip(walk.connection.up, after, strict=True)] == payloads
+    for header in (*before, *after):
+        header.metadata.ClearField("schema_version")
+    assert [header.metadata for header in after] == [header.metadata for header in before]
