@@ -47,6 +47,10 @@ _NAMES = {
 }  # fmt: skip
 _CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.plugin", "auth.params"}
 _PLACES = ("file:", "env:")
+_TOKEN_HEAD = "eyJ"
+"""What each JWT begins with."""
+NAME_MAX = 200
+"""Characters of a place that an error shows; a token may be longer."""
 FILE_BYTES_MAX = 1 << 20
 """Of a file that is named; keys and chains of certificates have some thousands."""
 
@@ -112,6 +116,8 @@ def parse(found: dict[str, str]) -> Access:
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
     environment = {name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT.items()}
+    if environment["token"].startswith(_TOKEN_HEAD):  # the token itself: each process reads it there
+        environment["token"] = f"env:{_ENVIRONMENT['token']}"
     for source in (environment, profile):
         says_who = bool(_CREDENTIALS & said.keys())
         for name, value in source.items():
@@ -169,7 +175,8 @@ def _secret(text: str) -> str:
     if found is None or not found.strip():
         kind, _, name = text.partition(":")
         what = "the environment has no variable" if kind == "env" else "there is no credential in the file"
-        raise InvalidConfiguration(f"{what} {name}: every Python process of the query needs it")
+        shown = name if len(name) <= NAME_MAX and _TOKEN_HEAD not in name else "that is named"  # perhaps the token
+        raise InvalidConfiguration(f"{what} {shown}: every Python process of the query needs it")
     try:
         return found.decode().strip()
     except UnicodeDecodeError:

@@ -125,6 +125,24 @@ def test_the_environment_beats_the_profile_and_an_option_beats_both(
         parse_sink({"topic": "t", "profile": "missing"})
 
 
+def test_a_token_where_its_place_belongs_is_used_or_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    token = "eyJhbGciOiJFUzI1NiJ9." + SECRET
+    monkeypatch.setenv("MAGNETAR_TOKEN", token)
+    found = parse_source({**TLS}, streaming=True)
+    assert header(found.access) == f"Bearer {token}"
+    assert SECRET.encode() not in pickle.dumps(found)
+    monkeypatch.delenv("MAGNETAR_TOKEN")
+    folder = tmp_path / "config" / "magnetar"
+    folder.mkdir(parents=True)
+    private(folder / "client.toml", f'[default]\ntoken = "{token}"\n'.encode())
+    for given in ({}, {"token": f"file:{token}"}, {"token": f"env:{token}"}, {"token.file": token}):
+        with pytest.raises(InvalidConfiguration, match="every Python process") as caught:
+            header(parse_source({**TLS, **given}, streaming=True).access)
+        assert SECRET not in str(caught.value)
+
+
 def test_credentials_are_not_sent_in_clear() -> None:
     with pytest.raises(InvalidConfiguration, match=r"magnetar\+ssl"):
         parse_source({"service.url": "magnetar://broker:7650", "topic": "t", "token": SECRET}, streaming=True)
