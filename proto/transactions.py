@@ -4,8 +4,9 @@
                              least: epoch of the coordinator << 40 | counter within the epoch, from 0
     text    (3,1099511627781)                                          as Pulsar's clients print it
 
-Example: the sixth transaction that coordinator 3 began in its epoch 1 is `TxnId(3, (1 << 40) | 5)`. An epoch grows with
-each take-over of a coordinator, so no id is given twice. Epochs have EPOCH_BITS bits: ids fit 63 bits, Java's long.
+Example: counter 5 of the epoch 1 of coordinator 3 is `TxnId(3, (1 << 40) | 5)`. An epoch grows with each take-over of a
+coordinator, so no id is given twice. Counters have gaps of random length, so an id does not tell the next one. Epochs
+have EPOCH_BITS bits: ids fit 63 bits, Java's long.
 """
 
 from __future__ import annotations

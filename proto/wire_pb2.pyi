@@ -868,12 +868,14 @@ class HalfCheck(_message.Message):
     def __init__(self, half: _Optional[_Union[TransactionId, _Mapping]] = ..., check: _Optional[int] = ..., check_key: _Optional[str] = ..., unknown: _Optional[int] = ..., age_ms: _Optional[int] = ..., answer_ms: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[HalfMessage, _Mapping]]] = ...) -> None: ...
 
 class JoinItem(_message.Message):
-    __slots__ = ("txn", "topic")
+    __slots__ = ("txn", "topic", "owner")
     TXN_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     txn: TransactionId
     topic: str
-    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ...) -> None: ...
+    owner: str
+    def __init__(self, txn: _Optional[_Union[TransactionId, _Mapping]] = ..., topic: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("items",)

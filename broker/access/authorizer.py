@@ -62,7 +62,7 @@ class Authorizer:
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
         """Unauthorized; Unavailable: the grants cannot be read."""
-        if may_everything(principal) or permission is Permission.SHOWN:
+        if may_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
         why = await self._why_not(principal, permission, topic, namespace, tenant, subscription)

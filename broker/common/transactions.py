@@ -10,6 +10,8 @@ Rules
 - A settlement is answered when its effect is durable at the topic. A topic that has nothing of the transaction answers
   after it made sure that no other broker owns it by now: an earlier owner must not answer for a later one.
 - A settlement that comes while the join is in flight ends the transaction there; the join is refused then.
+- A role writes in the transactions that it began. Who knows the id of another's is answered, by its coordinator, as of
+  an id that was never given; a topic asks once for each transaction and role.
 """
 
 from __future__ import annotations
@@ -19,6 +21,16 @@ from typing import NamedTuple, Protocol
 from ...proto.errors import NotAllowed
 from ...proto.names import Position, TopicName
 from ...proto.transactions import TxnId, TxnState
+from ...runtime.access import Principal, PrincipalKind
+
+
+def writer_of(principal: Principal) -> str | None:
+    """The role whose transactions the caller writes in; None: of each role, as a listener without security may, and a
+    broker, which publishes half messages of a role."""
+    free = principal.kind is PrincipalKind.LOCAL or (
+        principal.kind is PrincipalKind.MEMBER and principal.name.startswith("broker/")
+    )
+    return None if free else principal.name
 
 
 class Settlement(NamedTuple):
@@ -62,18 +74,19 @@ class TransactionFacts(NamedTuple):
 class Coordinators(Protocol):
     """The coordinators of the cluster."""
 
-    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         """Makes the topic a participant. OPEN, PREPARED: it is one now, or was before. COMMITTED, ABORTED, a
-        settlement: the outcome, and nothing may be added. It is also the question of a topic that was loaded with
+        settlement: the outcome, and nothing may be added. `owner`: the role that writes in the transaction there;
+        InvalidRequest: it is another's. None: who may write in each (`writer_of`), and a topic that was loaded with
         entries of the transaction.
 
         TransactionForgotten: it ended long ago. Unavailable, TimedOut, ConnectionLost: nothing is known; ask again.
         Joins that are asked in one turn travel together.
         """
 
-    def join_now(self, txn: TxnId, topic: str) -> bool:
+    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Whether the topic of that full name is a participant: its coordinator is in this process, and the transaction
-        is not decided. False: `join` it, which waits, or says why not."""
+        is the role's, and not decided. False: `join` it, which waits, or says why not."""
         ...
 
     async def tell(self, txn: TxnId) -> TransactionFacts:
@@ -88,10 +101,10 @@ class Coordinators(Protocol):
 class NoCoordinators:
     """Of a broker, or a topic, without transactions."""
 
-    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
 
-    def join_now(self, txn: TxnId, topic: str) -> bool:
+    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
     async def tell(self, txn: TxnId) -> TransactionFacts:
@@ -107,11 +120,13 @@ class TransactionJoins(Protocol):
     def is_open(self, txn: TxnId) -> bool:
         """Whether the topic has joined it, and knows of no end. Asked again in the turn that appends."""
 
-    def join_now(self, txn: TxnId) -> bool:
-        """Whether it `is_open`, by a coordinator that is in this process. False: `join` it, which also says why not."""
+    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
+        """Whether it `is_open` and is the role's, by a coordinator in this process. False: `join` it, which also says
+        why not."""
 
-    async def join(self, txn: TxnId) -> None:
-        """Returns when `is_open`. TransactionEnded: it ended, or is ending; what Coordinators.join raises."""
+    async def join(self, txn: TxnId, owner: str | None = None) -> None:
+        """Returns when `is_open`. InvalidRequest: it is another role's. TransactionEnded: it ended, or is ending; what
+        Coordinators.join raises."""
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
         """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or

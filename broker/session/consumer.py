@@ -41,6 +41,7 @@ from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.refusals import SubscribeRefusal
+from ..common.transactions import writer_of
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules
@@ -303,8 +304,8 @@ class ConsumerSession:
                 if turns.over:
                     await turns.next()
         transactions = self.topic.transactions
-        if not transactions.is_open(txn):
-            await transactions.join(txn)
+        if not transactions.join_now(txn, writer_of(self._consumer.principal)):
+            await transactions.join(txn, writer_of(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -329,7 +330,7 @@ class ConsumerSession:
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.join_now(txn):
+            if not self.topic.transactions.join_now(txn, writer_of(self._consumer.principal)):
                 return False
             subscription.ack_in(self._consumer, txn, wanted)
         except MagnetarError:

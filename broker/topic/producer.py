@@ -23,6 +23,7 @@ from ...runtime.access import LOCAL, Principal
 from ...runtime.files import Buffer
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
+from ..common.transactions import writer_of
 from ..log.log import Log
 from ..log.publish import Publish
 from ..log.topic_log import TopicLogState
@@ -91,7 +92,7 @@ class Producer:
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
         "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
         "properties", "room", "since_ms", "size_max", "transactions",
-        "turn",
+        "turn", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,7 @@ class Producer:
         room: int = 0,
     ) -> None:  # fmt: skip
         self.principal = principal
+        self.writer = writer_of(principal)
         self.client = client  # its name and version, as it says
         self.since_ms = since_ms  # it was opened, wall clock
         self.properties = properties or {}
@@ -169,12 +171,12 @@ class Producer:
             return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
-        elif self.transactions.join_now(txn):
+        elif self.transactions.join_now(txn, self.writer):
             verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, header.producer_name, numbers)
         else:
-            return Awaited(txn)
+            return Awaited(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, header, verdict)
         publish = Publish(

@@ -5,6 +5,8 @@ What is decided is in core/transactions.py, and stored by outcomes.py. Rules
   a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
 - **Join first.** `join` asks the coordinator to take the topic as a participant, and returns when it did; then
   `is_open` is true, and is asked again in the turn that appends. A join that is refused leaves no trace in the log.
+- **A role writes in what it began.** The coordinator says so at the first join of that role; the topic remembers it
+  until the end. Another role's entry or acknowledgement is refused alone, and what the owner has in flight goes on.
 - **The end** of a transaction comes by `settle`: it is applied at once to the entries and to the pending
   acknowledgements of each subscription, and answered when all of that is durable and nothing of the transaction is on
   its way. Repeating it changes nothing. Where nothing of it is known the answer waits for the metadata: no other broker
@@ -24,7 +26,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
@@ -117,6 +119,10 @@ class Awaited(NamedTuple):
 
     txn: TxnId
     end: bool = False
+    owner: str | None = None  # the role that writes it; None: who may write in each
+
+
+Key = TypeVar("Key")
 
 
 class TransactionStats(NamedTuple):
@@ -145,11 +151,17 @@ class TopicTransactions(MadeLater):
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asking", "_committed_at", "_config", "_coordinators", "_ended", "_ends", "_full", "_joins", "_landing",
+        "_asked", "_asking", "_committed_at", "_config", "_coordinators", "_ended", "_ends", "_full", "_joins",
+        "_landing",
         "_leaving", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_seeing", "_settles", "_since",
-        "_suspects", "_tasks", "_topic", "_world", "core", "replayed",
+        "_suspects", "_tasks", "_topic", "_world", "_writers", "core", "replayed",
     )  # fmt: skip
-    _joins: dict[TxnId, asyncio.Future[None]]
+    _joins: dict[tuple[TxnId, str | None], asyncio.Future[None]]
+    """By the role that wants to write in it."""
+    _asked: dict[TxnId, int]
+    """How many of these joins ask its coordinator now."""
+    _writers: dict[TxnId, str]
+    """The role that began it, as its coordinator said when that role wrote here first."""
     _settles: dict[TxnId, asyncio.Future[None]]
     _landing: dict[TxnId, asyncio.Future[None]]
     """Until nothing of it is on its way."""
@@ -164,7 +176,10 @@ class TopicTransactions(MadeLater):
     _tasks: Tasks
     _full: str
     LATER: ClassVar = {
-        **dict.fromkeys(("_joins", "_settles", "_landing", "_ends", "_since", "_committed_at", "_suspects"), a_dict),
+        **dict.fromkeys(
+            ("_joins", "_asked", "_writers", "_settles", "_landing", "_ends", "_since", "_committed_at", "_suspects"),
+            a_dict,
+        ),
         "_seeing": lambda _: asyncio.Lock(), "_tasks": lambda _: Tasks(), "_full": lambda self: self._topic.name.full,
     }  # fmt: skip
 
@@ -241,26 +256,30 @@ class TopicTransactions(MadeLater):
     def is_open(self, txn: TxnId) -> bool:
         return self.core is not None and self.core.is_open(txn)
 
-    def join_now(self, txn: TxnId) -> bool:
-        """Whether it `is_open`: joined before, or now, where its coordinator is in this process. False: `join` it, or
-        `when` it is joined; that also says why not."""
+    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
+        """Whether it `is_open`, and is the role's: joined before, or now, where its coordinator is in this process.
+        False: `join` it, or `when` it is joined; that also says why not. `owner` None: a caller that may write in each.
+        """
         core = self.core
-        if core is None or self._ended or txn in self._joins:
+        if core is None or self._ended or (txn, owner) in self._joins:
             return False
-        if core.is_open(txn):
+        if core.is_open(txn) and self._is_writer(txn, owner):
             return True
-        if self._leaving or not core.may_join(txn) or not self._coordinators.join_now(txn, self._full):
+        if self._leaving or not core.may_join(txn) or not self._coordinators.join_now(txn, self._full, owner):
             return False
         core.ask(txn)
-        self._is_in(core, txn)
-        return True
+        return self._is_in(core, txn, owner)
 
-    async def join(self, txn: TxnId) -> None:
-        """Returns when `is_open`. TransactionEnded, TransactionAborted: it has ended; Unavailable: its coordinator does
-        not answer; BackPressure: too many are open; NotOwner.
+    def _is_writer(self, txn: TxnId, owner: str | None) -> bool:
+        return owner is None or self._writers.get(txn) == owner
+
+    async def join(self, txn: TxnId, owner: str | None = None) -> None:
+        """Returns when `is_open`. InvalidRequest: it is another role's, or was never begun; TransactionEnded,
+        TransactionAborted: it has ended; Unavailable: its coordinator does not answer; BackPressure: too many are open;
+        NotOwner.
         """
-        if not self.is_open(txn):
-            await asyncio.shield(self._joining(txn))
+        if not (self.is_open(txn) and self._is_writer(txn, owner)):
+            await asyncio.shield(self._joining(txn, owner))
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
         """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
@@ -299,14 +318,15 @@ class TopicTransactions(MadeLater):
         if awaited.end:
             self._ends.setdefault(awaited.txn, []).append(then)
             return
-        self._joining(awaited.txn).add_done_callback(lambda done: then(_error_of(done)))
+        self._joining(awaited.txn, awaited.owner).add_done_callback(lambda done: then(_error_of(done)))
 
-    def _joining(self, txn: TxnId) -> asyncio.Future[None]:
-        """One run for all who ask for it while it runs."""
-        return self._joins.get(txn) or self._shared(self._joins, [txn], lambda: self._join(txn))
+    def _joining(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
+        """One run for all of the role who ask for it while it runs."""
+        key = txn, owner
+        return self._joins.get(key) or self._shared(self._joins, [key], lambda: self._join(txn, owner))
 
     def _shared(
-        self, runs: dict[TxnId, asyncio.Future[None]], txns: Sequence[TxnId],
+        self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
         """The run that each of them has, until it is over."""
@@ -318,7 +338,7 @@ class TopicTransactions(MadeLater):
         return future
 
     async def _run(
-        self, runs: dict[TxnId, asyncio.Future[None]], txns: Sequence[TxnId], future: asyncio.Future[None],
+        self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key], future: asyncio.Future[None],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:  # fmt: skip
         error: MagnetarError | None = None
@@ -350,7 +370,16 @@ class TopicTransactions(MadeLater):
     def _not_here(self) -> MagnetarError:
         return NotOwner(f"topic {self._topic.name} is not served here any more; look it up again")
 
-    async def _join(self, txn: TxnId) -> None:
+    async def _join(self, txn: TxnId, owner: str | None) -> None:
+        self._asked[txn] = self._asked.get(txn, 0) + 1
+        try:
+            await self._join_for(txn, owner)
+        finally:
+            self._asked[txn] -= 1
+            if not self._asked[txn]:
+                del self._asked[txn]
+
+    async def _join_for(self, txn: TxnId, owner: str | None) -> None:
         if not self._topic.name.persistent:
             raise NotAllowed(f"topic {self._topic.name} keeps nothing, and takes part in no transaction")
         self._check_leaving()
@@ -360,17 +389,17 @@ class TopicTransactions(MadeLater):
         if core.ask(txn) is TxnPhase.ENDED:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
-            joined = await self._patiently(txn)
+            joined = await self._patiently(txn, owner)
             self._check_leaving()  # the coordinator may have it as a participant, with nothing to settle
         except BaseException:
-            core.refused(txn)
+            self._join_refused(core, txn)
             raise
         state = state_of(joined)
         if state in (TxnState.OPEN, TxnState.PREPARED):
-            if not self._is_in(core, txn):
+            if not self._is_in(core, txn, owner):
                 raise TransactionEnded(f"transaction {txn} ended meanwhile", txn=str(txn))
             return
-        core.refused(txn)
+        self._join_refused(core, txn)
         if txn in core.known:  # a load found entries of it
             self._told(txn, joined)
         if state is TxnState.ABORTED:
@@ -379,10 +408,17 @@ class TopicTransactions(MadeLater):
             raise TransactionEnded(f"transaction {txn} is committed", txn=str(txn))
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
-    def _is_in(self, core: Transactions, txn: TxnId) -> bool:
+    def _join_refused(self, core: Transactions, txn: TxnId) -> None:
+        """What one role is refused does not end what is asked for another."""
+        if self._asked[txn] == 1:
+            core.refused(txn)
+
+    def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
         """The coordinator has the topic as a participant. False: it has ended meanwhile."""
         if not core.joined(txn):
             return False
+        if owner is not None:
+            self._writers[txn] = owner
         self._since.setdefault(txn, self._world.clock.monotonic())
         self._ask_on()
         return True
@@ -408,12 +444,12 @@ class TopicTransactions(MadeLater):
                 self._topic.show_committed(self.core)
         return self.core
 
-    async def _patiently(self, txn: TxnId) -> Joined:
+    async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
         """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""
         end = self._world.clock.monotonic() + JOIN_S
         while True:
             try:
-                return await self._coordinators.join(txn, self._topic.name)
+                return await self._coordinators.join(txn, self._topic.name, owner)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -533,6 +569,7 @@ class TopicTransactions(MadeLater):
 
     def _over(self, txn: TxnId) -> None:
         self._since.pop(txn, None)
+        self._writers.pop(txn, None)
         self._committed_at.pop(txn, None)
         for then in self._ends.pop(txn, ()):
             self._loop.call_soon(then, None)
@@ -566,7 +603,7 @@ class TopicTransactions(MadeLater):
                     swept = clock.monotonic()
                 wanted = [
                     txn for txn in core.open
-                    if (every or core.known[txn].phase is TxnPhase.ASKED) and txn not in self._joins
+                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._asked.get(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
                 pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
@@ -580,7 +617,7 @@ class TopicTransactions(MadeLater):
 
     def _suspect(self, number: int) -> None:
         """That coordinator aborted a transaction and did not say so here: the others may be lost with it."""
-        others = [txn for txn in self.still_open if txn.coordinator == number and txn not in self._joins]
+        others = [txn for txn in self.still_open if txn.coordinator == number and not self._asked.get(txn)]
         if others and number not in self._suspects:
             self._suspects[number] = asked = self._tasks.spawn(self._ask_all(others), "lost transactions of a topic")
             asked.add_done_callback(lambda _: self._suspects.pop(number, None))
@@ -688,13 +725,13 @@ class TopicTransactions(MadeLater):
     def stop(self) -> None:
         self._ended = True
         self._tasks.cancel()
+        waiting = [*self._joins.values(), *self._settles.values(), *self._landing.values()]
         for runs in (self._joins, self._settles, self._landing):
-            waiting = list(runs.values())
             runs.clear()
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(self._not_here())
-                    future.exception()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._not_here())
+                future.exception()
         self._ends.clear()
         if self._ledger is not None:
             self._ledger.stop()

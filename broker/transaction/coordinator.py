@@ -71,6 +71,10 @@ TICK_S = 0.5
 ANSWER_S = 25.0
 """Of a question: below the time after which a client asks again."""
 
+GAP_MAX = 1 << 16
+"""Ids that are left out before a block, by chance: one that was given does not tell the next one. An epoch has 40 bits
+of ids, and so room for 33 million blocks."""
+
 
 Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 """The messages of a half, in a transaction (broker/node/half_publisher.py)."""
@@ -108,7 +112,10 @@ class RunningCoordinator:
         """Takes it over. CoordinatorFenced; DataLost; Unavailable and others."""
         loading_ms = world.clock.wall_ms()
         state, epoch = await log.take_over()
-        core = Coordinator(log.number, epoch, state, limits, world.clock.monotonic())
+        rng = world.rng
+        core = Coordinator(
+            log.number, epoch, state, limits, world.clock.monotonic(), lambda: rng.randrange(GAP_MAX)
+        )
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
@@ -125,14 +132,16 @@ class RunningCoordinator:
         assert isinstance(found, Begun), "a begin is answered by ids"
         return found
 
-    async def join(self, txn: TxnId, topic: str) -> Joined:
-        state = await self._state(lambda to: Join(to, txn.least, topic))
+    async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
+        """`topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it; `owner` is
+        None: a topic asks by itself."""
+        state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
-    def join_now(self, txn: TxnId, topic: str) -> bool:
+    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
-        return self._core.join_now(txn[1], topic, self._clock.monotonic())
+        return self._core.join_now(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
@@ -164,8 +173,9 @@ class RunningCoordinator:
         assert isinstance(found, bool), "a batch is answered by whether it was there"
         return found
 
-    async def status(self, txn: TxnId) -> TxnState:
-        return await self._state(lambda to: Status(to, txn.least))
+    async def status(self, txn: TxnId, owner: str | None = None) -> TxnState:
+        """InvalidRequest: the role did not begin it; None: an operator asks."""
+        return await self._state(lambda to: Status(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
@@ -229,8 +239,8 @@ class RunningCoordinator:
         self._core.halves.not_published(each.half, each.txn, error, self._clock.monotonic())
         self._do(self._core.take_effects())
 
-    def sink(self, sink_id: str) -> SinkBatch | None:
-        return self._core.sink(sink_id)
+    def sink(self, sink_id: str, owner: str) -> SinkBatch | None:
+        return self._core.sink(sink_id, owner)
 
     def rows(self, txn: TxnId | None, limit: int) -> list[Row]:
         return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)

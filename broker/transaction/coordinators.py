@@ -199,10 +199,10 @@ class TransactionCoordinators:
             del self._loaded[running.number]
 
     # ------------------------------------------------------------------ `Coordinators` of topics
-    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         return await self._at(
-            txn.coordinator, lambda running: running.join(txn, topic.full),
-            lambda endpoint: self.peers.join(endpoint, txn, topic),
+            txn.coordinator, lambda running: running.join(txn, topic.full, owner),
+            lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
         )  # fmt: skip
 
     async def tell(self, txn: TxnId) -> TransactionFacts:
@@ -245,9 +245,9 @@ class TransactionCoordinators:
         self._owners[number] = owner.endpoint
         return await there(owner.endpoint)
 
-    def join_now(self, txn: TxnId, topic: str) -> bool:
+    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         running = self._loaded.get(txn[0])
-        return running is not None and running.join_now(txn, topic)
+        return running is not None and running.join_now(txn, topic, owner)
 
     # ------------------------------------------------------------------ upkeep
     async def look_after(self) -> None:

@@ -42,9 +42,11 @@ class Peers:
         self._queues: dict[tuple[str, str, int], _Queue] = {}
         self._tasks = Tasks()
 
-    async def join(self, endpoint: str, txn: TxnId, topic: TopicName) -> Joined:
+    async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         """NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
-        item = wire.JoinItem(txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full)
+        item = wire.JoinItem(
+            txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner
+        )
         reply = await self._ask(endpoint, "Join", item, txn.most)
         if reply.HasField("error"):
             raise from_wire(reply.error)

@@ -18,8 +18,8 @@ from tests.mutants.ledgers import Stack, put
 def answered_while_in_doubt(stack: Stack) -> None:
     """M90: a question about a transaction is answered while its commit is on its way."""
 
-    def certain(self: Coordinator, txn: int, intent: Any, now: float) -> Any:
-        found = self._find(txn, now)
+    def certain(self: Coordinator, txn: int, intent: Any, now: float, owner: str | None = None) -> Any:
+        found = self._find(txn, now, owner)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
             found.later.append(intent)  # type: ignore[union-attr]
             raise Waits
@@ -80,7 +80,7 @@ def batch_is_not_remembered(stack: Stack) -> None:
     def committed(self: State, record: Any) -> None:
         honest(self, record)
         if record.sink is not None:
-            del self.sinks[record.sink.sink_id]
+            self.sinks.remove(record.sink.owner, record.sink.sink_id)
 
     put(stack, State, "_committed", committed)
 
@@ -89,9 +89,10 @@ def aborted_by_sink_alone(stack: Stack) -> None:
     """M97: the commit of a batch aborts all else that was begun for its sink, and asks for no batch."""
 
     def batch_ended(self: Coordinator, sink: SinkBatch, now: float) -> None:
-        for txn in list(self._of_sink.get(sink.sink_id, ())):
+        key = sink.owner, sink.sink_id
+        for txn in list(self._of_sink.get(key, ())):
             self._void(txn, Reason.SUPERSEDED, now)
-        self._again(self._sinks_in_doubt.pop(sink.sink_id), now)
+        self._again(self._sinks_in_doubt.pop(key), now)
 
     put(stack, Coordinator, "_batch_ended", batch_ended)
 

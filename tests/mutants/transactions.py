@@ -19,13 +19,13 @@ from tests.mutants.ledgers import Stack, put
 def join_is_skipped(stack: Stack) -> None:
     """M80: a topic takes entries of a transaction without asking its coordinator."""
 
-    async def patiently(self: TopicTransactions, txn: TxnId) -> TxnState:
+    async def patiently(self: TopicTransactions, txn: TxnId, owner: str | None) -> TxnState:
         return TxnState.OPEN
 
-    def join_now(self: TopicTransactions, txn: TxnId) -> bool:
+    def join_now(self: TopicTransactions, txn: TxnId, owner: str | None = None) -> bool:
         if self.core is not None and self.core.may_join(txn):
             self.core.ask(txn)
-            self._is_in(self.core, txn)
+            self._is_in(self.core, txn, owner)
         return self.is_open(txn)
 
     put(stack, TopicTransactions, "_patiently", patiently)

@@ -19,6 +19,7 @@ class Permission(Enum):
     CONSUME = "`consume` on the topic, and the subscription's list"
     LOOKUP = "`produce` or `consume` on the topic"
     SHOWN = "every caller; the answer has what it may see"
+    OWN = "every caller, for what its role began; of another role's it is told what it is told of what does not exist"
 
 
 class On(Enum):
@@ -43,6 +44,7 @@ def _topic(permission: Permission, field: str = "name", subscription: str = "") 
 
 
 _OPERATE = Rule(Permission.OPERATE)
+_OWN = Rule(Permission.OWN)
 _NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
 _MANAGE = _topic(Permission.MANAGE)
 _MANAGE_TOPIC = _topic(Permission.MANAGE, "topic")
@@ -62,14 +64,14 @@ RULES: Mapping[str, Rule] = {
     "Broker.AdvanceSubscription": _topic(Permission.CONSUME, "topic", "subscription"),
     "Broker.GetSchema": _topic(Permission.LOOKUP, "topic"),
     "Transactions.Find": Rule(Permission.SHOWN),
-    "Transactions.Begin": Rule(Permission.SHOWN),
-    "Transactions.End": Rule(Permission.SHOWN),
-    "Transactions.Status": Rule(Permission.SHOWN),
-    "Transactions.CommitBatch": Rule(Permission.SHOWN),
-    "Transactions.SinkStatus": Rule(Permission.SHOWN),
-    "Transactions.PrepareHalf": Rule(Permission.SHOWN),
-    "Transactions.EndHalf": Rule(Permission.SHOWN),
-    "Transactions.WatchHalves": Rule(Permission.SHOWN),
+    "Transactions.Begin": _OWN,
+    "Transactions.End": _OWN,
+    "Transactions.Status": _OWN,
+    "Transactions.CommitBatch": _OWN,
+    "Transactions.SinkStatus": _OWN,
+    "Transactions.PrepareHalf": _OWN,
+    "Transactions.EndHalf": _OWN,
+    "Transactions.WatchHalves": _OWN,
     "Transactions.Join": _OPERATE,
     "Transactions.Settle": _OPERATE,
     "Transactions.AbortOpen": _OPERATE,
@@ -78,7 +80,7 @@ RULES: Mapping[str, Rule] = {
     "Admin.DetachTransaction": _OPERATE,
     "Admin.ListHalves": _OPERATE,
     "Admin.ChangeHalf": _OPERATE,
-    "Admin.TopicTransaction": _topic(Permission.LOOKUP, "topic"),
+    "Admin.TopicTransaction": _MANAGE_TOPIC,
     "Admin.ListTenants": Rule(Permission.SHOWN),
     "Admin.CreateTenant": _OPERATE,
     "Admin.GetTenant": Rule(Permission.MANAGE, On.TENANT, "name"),

@@ -98,12 +98,13 @@ class TransactionService(HalfService):
 
     async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
         _bounded(request.txns)
-        asked = [_answered(each, partial(self._status, each)) for each in request.txns]
+        owner = context.principal.name
+        asked = [_answered(each, partial(self._status, each, owner)) for each in request.txns]
         return wire.StatusReply(items=await asyncio.gather(*asked))
 
-    async def _status(self, asked: wire.TransactionId) -> TxnState:
+    async def _status(self, asked: wire.TransactionId, owner: str) -> TxnState:
         txn = txn_of(asked)
-        return await (await self._here(txn)).status(txn)
+        return await (await self._here(txn)).status(txn, owner)
 
     async def commit_batch(self, request: wire.CommitBatchRequest, context: CallContext) -> wire.CommitBatchReply:
         _bounded(request.items)
@@ -118,7 +119,8 @@ class TransactionService(HalfService):
         )
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
-        found = (await self._broker.transactions.here(request.coordinator)).sink(request.sink_id)
+        running = await self._broker.transactions.here(request.coordinator)
+        found = running.sink(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
         return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
@@ -130,7 +132,8 @@ class TransactionService(HalfService):
     async def _join(self, item: wire.JoinItem) -> wire.TransactionReply:
         try:
             txn, topic = txn_of(item.txn), TopicName.parse(item.topic)
-            joined = await (await self._here(txn)).join(txn, topic.full)
+            owner = item.owner if item.HasField("owner") else None
+            joined = await (await self._here(txn)).join(txn, topic.full, owner)
         except MagnetarError as error:
             return wire.TransactionReply(txn=item.txn, error=to_wire(error))
         told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None

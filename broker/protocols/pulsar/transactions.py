@@ -3,7 +3,9 @@
 A client asks for the partitions of `ASSIGN_TOPIC` (broker/transaction/coordinators.py), looks each up, and sends
 TC_CLIENT_CONNECT_REQUEST with the number of the partition to its owner. From then on NEW_TXN and END_TXN go there. The
 topics join a transaction by themselves when the first message or acknowledgement of it comes (broker/topic/); so what a
-client adds beforehand is checked for its rights, and begins the time of the transaction.
+client adds beforehand is checked for its rights, and begins the time of the transaction. It adds nothing: what is only
+named, and may not exist, is no participant. A transaction is of the role that began it: of another's a client is
+answered as of an id that was never given.
 
 A coordinator that moved, or whose answer is not known, is answered as TransactionCoordinatorNotFound: the client looks
 it up and asks again, and a repeated END_TXN has the same answer. Guards:
@@ -86,7 +88,7 @@ async def add_partitions(connection: Connection, asked: pulsar.CommandAddPartiti
     txn, require = txn_of(asked), connection.broker.access.require
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
-    await _join(connection, txn, _topics(asked.partitions))
+    await _begin_time(connection, txn)
     return frame(add_partition_to_txn_response=_done(asked))
 
 
@@ -97,7 +99,7 @@ async def add_subscriptions(connection: Connection, asked: pulsar.CommandAddSubs
         await require(
             connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription
         )
-    await _join(connection, txn, topics)
+    await _begin_time(connection, txn)
     return frame(add_subscription_to_txn_response=_done(asked))
 
 
@@ -123,13 +125,12 @@ def _topics(names: Iterable[str]) -> list[TopicName]:
     return topics
 
 
-async def _join(connection: Connection, txn: TxnId, topics: Iterable[TopicName]) -> None:
-    """TransactionAborted: it has ended."""
+async def _begin_time(connection: Connection, txn: TxnId) -> None:
+    """TransactionAborted: it has ended. InvalidRequest: another role began it."""
     coordinator = await _here(connection, txn.coordinator)
-    for topic in topics:
-        state = state_of(await coordinator.join(txn, topic.full))
-        if state not in (TxnState.OPEN, TxnState.PREPARED):
-            raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
+    state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
+    if state not in (TxnState.OPEN, TxnState.PREPARED):
+        raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
 
 
 # ------------------------------------------------------------------ answers

@@ -35,10 +35,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
-from ....proto.errors import InvalidRequest, MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten, Unauthorized
+from ....proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
 from ....proto.transactions import COUNTER_BITS, TxnState
 from .begins import BLOCK_MAX, Begins
 from .halves import Halves, Waits
@@ -62,7 +62,7 @@ from .intents import (
     Status,
     WatchHalves,
 )
-from .live import COUNTER_MAX, IN_DOUBT, Lease, Live, Phase, state_of
+from .live import IN_DOUBT, Lease, Live, Phase, state_of
 from .outcomes import Decision
 from .records import (
     Aborted,
@@ -96,8 +96,11 @@ HANDED_MAX = 500
 class Coordinator(Begins):
     """One epoch. `state` is what its ledger says, and from here on this object alone applies records to it."""
 
-    def __init__(self, number: int, epoch: int, state: State, limits: Limits, now: float) -> None:
-        super().__init__(number, epoch, state, limits, now)
+    def __init__(
+        self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
+    ) -> None:
+        """`gap`: how many ids are left out before those that are given next, by chance."""
+        super().__init__(number, epoch, state, limits, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = Halves(state.halves, limits.halves, self, epoch, now)
 
@@ -160,11 +163,12 @@ class Coordinator(Begins):
             self._answer(intent, error)
 
     def _status(self, intent: Status, now: float) -> TxnState:
+        self._check_owner(intent.txn, intent.owner)
         if intent.txn in self._unused:
             return TxnState.OPEN
-        if (half := self.halves.state_of(intent.txn, intent)) is not None:
+        if (half := self.halves.state_of(intent.txn, intent, intent.owner)) is not None:
             return half
-        found = self._certain(intent.txn, intent, now)
+        found = self._certain(intent.txn, intent, now, intent.owner)
         if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
         return state_of(found)
@@ -186,15 +190,19 @@ class Coordinator(Begins):
         if half >> COUNTER_BITS > self.epoch:
             raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
         if half >= self._next:
-            raise InvalidRequest(f"{self._id(half)} was never given")
+            raise self._never_given(half)
 
-    def take_half_id(self, half: int, owner: str, now: float) -> bool:
+    def check_owner(self, half: int, owner: str | None) -> None:
+        self._check_owner(half, owner)
+
+    def _is_of_another(self, txn: int, owner: str) -> bool:
+        return self.halves.is_of_another(txn, owner) or super()._is_of_another(txn, owner)
+
+    def take_half_id(self, half: int, now: float) -> bool:
         self.check_id(half)
         lease = self._unused.get(half)
         if lease is None:
             return False
-        if lease.owned.owner != owner:
-            raise Unauthorized(f"{self._id(half)} was given to another role")
         if lease.until <= now:
             self._void(half, Reason.LEASE, now)
             return False
@@ -203,10 +211,7 @@ class Coordinator(Begins):
         return True
 
     def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
-        if self._next > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
-            self._give_up("the ids of its epoch are used up")
-            raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
-        txn, self._next = self._next, self._next + 1
+        txn = self._take_ids(1)
         self._add(Live(txn, Owned(owner, timeout_s), now, now + timeout_s))
         return txn
 
@@ -216,7 +221,7 @@ class Coordinator(Begins):
             raise self._why_aborted(txn)
         found = self._participants(live, listed, now)
         live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
-        self._decide(committed({txn: found}, half=half), None)
+        self._decide(committed({txn: found}, half=half, owner=live.owned.owner), None)
 
     def abort_own(self, txn: int, now: float) -> None:
         live = self._live.get(txn)
@@ -241,7 +246,7 @@ class Coordinator(Begins):
                 self._remove(live)
                 self._aborted(live, now, is_durable=True)
                 self._resolved(live, now)
-            case Named():
+            case Named() if intent is not None:
                 assert isinstance(intent, Begin), "a name is taken by a begin"
                 self._named(record, intent, now)
             case Detached():
@@ -306,9 +311,7 @@ class Coordinator(Begins):
             below = max(below, self._marks.popleft()[1])
         if below > self.state.forgotten and not any(isinstance(each.record, Forgotten) for each in self._lazy):
             self._lazy.append(Decision(Forgotten(below)))
-        if now - self._names_looked_at > limits.name_idle_s / 1000:
-            self._names_looked_at = now
-            self._forget_names(now)
+        self._look_at_idle(now)
 
     # ------------------------------------------------------------------ the end of the epoch
     def given_up(self) -> list[Effect]:
@@ -344,7 +347,9 @@ class Coordinator(Begins):
         for txn, lease in self._unused.items():
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
-        records: list[AnyRecord] = [*(each.record for each in self._lazy), *self.halves.hand_over(now)]
+        records: list[AnyRecord] = [
+            *(each.record for each in self._lazy), *self.halves.hand_over(now), *self._idle_notes(now)
+        ]  # fmt: skip
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX
             records.append(HandedOver(self.epoch, opened[start:end], leases[start:end]))

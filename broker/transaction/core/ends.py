@@ -2,7 +2,8 @@
 
 A topic joins before it stores an operation of the transaction. The end names what each participant stored, and a
 participant that never joined means that something is lost: the transaction is aborted. A repeated end gets the answer
-of the first one; an end in doubt waits (core/outcomes.py).
+of the first one; an end in doubt waits (core/outcomes.py). A role ends, and writes in, what it began itself: of
+another's it is answered as of an id that was never given (core/table.py).
 Guards: tests/broker/transaction/core/test_coordinator_walk.py.
 """
 
@@ -17,7 +18,6 @@ from ....proto.errors import (
     TransactionAborted,
     TransactionEnded,
     TransactionForgotten,
-    Unauthorized,
 )
 from ....proto.transactions import TxnState
 from .intents import AbortByAdmin, AbortOpen, Detach, End, Join, Reason, Verb
@@ -32,10 +32,9 @@ RECORD_BYTES_MAX = 4 << 20
 class Ends(Outcomes):
     # ------------------------------------------------------------------ join
     def _join(self, intent: Join, now: float) -> TxnState:
-        found = self._certain(intent.txn, intent, now)
-        if not isinstance(found, Live):
-            return state_of(found)
-        self._take_in(found, intent.topic)
+        found = self._certain(intent.txn, intent, now, intent.owner)
+        if isinstance(found, Live) and intent.topic:
+            self._take_in(found, intent.topic)
         return state_of(found)
 
     def _take_in(self, live: Live, topic: str) -> None:
@@ -47,13 +46,13 @@ class Ends(Outcomes):
             raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
         live.participants[topic] = Participant(topic)
 
-    def join_now(self, txn: int, topic: str, now: float) -> bool:
+    def join_now(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
         """Whether the topic is a participant of a transaction that is not in doubt and has not ended. Without an answer
         to anybody: False says nothing, ask by a Join."""
         if self.is_over:
             return False
         try:
-            found = self._find(txn, now)
+            found = self._find(txn, now, owner)
             if not isinstance(found, Live) or found.phase in IN_DOUBT:
                 return False
             self._take_in(found, topic)
@@ -63,10 +62,8 @@ class Ends(Outcomes):
 
     # ------------------------------------------------------------------ ends
     def _end_of(self, intent: End, now: float) -> None:
-        found = self._certain(intent.txn, intent, now)
+        found = self._certain(intent.txn, intent, now, intent.owner)
         if isinstance(found, Live):
-            if found.owned.owner != intent.owner:
-                raise Unauthorized(f"{self._id(intent.txn)} was begun by another role")
             self._end_live(found, intent, now)
         elif isinstance(found, Ending) and _is_to_wait(found, intent):
             found.visible.append(intent.request)
@@ -89,7 +86,7 @@ class Ends(Outcomes):
         if intent.verb is Verb.PREPARE and live.phase is Phase.PREPARED:
             self._answer(intent, TxnState.PREPARED)
             return
-        self._check_holder(live.owned.name, live.owned.holder)
+        self._check_holder(live.owned.owner, live.owned.name, live.owned.holder)
         listed = self._participants(live, intent.participants, now)
         if intent.verb is Verb.PREPARE:
             live.phase = Phase.PREPARING
@@ -101,7 +98,7 @@ class Ends(Outcomes):
             return
         else:
             live.phase = Phase.COMMITTING
-            self._decide(committed({live.txn: listed}), None)
+            self._decide(committed({live.txn: listed}, owner=live.owned.owner), None)
         live.participants = {each.topic: each for each in listed}
         live.later.append(intent)
 

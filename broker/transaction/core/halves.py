@@ -14,6 +14,8 @@ Rules (docs/transactions.md, Half messages)
   (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
   transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
 - **Doubt.** In a phase of `DECIDING` nothing is answered about it: intents wait in `later`.
+- **Roles.** Another role than the one that prepared a half is answered as of an id that was never given, whatever
+  became of the half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
 - **Check-back.** `check_after_s` after it was stored, a member of its group, and of its role, is asked; one at
   a time, each time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. A
   member that leaves is replaced at once, the second time after a pause: a question that kills its process does not kill
@@ -50,11 +52,11 @@ from ....proto.errors import (
     TransactionAborted,
     TransactionEnded,
     TransactionForgotten,
-    Unauthorized,
     Unavailable,
 )
 from ....proto.transactions import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
 from .intents import (
+    NAME_MAX,
     Answer,
     AskHalf,
     ChangeHalf,
@@ -76,11 +78,12 @@ from .intents import (
 from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
 from .stored_halves import StoredHalves, size_of
 
-NAME_MAX = 512
 WHY_MAX = 300
 ASKED_MAX = 16
 """Questions to one member at a time."""
 MEMBERS_MAX = 10_000
+ROLE_SHARE = 4
+"""A role has at most this part of the bytes, and of the members."""
 PUBLISH_S = 30.0
 """Of a transaction that publishes a half: readers of its topics wait for no longer."""
 TRIES_S = 60.0
@@ -125,9 +128,12 @@ class Desk(Protocol):
 
     def do(self, effect: Effect) -> None: ...
     def again(self, intents: Iterable[Intent], now: float) -> None: ...
-    def take_half_id(self, half: int, owner: str, now: float) -> bool:
-        """Of a block that the role was given; it is used up. False: it was, or is void. NotOwner, InvalidRequest,
-        Unauthorized."""
+    def take_half_id(self, half: int, now: float) -> bool:
+        """It is used up. False: it was, or is void. NotOwner, InvalidRequest. `check_owner` came before."""
+        ...
+
+    def check_owner(self, half: int, owner: str | None) -> None:
+        """InvalidRequest, as of an id that was never given: another role has it. None: an operator asks."""
         ...
 
     def check_id(self, half: int) -> None:
@@ -191,6 +197,8 @@ class Halves:
         self._groups: dict[tuple[str, str], Group] = {}
         self._group_of: dict[object, tuple[str, str]] = {}  # by member
         self._storing_bytes = 0
+        self._bytes_of: dict[str, int] = {}  # by role, of all that have no outcome
+        self._members_of: dict[str, int] = {}
         self._due: list[tuple[float, int]] = []
         self._ended: deque[tuple[float, BitMap64]] = deque()
         self._noted = now
@@ -222,8 +230,14 @@ class Halves:
     def _answer(self, intent: Intent, result: Result) -> None:
         self._desk.do(Answer(intent.request, result))
 
-    def state_of(self, half: int, intent: Intent) -> TxnState | None:
-        """Of a half; None: it is none. Waits."""
+    def is_of_another(self, half: int, owner: str) -> bool:
+        """It is a half, and another role prepared it."""
+        found = self._halves.get(half)
+        return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
+
+    def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+        """Of a half; None: it is none. InvalidRequest: another role has it. Waits."""
+        self._desk.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.outcome(half)
@@ -234,7 +248,7 @@ class Halves:
 
     # ------------------------------------------------------------------ prepare
     def _prepare(self, intent: PrepareHalf, now: float) -> None:
-        known = self.state_of(intent.half, intent)
+        known = self.state_of(intent.half, intent, intent.owner)
         if known is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if known is not None:
@@ -242,7 +256,7 @@ class Halves:
             return
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
-        if not self._desk.take_half_id(intent.half, intent.owner, now):
+        if not self._desk.take_half_id(intent.half, now):
             text = self._desk.text_of(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
@@ -270,17 +284,19 @@ class Halves:
                 f"group {intent.group!r} has {open_halves} halves that are not decided; "
                 "see 'magnetar transactions halves list'"
             )
-        if self._state.size_bytes + self._storing_bytes + size > limits.bytes_max:
-            raise BackPressure("the coordinator holds as many bytes of halves as it may: decide some")
+        of_role = self._bytes_of.get(intent.owner, 0) + size if intent.owner else 0
+        if self._state.size_bytes + self._storing_bytes + size > limits.bytes_max or (
+            of_role > limits.bytes_max // ROLE_SHARE
+        ):
+            raise BackPressure("the coordinator holds as many bytes of halves as it may, of all roles or of this one")
 
     # ------------------------------------------------------------------ decisions
     def _end(self, intent: EndHalf, now: float) -> None:
+        self._desk.check_owner(intent.half, intent.owner)
         half = self._halves.get(intent.half)
         if half is None:
             self._answer(intent, self._ended_as(intent, now))
             return
-        if half.record.owner != intent.owner:
-            raise Unauthorized(f"{self._desk.text_of(intent.half)} was prepared by another role")
         if intent.verb in (HalfVerb.UNKNOWN, HalfVerb.FAILED):
             if half.phase is Phase.ASKED and half.check == intent.check:
                 self._undecided(half, intent, now)
@@ -300,7 +316,7 @@ class Halves:
         self._desk.check_id(intent.half)
         outcome = self._state.outcome(intent.half)
         if outcome is None:
-            taken = intent.verb is HalfVerb.ROLLBACK and self._desk.take_half_id(intent.half, intent.owner, now)
+            taken = intent.verb is HalfVerb.ROLLBACK and self._desk.take_half_id(intent.half, now)
             if not taken:
                 raise TransactionForgotten(
                     f"{self._desk.text_of(intent.half)} is not known: it was never stored, or ended long ago"
@@ -418,6 +434,10 @@ class Halves:
     def _watch(self, intent: WatchHalves, now: float) -> None:
         if len(self._group_of) >= MEMBERS_MAX:
             raise BackPressure(f"{MEMBERS_MAX} processes answer for halves here already")
+        of_role = self._members_of.get(intent.owner, 0)
+        if intent.owner and of_role >= MEMBERS_MAX // ROLE_SHARE:
+            raise BackPressure(f"{of_role} processes of this role answer for halves here already")
+        self._members_of[intent.owner] = of_role + 1
         key = intent.owner, intent.group
         self._group_of[intent.member] = key
         self._groups.setdefault(key, Group()).members[intent.member] = Member()
@@ -429,6 +449,9 @@ class Halves:
         key = self._group_of.pop(member, None)
         if key is None:
             return
+        self._members_of[key[0]] -= 1
+        if not self._members_of[key[0]]:
+            del self._members_of[key[0]]
         asked = self._groups[key].members.pop(member).asked
         for each in asked:
             half = self._halves[each]
@@ -547,6 +570,10 @@ class Halves:
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.key].halves -= 1
+        owner = half.record.owner
+        self._bytes_of[owner] -= size_of(half.record)
+        if not self._bytes_of[owner]:
+            del self._bytes_of[owner]
         self._forget_group(half.key)
         if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
             self._ended.append((now, BitMap64()))
@@ -559,6 +586,8 @@ class Halves:
 
     def _add(self, half: Half) -> None:
         self._halves[half.record.half] = half
+        owner = half.record.owner
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size_of(half.record)
         self._groups.setdefault(half.key, Group()).halves += 1
 
     def _forget_group(self, key: tuple[str, str]) -> None:

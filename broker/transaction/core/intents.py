@@ -16,6 +16,9 @@ from ....proto.errors import MagnetarError
 from ....proto.transactions import TxnState
 from .records import AnyRecord, HalfMessage, Participant, Tag
 
+NAME_MAX = 512
+"""Characters of a name that a client chooses: of an owner, a sink, a query, a group."""
+
 
 class Verb(enum.IntEnum):
     """As EndItem.Verb of proto/wire.proto."""
@@ -53,9 +56,12 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
+    """`topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself asks."""
+
     request: object
     txn: int
     topic: str
+    owner: str | None = None
 
 
 class End(msgspec.Struct, frozen=True):
@@ -81,8 +87,11 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
+    """`owner`: who asks; None: an operator."""
+
     request: object
     txn: int
+    owner: str | None = None
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
@@ -255,7 +264,7 @@ class HalfLimits(msgspec.Struct, frozen=True):
     """Of half messages (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
-    bytes_max: int = 64 << 20  # of the messages of all that are open
+    bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
     check_after_s: float = 10.0
     pause_s: float = 30.0  # between two checks; it doubles …
     pause_s_max: float = 600.0  # … up to this
@@ -270,13 +279,16 @@ class Limits(msgspec.Struct, frozen=True):
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
     participants_max: int = 10_000
     names_max: int = 100_000
+    names_per_role_max: int = 10_000
     sinks_max: int = 100_000
+    sinks_per_role_max: int = 10_000
     timeout_s: float = 60.0
     timeout_s_max: float = 900.0
     prepared_s_max: float = 86_400.0
     lease_s: float = 600.0
     retention_s: float = 3_600.0
     name_idle_s: float = 7 * 86_400.0
+    sink_idle_s: float = 90 * 86_400.0
     halves: HalfLimits = HalfLimits()
 
 

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ....proto.errors import InvalidRequest, NotOwner
+from ....proto.errors import NotOwner
 from ....proto.transactions import COUNTER_BITS, TxnState
 from .halves import Waits
 from .intents import Answer, Append, Effect, GiveUp, Intent, Limits, Reason, Result, Settle
@@ -110,10 +110,12 @@ class Outcomes(Table, abc.ABC):
             self._receive(intent, now)
 
     # ------------------------------------------------------------------ uses and doubt
-    def _find(self, txn: int, now: float) -> Live | Ending | TxnState:
-        """Uses an id that was leased. NotOwner, InvalidRequest: it is none of this coordinator's ids so far."""
+    def _find(self, txn: int, now: float, owner: str | None = None) -> Live | Ending | TxnState:
+        """Uses an id that was leased. NotOwner, InvalidRequest: it is none of this coordinator's ids so far, or none of
+        the role's."""
         if txn >> COUNTER_BITS > self.epoch:
             raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
+        self._check_owner(txn, owner)
         if txn in self._unused:
             self._use(txn, now)
         found = self._live.get(txn) or self._ending.get(txn)
@@ -122,14 +124,14 @@ class Outcomes(Table, abc.ABC):
         if self.state.is_committed(txn):
             return TxnState.COMMITTED
         if txn >= self._next:
-            raise InvalidRequest(f"{self._id(txn)} was never given")
+            raise self._never_given(txn)
         return TxnState.ABORTED
 
     def _use(self, txn: int, now: float) -> None:
         owned = self._unused[txn].owned
         if self._unused[txn].until <= now:
             self._void(txn, Reason.LEASE, now)
-        elif self._is_superseded(owned.tag):
+        elif self._is_superseded(owned):
             self._void(txn, Reason.SUPERSEDED, now)
         else:
             del self._unused[txn]  # its owner, name and sink have it as before
@@ -137,9 +139,9 @@ class Outcomes(Table, abc.ABC):
             heapq.heappush(self._deadlines, (now + owned.timeout_s, txn))
             self.counters.begun += 1
 
-    def _certain(self, txn: int, intent: Intent, now: float) -> Live | Ending | TxnState:
+    def _certain(self, txn: int, intent: Intent, now: float, owner: str | None = None) -> Live | Ending | TxnState:
         """As `_find`; Waits while it is in doubt, and the intent is received again later."""
-        found = self._find(txn, now)
+        found = self._find(txn, now, owner)
         if isinstance(found, Live) and found.phase in IN_DOUBT:
             found.later.append(intent)
             raise Waits
@@ -149,7 +151,7 @@ class Outcomes(Table, abc.ABC):
     def _commit_nothing(self, live: Live, now: float) -> None:
         """It has no effect, so its record may be lost with the coordinator: it goes with the next append."""
         self._remove(live)
-        record = committed({live.txn: []})
+        record = committed({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)
         self._lazy.append(Decision(record))
         self.counters.committed += 1
@@ -160,7 +162,7 @@ class Outcomes(Table, abc.ABC):
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
-            self._decide(Aborted(live.txn, list(live.participants)), None)
+            self._decide(Aborted(live.txn, list(live.participants), live.owned.owner), None)
             return
         assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
         self._remove(live)
@@ -168,7 +170,7 @@ class Outcomes(Table, abc.ABC):
 
     def _aborted(self, live: Live, now: float, *, is_durable: bool) -> None:
         self.counters.ended(now - live.began)
-        self._remember(live.txn, live.reason)
+        self._remember(live.txn, live.reason, live.owned.owner)
         self._end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def _void(self, txn: int, reason: Reason, now: float) -> None:
@@ -176,7 +178,7 @@ class Outcomes(Table, abc.ABC):
         lease = self._unused.pop(txn, None)
         if lease is not None:
             self._unindex(txn, lease.owned)
-            self._remember(txn, reason)
+            self._remember(txn, reason, lease.owned.owner)
             return
         live = self._live[txn]
         if live.phase not in IN_DOUBT:
@@ -187,9 +189,10 @@ class Outcomes(Table, abc.ABC):
         owned = live.owned
         if live.phase not in (Phase.OPEN, Phase.PREPARED):
             return
-        if owned.name and (found := self.state.names.get(owned.name)) and found.holder > owned.holder:
+        holder = self.state.names.find(owned.owner, owned.name) if owned.name else None
+        if holder is not None and holder.holder > owned.holder:
             self._abort(live, Reason.FENCED, now)
-        elif self._is_superseded(owned.tag):
+        elif self._is_superseded(owned):
             self._abort(live, Reason.SUPERSEDED, now)
 
     # ------------------------------------------------------------------ settling

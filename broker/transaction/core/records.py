@@ -11,11 +11,12 @@
     HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
     Kept        in a snapshot alone: outcomes of transactions that are done
     Counted     in a snapshot alone: the largest number of a holder
-    SinkKept    in a snapshot alone: the last batch of a sink
+    SinkKept    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any more
     HalfStored, HalfNoted, HalfRolledBack, HalvesKept, HalvesForgotten: of half messages (core/stored_halves.py)
 
 Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
-so times are how long something may take. The bytes are broker/transaction/format/entries.py's.
+so times are how long something may take. Names and sinks are of the role `owner` (core/owned.py); a version that knew
+no owners wrote records without it. The bytes are broker/transaction/format/entries.py's.
 """
 
 from __future__ import annotations
@@ -63,12 +64,18 @@ class Owned(msgspec.Struct, frozen=True, array_like=True):
     address: str = ""  # of the client that began it
 
 
+FORGOTTEN = -1
+"""The batch of a sink that is forgotten. (A version that does not know it takes the sink as one without a batch.)"""
+
+
 class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
     """The last batch of a sink that was committed."""
 
     sink_id: str
     query_id: str
     batch: int
+    owner: str = ""
+    idle_s: float = 0.0  # when the record was written
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +87,7 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
     topics: list[str]
     sink: SinkBatch | None = None
     half: int = 0  # that the transaction publishes: it is committed with it; 0: none
+    owner: str = ""  # of the transactions
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
@@ -92,6 +100,7 @@ class Prepared(Record, frozen=True, array_like=True, tag=2):
 class Aborted(Record, frozen=True, array_like=True, tag=3):
     txn: int
     topics: list[str]
+    owner: str = ""
 
 
 class Done(Record, frozen=True, array_like=True, tag=4):
@@ -107,10 +116,12 @@ class Named(Record, frozen=True, array_like=True, tag=6):
     name: str
     holder: int
     idle_s: float = 0.0
+    owner: str = ""
 
 
 class Unnamed(Record, frozen=True, array_like=True, tag=7):
     names: list[str]
+    owners: list[str] = []  # of each of them; fewer: of no role
 
 
 class Forgotten(Record, frozen=True, array_like=True, tag=8):
@@ -141,6 +152,7 @@ class HandedOver(Record, frozen=True, array_like=True, tag=9):
 class Kept(Record, frozen=True, array_like=True, tag=10):
     high: int  # the ids' upper 31 bits
     committed: bytes  # their lower 32 bits: a portable roaring bitmap
+    owners: dict[str, bytes] = {}  # those of them that a role began
 
 
 class Counted(Record, frozen=True, array_like=True, tag=11):
@@ -184,6 +196,7 @@ class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
 class HalvesKept(Record, frozen=True, array_like=True, tag=16):
     committed: bytes  # portable roaring bitmaps of 64 bits
     rolled_back: bytes
+    owners: dict[str, bytes] = {}  # those of both that a role prepared
 
 
 class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
@@ -197,14 +210,16 @@ AnyRecord = (
 )  # fmt: skip
 
 
-def committed(txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0) -> Committed:
+def committed(
+    txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
+) -> Committed:
     """The record of transactions and their participants."""
     topics: dict[str, int] = {}
     rows = [
         (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
         for txn, participants in txns.items()
     ]
-    return Committed(rows, list(topics), sink, half)
+    return Committed(rows, list(topics), sink, half, owner)
 
 
 def participants(record: Committed, shares: list[Share]) -> list[Participant]:

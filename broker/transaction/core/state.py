@@ -10,12 +10,14 @@ Guards: tests/broker/transaction/core/test_coordinator_walk.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import assert_never
 
 import msgspec
-from pyroaring import BitMap
 
+from .owned import KeptCommits, OwnedTable
 from .records import (
+    FORGOTTEN,
     Aborted,
     AnyRecord,
     Committed,
@@ -42,8 +44,6 @@ from .records import (
 )
 from .stored_halves import StoredHalves
 
-LOW_BITS = 32
-_LOW = (1 << LOW_BITS) - 1
 _NOBODY = Owned("", 0.0)
 
 
@@ -52,6 +52,7 @@ class Outcome(msgspec.Struct):
 
     committed: bool
     waiting: dict[str, Participant]
+    owner: str = ""
 
 
 class NameHolder(msgspec.Struct):
@@ -62,22 +63,21 @@ class NameHolder(msgspec.Struct):
 class State:
     """The durable state of one coordinator."""
 
-    __slots__ = ("_kept", "forgotten", "halves", "handed", "holders", "names", "prepared", "sinks", "unsettled")
+    __slots__ = ("forgotten", "halves", "handed", "holders", "kept", "names", "prepared", "sinks", "unsettled")
 
     def __init__(self) -> None:
-        self._kept: dict[int, BitMap] = {}  # upper bits → lower bits of what is committed and not forgotten
+        self.kept = KeptCommits()
         self.unsettled: dict[int, Outcome] = {}
         self.prepared: dict[int, Prepared] = {}
-        self.names: dict[str, NameHolder] = {}
-        self.sinks: dict[str, SinkBatch] = {}
+        self.names: OwnedTable[NameHolder] = OwnedTable()
+        self.sinks: OwnedTable[SinkBatch] = OwnedTable()
         self.holders = 0  # the largest number of a holder of any name: none is given twice
         self.forgotten = 0  # ids below are not known any more
         self.handed: list[HandedOver] = []
         self.halves = StoredHalves()
 
     def is_committed(self, txn: int) -> bool:
-        found = self._kept.get(txn >> LOW_BITS)
-        return found is not None and txn & _LOW in found
+        return txn in self.kept
 
     def apply(self, record: AnyRecord) -> None:
         match record:
@@ -87,7 +87,8 @@ class State:
                 self.prepared[record.txn] = record
             case Aborted():
                 del self.prepared[record.txn]
-                self.unsettled[record.txn] = Outcome(False, {topic: Participant(topic) for topic in record.topics})
+                waiting = {topic: Participant(topic) for topic in record.topics}
+                self.unsettled[record.txn] = Outcome(False, waiting, record.owner)
             case Done():
                 for txn in record.txns:
                     self.unsettled.pop(txn, None)
@@ -96,21 +97,22 @@ class State:
                 if outcome is not None:
                     outcome.waiting.pop(record.topic, None)
             case Named():
-                self.names[record.name] = NameHolder(record.holder, record.idle_s)
+                self.names.put(record.owner, record.name, NameHolder(record.holder, record.idle_s))
                 self.holders = max(self.holders, record.holder)
             case Unnamed():
-                for name in record.names:
-                    self.names.pop(name, None)
+                for owner, name in zip_longest(record.owners, record.names, fillvalue=""):
+                    self.names.remove(owner, name)
             case Forgotten():
-                self._forget(record.below)
+                self.forgotten = record.below
+                self.kept.forget(record.below)
             case HandedOver():
                 self.handed.append(record)
             case Kept():
-                self._kept[record.high] = BitMap.deserialize(record.committed)
+                self.kept.restore(record)
             case Counted():
                 self.holders = record.holders
             case SinkKept():
-                self.sinks[record.sink.sink_id] = record.sink
+                self._sink(record.sink)
             case HalfStored() | HalfNoted() | HalfRolledBack() | HalvesKept() | HalvesForgotten():
                 self.halves.apply(record)
             case _:
@@ -119,22 +121,20 @@ class State:
     def _committed(self, record: Committed) -> None:
         for txn, shares in record.txns:
             self.prepared.pop(txn, None)
-            self._kept.setdefault(txn >> LOW_BITS, BitMap()).add(txn & _LOW)
+            self.kept.add(txn, record.owner)
             if shares:
                 found = participants(record, shares)
-                self.unsettled[txn] = Outcome(True, {each.topic: each for each in found})
+                self.unsettled[txn] = Outcome(True, {each.topic: each for each in found}, record.owner)
         if record.sink is not None:
-            self.sinks[record.sink.sink_id] = record.sink
+            self._sink(record.sink)
         if record.half:
             self.halves.committed(record.half)
 
-    def _forget(self, below: int) -> None:
-        self.forgotten = below
-        high, low = below >> LOW_BITS, below & _LOW
-        for each in [each for each in self._kept if each < high]:
-            del self._kept[each]
-        if high in self._kept:
-            self._kept[high].remove_range(0, low)
+    def _sink(self, sink: SinkBatch) -> None:
+        if sink.batch == FORGOTTEN:
+            self.sinks.remove(sink.owner, sink.sink_id)
+        else:
+            self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
         """In small records, so that they can be divided among entries."""
@@ -142,16 +142,15 @@ class State:
         yield Forgotten(self.forgotten)
         for txn, outcome in self.unsettled.items():
             if outcome.committed:
-                yield committed({txn: list(outcome.waiting.values())})
+                yield committed({txn: list(outcome.waiting.values())}, owner=outcome.owner)
             else:
-                yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting)))
+                yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting), outcome.owner))
         # after the unsettled ones, whose bits are in it
-        for high, found in self._kept.items():
-            yield Kept(high, found.serialize())
+        yield from self.kept.snapshot()
         yield from self.prepared.values()
-        for name, each in self.names.items():
-            yield Named(name, each.holder, each.idle_s)
-        yield from (SinkKept(sink) for sink in self.sinks.values())
+        for (owner, name), each in self.names.items():
+            yield Named(name, each.holder, each.idle_s, owner)
+        yield from (SinkKept(sink) for _, sink in self.sinks.items())
         yield from self.halves.snapshot()
 
     def check(self) -> None:
@@ -163,4 +162,4 @@ class State:
         assert not any(self.is_committed(txn) for txn in self.prepared), "a prepared transaction has no outcome"
         assert all(txn >= self.forgotten for txn in self.prepared), "no prepared transaction is forgotten"
         self.halves.check()
-        assert all(each.holder <= self.holders for each in self.names.values()), "no holder's number is given twice"
+        assert all(each.holder <= self.holders for _, each in self.names.items()), "no holder's number is given twice"

@@ -22,13 +22,14 @@ from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesFo
 
 
 class StoredHalves:
-    __slots__ = ("_committed", "_rolled_back", "open", "size_bytes")
+    __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
     def __init__(self) -> None:
         self.open: dict[int, HalfStored] = {}
         self.size_bytes = 0  # of the messages of all that are open
         self._committed = BitMap64()
         self._rolled_back = BitMap64()
+        self._of: dict[str, BitMap64] = {}  # those that ended, by the role that prepared them
 
     def apply(self, record: HalfRecord) -> None:
         match record:
@@ -47,10 +48,13 @@ class StoredHalves:
             case HalvesKept():
                 self._committed = BitMap64.deserialize(record.committed)
                 self._rolled_back = BitMap64.deserialize(record.rolled_back)
+                self._of = {owner: BitMap64.deserialize(ids) for owner, ids in record.owners.items()}
             case HalvesForgotten():
                 forgotten = BitMap64.deserialize(record.halves)
                 self._committed -= forgotten
                 self._rolled_back -= forgotten
+                left = {owner: ids - forgotten for owner, ids in self._of.items()}
+                self._of = {owner: ids for owner, ids in left.items() if ids}
             case _:
                 assert_never(record)
 
@@ -59,12 +63,21 @@ class StoredHalves:
         self._committed.add(half)
 
     def _remove(self, half: int) -> None:
-        self.size_bytes -= size_of(self.open.pop(half))
+        stored = self.open.pop(half)
+        self.size_bytes -= size_of(stored)
+        if stored.owner:
+            self._of.setdefault(stored.owner, BitMap64()).add(half)
 
     def outcome(self, half: int) -> TxnState | None:
         if half in self._committed:
             return TxnState.COMMITTED
         return TxnState.ABORTED if half in self._rolled_back else None
+
+    def is_of_another(self, half: int, owner: str) -> bool:
+        """It has ended, and another role prepared it. (An earlier version did not write who did.)"""
+        if self.outcome(half) is None or half in self._of.get(owner, ()):
+            return False
+        return any(half in ids for ids in self._of.values())
 
     def ended(self) -> BitMap64:
         """All that ended and are not forgotten."""
@@ -78,7 +91,8 @@ class StoredHalves:
     def snapshot(self) -> Iterator[HalfRecord]:
         yield from self.open.values()
         if self._committed or self._rolled_back:
-            yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize())
+            owners = {owner: ids.serialize() for owner, ids in self._of.items()}
+            yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
         """Raises AssertionError."""

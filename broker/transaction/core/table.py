@@ -2,23 +2,36 @@
 
 It holds and finds; what a transaction becomes is decided by those that build on it (core/outcomes.py). An id is in one
 of three tables (core/live.py), or has ended: then it is committed if the durable state says so, and else aborted.
-An index leads from an owner, a name and a sink to the ids without an outcome.
+An index leads from an owner, its names and its sinks to the ids without an outcome.
+
+**Another role** than the one that began a transaction is told what is told of an id that was never given, of whatever
+state it is: `_check_owner` comes before anything else is looked at. Ids that were aborted and are in no table are
+ABORTED for each role, for it is not known whose they were; they say no more than that there was no commit.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from ....proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
+from ....proto.errors import InvalidRequest, MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
 from ....proto.transactions import COUNTER_BITS, TxnId, TxnState
 from .intents import Counters, Limits, Reason, Row
 from .live import EPOCH_MAX, Ending, Lease, Live, state_of
-from .records import Owned, SinkBatch, Tag
+from .owned import Key
+from .records import Owned, SinkBatch
 from .state import State
 
-REASONS_MAX = 100_000
-"""Why the last ones were aborted: only the text of an error."""
+GONE_MAX = 100_000
+"""Why the last ones were aborted, and whose they were."""
+
+
+class Gone(NamedTuple):
+    """Of one that was aborted in this epoch."""
+
+    reason: Reason
+    owner: str
 
 
 class Table:
@@ -33,9 +46,9 @@ class Table:
         self._live: dict[int, Live] = {}
         self._ending: dict[int, Ending] = {}
         self._per_owner: dict[str, int] = {}
-        self._of_name: dict[str, set[int]] = {}  # unused and live ones
-        self._of_sink: dict[str, set[int]] = {}
-        self._reasons: dict[int, Reason] = {}
+        self._of_name: dict[Key, set[int]] = {}  # unused and live ones
+        self._of_sink: dict[Key, set[int]] = {}
+        self._gone: dict[int, Gone] = {}
         self._deadlines: list[tuple[float, int]] = []
 
     # ------------------------------------------------------------------ what is added and removed
@@ -58,16 +71,17 @@ class Table:
     def _index(self, txn: int, owned: Owned) -> None:
         self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
         if owned.name:
-            self._of_name.setdefault(owned.name, set()).add(txn)
+            self._of_name.setdefault((owned.owner, owned.name), set()).add(txn)
         if owned.tag is not None:
-            self._of_sink.setdefault(owned.tag.sink_id, set()).add(txn)
+            self._of_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
 
     def _unindex(self, txn: int, owned: Owned) -> None:
         self._per_owner[owned.owner] -= 1
         if not self._per_owner[owned.owner]:
             del self._per_owner[owned.owner]
-        for key, index in ((owned.name, self._of_name), (owned.tag.sink_id if owned.tag else "", self._of_sink)):
-            if key in index:
+        sink = owned.tag.sink_id if owned.tag else ""
+        for name, index in ((owned.name, self._of_name), (sink, self._of_sink)):
+            if (key := (owned.owner, name)) in index:
                 index[key].discard(txn)
                 if not index[key]:
                     del index[key]
@@ -76,26 +90,56 @@ class Table:
     def _id(self, txn: int) -> TxnId:
         return TxnId(self.number, txn)
 
-    def _is_superseded(self, tag: Tag | None) -> bool:
-        sink = self.state.sinks.get(tag.sink_id) if tag is not None else None
+    def _check_owner(self, txn: int, owner: str | None) -> None:
+        """InvalidRequest, as of an id that was never given: another role began it. None: who may know of each."""
+        if owner is None:
+            return
+        began = self._owner_of(txn)
+        if began != owner and (began is not None or self._is_of_another(txn, owner)):
+            raise self._never_given(txn)
+
+    def _is_of_another(self, txn: int, owner: str) -> bool:
+        """Whether it is in no table, and known to be of another role."""
+        return self.state.kept.is_of_another(txn, owner)
+
+    def _owner_of(self, txn: int) -> str | None:
+        """Of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
+        found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
+        if found is not None and found.owned is not None:
+            return found.owned.owner
+        gone, outcome = self._gone.get(txn), self.state.unsettled.get(txn)
+        if gone is not None:
+            return gone.owner
+        return (outcome.owner or None) if outcome is not None else None
+
+    def _never_given(self, txn: int) -> InvalidRequest:
+        return InvalidRequest(f"{self._id(txn)} was never given")
+
+    def _is_superseded(self, owned: Owned) -> bool:
+        tag = owned.tag
+        sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
         return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
 
-    def _check_holder(self, name: str, holder: int) -> None:
-        found = self.state.names.get(name) if name else None
+    def _check_holder(self, owner: str, name: str, holder: int) -> None:
+        found = self.state.names.find(owner, name) if name else None
         if name and (found is None or found.holder != holder):
             raise TransactionFenced(f"a later holder of {name!r} took over")
 
-    def _remember(self, txn: int, reason: Reason) -> None:
+    def _remember(self, txn: int, reason: Reason, owner: str) -> None:
         self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
-        self._reasons[txn] = reason
-        if len(self._reasons) > REASONS_MAX:
-            del self._reasons[next(iter(self._reasons))]
+        self._gone[txn] = Gone(reason, owner)
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    def _reason_of(self, txn: int, unknown: Reason) -> Reason:
+        gone = self._gone.get(txn)
+        return gone.reason if gone is not None else unknown
 
     def _why_aborted(self, txn: int) -> MagnetarError:
         if txn < self.state.forgotten:
             return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
         lost = txn >> COUNTER_BITS < self.epoch
-        reason = self._reasons.get(txn, Reason.LOST if lost else Reason.TIMEOUT)
+        reason = self._reason_of(txn, Reason.LOST if lost else Reason.TIMEOUT)
         if reason is Reason.FENCED:
             return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
         return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
@@ -119,8 +163,9 @@ class Table:
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 
-    def sink(self, sink_id: str) -> SinkBatch | None:
-        return self.state.sinks.get(sink_id)
+    def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
+        """Of that role."""
+        return self.state.sinks.find(owner, sink_id)
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
         """The oldest first; `txn`: this one alone."""
@@ -138,7 +183,7 @@ class Table:
             )  # fmt: skip
         if ending is not None:
             owned = ending.owned or Owned("", 0.0)
-            reason = "" if ending.committed else self._reasons.get(txn, Reason.LOST).value
+            reason = "" if ending.committed else self._reason_of(txn, Reason.LOST).value
             return Row(
                 txn, state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
                 list(ending.waiting), reason, owned.address, owned.timeout_s,
@@ -146,5 +191,5 @@ class Table:
         if txn >= self._next or txn in self._unused:
             return None
         committed_ = self.state.is_committed(txn)
-        reason = "" if committed_ else self._reasons.get(txn, Reason.LOST).value
+        reason = "" if committed_ else self._reason_of(txn, Reason.LOST).value
         return Row(txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason)

@@ -47,7 +47,7 @@ def expected(role: str, path: str, rule: Rule, subscription: str) -> bool:
         permission = "MANAGE"
     if path in EVERY and not subscription:
         permission = "MANAGE"
-    if permission == "SHOWN":
+    if permission in ("SHOWN", "OWN"):
         return True
     if permission == "LOOKUP":
         return bool(has & {"PRODUCE", "CONSUME"})

@@ -61,10 +61,10 @@ class Joins:
     def is_open(self, txn: TxnId) -> bool:
         return txn in self.joined and txn not in self.ended
 
-    def join_now(self, txn: TxnId) -> bool:
+    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
         return self.is_open(txn)
 
-    async def join(self, txn: TxnId) -> None:
+    async def join(self, txn: TxnId, owner: str | None = None) -> None:
         self.asked.append(txn)
         self.asking.set()
         await self.may.wait()

@@ -13,7 +13,7 @@ from magnetar.broker.common.transactions import Joined, Settlement, TransactionF
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto.entry import encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
-from magnetar.proto.errors import MagnetarError, Unavailable
+from magnetar.proto.errors import InvalidRequest, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.transactions import TxnId, TxnState
 
@@ -23,6 +23,7 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         self.states: dict[TxnId, TxnState] = {}
+        self.owners: dict[TxnId, str] = {}  # of none: each role may write in it
         self.participants: dict[TxnId, list[TopicName]] = {}
         self.joins: list[TxnId] = []
         self.aborts: list[TxnId] = []  # asked, because of a deletion
@@ -37,10 +38,15 @@ class FakeCoordinator:
         self._next += 1
         return TxnId.of(3, 1, self._next)
 
-    async def join(self, txn: TxnId, topic: TopicName) -> Joined:
+    def _is_foreign(self, txn: TxnId, owner: str | None) -> bool:
+        return owner is not None and self.owners.get(txn, owner) != owner
+
+    async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         self.joins.append(txn)
         if self.down is not None:
             raise self.down
+        if self._is_foreign(txn, owner):
+            raise InvalidRequest(f"{txn} was never given")
         if txn in self.owed:
             return self.owed[txn]
         state = self.states.get(txn, TxnState.OPEN)
@@ -48,7 +54,9 @@ class FakeCoordinator:
             self.participants.setdefault(txn, []).append(topic)
         return state
 
-    def join_now(self, txn: TxnId, topic: str) -> bool:
+    def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
+        if self._is_foreign(txn, owner):
+            return False
         if not self.is_near or self.down is not None or self.states.get(txn, TxnState.OPEN) is not TxnState.OPEN:
             return False
         self.joins.append(txn)

@@ -191,13 +191,13 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
     scene.coordinator.deciding.clear()
     joining, honest, at_once = asyncio.Event(), FakeCoordinator.join, FakeCoordinator.join_now
 
-    async def join(txn: TxnId, topic: TopicName) -> Any:
+    async def join(txn: TxnId, topic: TopicName, owner: str | None = None) -> Any:
         if txn == early:
             joining.set()
             await scene.coordinator.deciding.wait()
         return await honest(scene.coordinator, txn, topic)
 
-    def join_now(txn: TxnId, topic: str) -> bool:
+    def join_now(txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return txn != early and at_once(scene.coordinator, txn, topic)
 
     scene.coordinator.join, scene.coordinator.join_now = join, join_now  # type: ignore[method-assign]

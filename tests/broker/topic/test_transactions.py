@@ -191,8 +191,8 @@ async def test_a_settlement_that_comes_during_the_join_wins(tmp_path: Path, coor
         txn, asked, answer = coordinator.begin(), asyncio.Event(), asyncio.Event()
         honest = coordinator.join
 
-        async def slow(txn: TxnId, name: TopicName) -> TxnState:
-            state = await honest(txn, name)
+        async def slow(txn: TxnId, name: TopicName, owner: str | None = None) -> TxnState:
+            state = await honest(txn, name, owner)
             asked.set()
             await answer.wait()
             return state

@@ -53,7 +53,7 @@ class Owner:
 
 
 def names(owner: Owner) -> list[str]:
-    return list(owner.state.names)
+    return [name for (_, name), _ in owner.state.names.items()]
 
 
 async def test_the_next_owner_reads_what_was_appended_in_a_later_epoch() -> None:

@@ -171,15 +171,15 @@ class Coordination:
             self.given(running.number, found.first, found.ids)
             return found
 
-        async def joined(running: RunningCoordinator, txn: TxnId, topic: str) -> Joined:
-            found = await join(running, txn, topic)
+        async def joined(running: RunningCoordinator, txn: TxnId, topic: str, *args: Any) -> Joined:
+            found = await join(running, txn, topic, *args)
             self.answered(txn, TxnState.COMMITTED if isinstance(found, Settlement) else found)
             if found in (TxnState.OPEN, TxnState.PREPARED):
                 self.joined[txn, topic] = None
             return found
 
-        def joined_now(running: RunningCoordinator, txn: TxnId, topic: str) -> bool:
-            found = join_now(running, txn, topic)
+        def joined_now(running: RunningCoordinator, txn: TxnId, topic: str, *args: Any) -> bool:
+            found = join_now(running, txn, topic, *args)
             if found:
                 self.answered(txn, TxnState.OPEN)
                 self.joined[txn, topic] = None
@@ -193,8 +193,8 @@ class Coordination:
             self.answered(txn, found)
             return found
 
-        async def asked(running: RunningCoordinator, txn: TxnId) -> TxnState:
-            found = await status(running, txn)
+        async def asked(running: RunningCoordinator, txn: TxnId, *args: Any) -> TxnState:
+            found = await status(running, txn, *args)
             self.answered(txn, found)
             return found
 

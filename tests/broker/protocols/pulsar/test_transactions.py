@@ -157,6 +157,28 @@ def test_ids_that_cannot_be_and_too_many_topics_are_refused() -> None:
     simulate(scenario)
 
 
+def test_what_is_only_named_joins_nothing_and_makes_no_topic() -> None:
+    """A client names topics beforehand; they may not exist, and nobody may have written there."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        txn = await begun(raw)
+        ghosts = [f"persistent://public/default/ghost-{number}" for number in range(100)]
+        raw.send(add_partition_to_txn=pulsar.CommandAddPartitionToTxn(request_id=2, partitions=ghosts, **txn))
+        assert not (await raw.next("add_partition_to_txn_response")).HasField("error")
+        added = [pulsar.Subscription(topic=each, subscription="s") for each in ghosts]
+        raw.send(add_subscription_to_txn=pulsar.CommandAddSubscriptionToTxn(request_id=3, subscription=added, **txn))
+        assert not (await raw.next("add_subscription_to_txn_response")).HasField("error")
+        assert await ended(raw, txn, pulsar.COMMIT) is None
+        raw.send(get_topics_of_namespace=pulsar.CommandGetTopicsOfNamespace(request_id=4, namespace="public/default"))
+        assert not (await raw.next("get_topics_of_namespace_response")).topics
+
+    broker = simulate(scenario)
+    (coordinator,) = broker.owned.transactions.loaded
+    assert coordinator.statistics()["settling_topics"] == 0
+    assert not broker.topics
+
+
 def test_the_last_message_of_a_batch_that_the_consumer_does_not_hold_counts_or_is_refused() -> None:
     """As after a reconnect: a client still acknowledges what it was given before. Words of zeros are left out, so an
     acknowledgement of the last message alone is told by the size of the batch only."""

@@ -7,7 +7,7 @@ it has the answers, the durable records, and what the topics stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from magnetar.broker.transaction.core.coordinator import Coordinator
@@ -92,8 +92,8 @@ class Judge:
 class World:
     """The epochs of one coordinator."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: Limits | None = None, gap: Callable[[], int] = lambda: 0) -> None:
+        self.limits, self.gap = limits or Limits(), gap
         self.judge = Judge()
         self.log: list[AnyRecord] = []
         self.epoch = 0
@@ -117,7 +117,7 @@ class World:
         state.handed = handed
         self.settling, self.append_now, self.gave_up = [], None, False
         self.judge.on_its_way.clear()
-        self.core = Coordinator(0, self.epoch, state, self.limits, self.now)
+        self.core = Coordinator(0, self.epoch, state, self.limits, self.now, self.gap)
         self._do(self.core.start(self.now))
         return self.core
 
@@ -243,7 +243,7 @@ class World:
 
 def _plain(state: State) -> tuple[object, ...]:
     return (
-        {high: set(bits) for high, bits in state._kept.items() if bits}, state.unsettled, state.prepared,
-        state.names, state.sinks, state.holders, state.forgotten, state.halves.open,
+        state.kept.listed(), state.unsettled, state.prepared,
+        dict(state.names.items()), dict(state.sinks.items()), state.holders, state.forgotten, state.halves.open,
         {half: state.halves.outcome(half) for half in state.halves.ended()},
     )  # fmt: skip

@@ -201,7 +201,7 @@ class History:
         before = {*old._live, *old._unused}
         self.world.hand_over()
         new = self.world.core
-        lost = before - {*new._live, *new._unused} - old._reasons.keys()
+        lost = before - {*new._live, *new._unused} - old._gone.keys()
         assert all(new.state.is_committed(txn) for txn in lost), "a hand-over loses no open transaction"
 
     def end(self) -> None:

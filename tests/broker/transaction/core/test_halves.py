@@ -21,7 +21,6 @@ from magnetar.proto.errors import (
     TransactionAborted,
     TransactionEnded,
     TransactionForgotten,
-    Unauthorized,
     Unavailable,
 )
 from magnetar.proto.transactions import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
@@ -129,13 +128,13 @@ def test_another_role_neither_ends_a_half_nor_is_asked_about_it() -> None:
     world = HalfWorld()
     half = stored(world)
     for verb in HalfVerb:
-        assert isinstance(world.answers[world.end_half(half, verb, owner="you")], Unauthorized)
+        assert isinstance(world.answers[world.end_half(half, verb, owner="you")], InvalidRequest)
     world.watch("spy", owner="you")
     world.tick(1_000)
     assert not world.asks
     ids, stolen = world.begin(world.number(), owner="you"), world.number()
     world.ask(PrepareHalf(stolen, ids, "me", "g", "", [HalfMessage("a", b"x")]))
-    assert isinstance(world.answers[stolen], Unauthorized), "an id that another role was given"
+    assert isinstance(world.answers[stolen], InvalidRequest), "an id that another role was given"
 
 
 # ---------------------------------------------------------------------------------- crashes
