@@ -102,7 +102,8 @@ async def test_nobody_publishes_or_acknowledges_in_a_transaction_of_another_role
     assert sorted(each for one in deliveries for each in payloads_of(one.entry)) == [b"mine 0", b"mine 1", b"plain"]
     with pytest.raises(InvalidRequest, match="never given"):
         await ack_in(consumer, here, deliveries[0])
-    reader = await acme.consumer("victim", TOPIC, "v", isolation="READ_UNCOMMITTED", initial_position=wire.Subscribe.EARLIEST)
+    earliest = wire.Subscribe.EARLIEST
+    reader = await acme.consumer("victim", TOPIC, "v", isolation="READ_UNCOMMITTED", initial_position=earliest)
     await ack_in(reader, here, await reader.receive())
     with pytest.raises(InvalidRequest, match="never given"):
         await ack_in(consumer, here, deliveries[0])
