@@ -1,12 +1,16 @@
 # One image for every role: `docker run … magnetar standalone|metadata|bookie|broker`.
+# Everything that is installed is named, with its hash, in requirements.lock (`make lock` renews it).
 FROM python:3.13-slim AS build
 WORKDIR /src
+COPY requirements.lock .
+RUN pip wheel --no-cache-dir --require-hashes --no-deps --wheel-dir /wheels -r requirements.lock \
+    && pip install --no-cache-dir --no-deps /wheels/setuptools-*.whl && rm /wheels/setuptools-*.whl
 COPY . .
-RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[security,patterns]'
+RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
+RUN pip install --no-cache-dir --no-deps /wheels/*.whl && rm -rf /wheels \
     && useradd --system --create-home --uid 10001 magnetar \
     && install -d -o magnetar -g magnetar /data \
     && install -d -m 700 -o magnetar -g magnetar /security /authority
@@ -16,5 +20,5 @@ VOLUME /data
 EXPOSE 7650 6650 8080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["magnetar"]
-# A container's own network is closed; publish the port on this machine only: docker run -p 127.0.0.1:7650:7650 …
-CMD ["standalone", "--host", "0.0.0.0", "--insecure", "--data", "/data"]
+# It serves its own container alone. For other machines: --host 0.0.0.0 and --security FILE (docs/security.md).
+CMD ["standalone", "--data", "/data"]

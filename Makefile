@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compiled test-compiled lint types bench peers proto docs clean
+.PHONY: demo test compiled test-compiled lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -96,6 +96,12 @@ proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
 		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
+
+# What the image installs, with hashes.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	printf 'setuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --extra security --extra patterns \
+		--python-version 3.13 --upgrade --generate-hashes --no-header --no-annotate -q -o requirements.lock
 
 # The reference of the SDK, from its docstrings.
 docs: $(STAMP)

@@ -25,7 +25,7 @@ from . import paths
 from .core.commits import Commit
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode, encode
 from .store import Put
-from .tree import Tree, sync_file
+from .tree import Tree, private_file, sync_file
 
 
 class Contents(NamedTuple):
@@ -125,8 +125,10 @@ def _set_aside(target: str) -> str:
 def _copy(source: str, to: str) -> None:
     """Copies the file with its write-ahead log."""
     _remove(to)
+    private_file(to)
     shutil.copyfile(source, to)
     if os.path.exists(f"{source}-wal"):
+        private_file(f"{to}-wal")
         shutil.copyfile(f"{source}-wal", f"{to}-wal")
 
 

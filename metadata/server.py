@@ -28,7 +28,7 @@ from .core.rights import may_write
 from .core.rules import check_prefix
 from .messages import operations_of, watch_events
 from .sqlite import SqliteStore
-from .store import Check, Operation
+from .store import Check, Operation, Put
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
@@ -182,7 +182,8 @@ def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
     for each in operations:
-        if not isinstance(each, Check) and not may_write(role, each.path):
+        lasting = isinstance(each, Put) and not each.ephemeral
+        if not isinstance(each, Check) and not may_write(role, each.path, lasting=lasting):
             raise Unauthorized(f"{principal} may not write {each.path}", path=each.path)
 
 

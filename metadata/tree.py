@@ -116,8 +116,9 @@ class Tree:
         self._token = token
         self._keeps_ephemerals = keeps_ephemerals
         try:
+            private_file(path)
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise Unavailable(f"{path}: cannot be opened: {error}") from error
         try:
             self._open()
@@ -227,6 +228,7 @@ class Tree:
             raise AlreadyExists(f"{path} exists already; give another name", path=path)
         partial = path + ".partial"
         with _disk(self.path):
+            private_file(partial)
             copy = sqlite3.connect(partial, isolation_level=None)
             try:
                 self._sql.backup(copy)
@@ -306,6 +308,19 @@ class Tree:
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
         return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path in paths])
+
+
+def private_file(path: str) -> None:
+    """Makes it, if it is missing, and lets no other user of the machine read it: it has keys of ledgers, and grants.
+    SQLite gives its write-ahead log the same mode. OSError."""
+    if path == ":memory:":
+        return
+    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(opened).st_mode & 0o077:
+            os.fchmod(opened, 0o600)
+    finally:
+        os.close(opened)
 
 
 def sync_file(path: str) -> None:

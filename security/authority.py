@@ -26,12 +26,14 @@ TOKEN_LIFETIME_S = 90 * 86_400.0
 OPERATOR = "admin"
 MEMBERS = "members"
 BROKER = "broker"
-OFF_SERVERS = ("ca-key.pem", "token-key.pem")
-"""Keys that sign: no server reads them."""
+OFF_SERVERS = (
+    "ca-key.pem", "token-key.pem", f"{OPERATOR}.token", f"{MEMBERS}/operator.pem", f"{MEMBERS}/operator-key.pem",
+)  # fmt: skip
+"""Keys that sign, and what makes its holder a super user or an operator: no server reads them."""
 REVOKED = "revoked.txt"
 FILES = (
-    *OFF_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{OPERATOR}.token", f"{BROKER}.token",
-    "security.toml", REVOKED, *(f"{MEMBERS}/{role}{end}" for role in ROLES for end in (".pem", "-key.pem")),
+    *OFF_SERVERS, "ca.pem", "token-public.pem", "broker.pem", "broker-key.pem", f"{BROKER}.token", "security.toml",
+    REVOKED, *(f"{MEMBERS}/{role}{end}" for role in ROLES if role != "operator" for end in (".pem", "-key.pem")),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from ...metadata.records import DamagedRecord
 from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import Principal, PrincipalKind
@@ -99,7 +100,14 @@ class Authorizer:
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def administers(self, principal: Principal, tenant: str) -> bool:
-        return may_everything(principal) or principal.name in await self._administrators(tenant)
+        """A tenant whose record is damaged has no administrators: it is no matter of others' lists."""
+        if may_everything(principal):
+            return True
+        try:
+            return principal.name in await self._administrators(tenant)
+        except DamagedRecord as error:
+            _LOG.error("tenant %s: %s", tenant, error)
+            return False
 
     # ------------------------------------------------------------------ when grants change
     def changed(self, tenant: str, namespace: str) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ...metadata import paths
 from ...metadata.store import Changed, MetadataStore, Reset
+from ...proto.errors import NotFound
 from ...proto.names import NamespaceName, TopicName
 from .catalog import Catalog
 
@@ -56,12 +57,15 @@ class TopicWatcher:
         self._store = store
         self._catalog = catalog
 
-    async def changes(self, namespace: NamespaceName, after_revision: int = 0) -> AsyncIterator[Told]:
-        """All topics, then each change. NamespaceNotFound; the metadata's errors, when the caller has to begin anew."""
+    async def changes(
+        self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
+    ) -> AsyncIterator[Told]:
+        """All topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
+        metadata's errors, when the caller has to begin anew."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()
-            yield Topics(await self._catalog.topics(namespace, partitions=False), revision)
+            yield Topics(await self._topics(namespace, tell_missing), revision)
         prefixes = (
             paths.topics(namespace.tenant, namespace.namespace),
             paths.partitioned_topics(namespace.tenant, namespace.namespace),
@@ -77,7 +81,7 @@ class TopicWatcher:
                 prefix, event = found
                 if isinstance(event, Reset):
                     now = await self._store.revision()
-                    yield Topics(await self._catalog.topics(namespace, partitions=False), min(seen.values()))
+                    yield Topics(await self._topics(namespace, tell_missing), min(seen.values()))
                     seen[prefix] = now
                     continue
                 seen[prefix] = event.revision
@@ -88,6 +92,14 @@ class TopicWatcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _topics(self, namespace: NamespaceName, tell_missing: bool) -> list[str]:
+        try:
+            return list(await self._catalog.topics(namespace, partitions=False))
+        except NotFound:
+            if tell_missing:
+                raise
+            return []
 
     async def _follow(
         self, prefix: str, revision: int, waiting: asyncio.Queue[tuple[str, Changed | Reset] | BaseException]

@@ -217,7 +217,8 @@ class SchemaRegistry:
     async def forget_namespace(self, name: NamespaceName) -> None:
         """The namespace was deleted, with all of its topics; here are those whose topics never were."""
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
-            await self._end(TopicName.parse(f"persistent://{name}/{paths.name(each)}"))
+            domain, _, local = paths.name(each).rpartition("/")
+            await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
     async def _end(self, topic: TopicName) -> None:
         """Not without a look at what another one registers meanwhile: each definition is in a list."""
@@ -333,5 +334,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    where = (topic.tenant, topic.namespace, topic.base.local)
+    """A topic that is not persistent has schemas of its own: who has a grant on one of two namesakes has none on the
+    other."""
+    local = topic.base.local
+    where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -168,7 +168,8 @@ class Topics:
                 yield told
             return
         known: set[str] = set()
-        async for told in self._broker.topic_feed().changes(namespace, 0):
+        tell_missing = await self._broker.access.administers(principal, namespace.tenant)
+        async for told in self._broker.topic_feed().changes(namespace, 0, tell_missing=tell_missing):
             shown = await self._broker.access.shown(principal, namespace)
             if isinstance(told, TopicsNow):
                 known = {name for name in told.names if shown(name)}

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from ...client.admin import AdminClient
 from ...client.client import Client
@@ -25,6 +25,20 @@ from ...runtime.access import CallerAccess
 from .destination import PRODUCER, index_after
 
 ANSWER_BYTES_MAX = 64 << 20
+
+
+class _SameOrigin(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another path. One to another address is refused: it would be sent the token."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            raise Unavailable(
+                f"the source redirects to {'://'.join(urlsplit(newurl)[:2])}, which is not asked, as it would get the "
+                "token: give that address as --admin-url, or one that serves every topic"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class SourceSubscription(NamedTuple):
@@ -60,11 +74,12 @@ class SourceAdmin:
         asked = urllib.request.Request(f"{self._url}/admin/v2/persistent/{name}/{what}")
         if self._access.authorization is not None and (value := self._access.authorization()):
             asked.add_header("Authorization", value)
-        trust = None
+        handlers: list[urllib.request.BaseHandler] = [_SameOrigin()]
         if self._url.startswith("https://"):
             trust = ssl.create_default_context(cafile=(self._access.tls.ca if self._access.tls else "") or None)
+            handlers.append(urllib.request.HTTPSHandler(context=trust))
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout_s, context=trust) as answer:
+            with urllib.request.build_opener(*handlers).open(asked, timeout=self._timeout_s) as answer:
                 return json.loads(answer.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             kind = {401: Unauthenticated, 403: Unauthorized, 404: TopicNotFound}.get(error.code, Unavailable)

@@ -1,6 +1,7 @@
 """What a member of a secured cluster may write to the tree, by its role; each may read all of it.
 
-A role writes its own keys only (`/members/<role>`), so none can make a key of another role. A bookie writes what repair
+A role writes its own keys only (`/members/<role>`), so none can make a key of another role; and such a key ends with
+the session that wrote it, so none stays after its process. A bookie writes what repair
 and its registration need, and no topic, owner, policy or grant; a broker writes no bookie's registration.
 """
 
@@ -16,10 +17,10 @@ _OF_BOOKIES = (
 _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
-def may_write(role: str, path: str) -> bool:
-    """`role`: "broker", "bookie", "operator"; another one writes nothing."""
+def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
+    """`role`: "broker", "bookie", "operator"; another one writes nothing. `lasting`: the node outlives its session."""
     if _is_in(path, paths.MEMBERS):
-        return role in _ROLES and path.startswith(paths.member(role, ""))
+        return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:
         case "operator":
             return True

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Literal, TextIO
 
 from ...proto.errors import InvalidConfiguration
@@ -47,9 +48,15 @@ def audit_to(path: str) -> None:
     """The audit log goes to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration."""
     from logging.handlers import WatchedFileHandler
 
+    class PrivateFile(WatchedFileHandler):
+        """Also a file that is made anew, after a rotation, is of its owner alone."""
+
+        def _open(self) -> TextIOWrapper:
+            descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            return TextIOWrapper(BufferedWriter(FileIO(descriptor, "a")), encoding=self.encoding)
+
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        _audit_to(WatchedFileHandler(path, encoding="utf-8"))
+        _audit_to(PrivateFile(path, encoding="utf-8"))
     except OSError as error:
         raise InvalidConfiguration(f"the audit log {path} cannot be written: {error.strerror}") from error
 

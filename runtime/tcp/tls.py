@@ -1,8 +1,9 @@
 """TLS of listeners on plain TCP: one context whose certificate and authority are read again when their files change.
 
 The files are looked at before each handshake: open connections stay, the next one is shown the new certificate, and
-asked for one of the new authority. Files that cannot be used leave those before in use, and are logged. Guarding tests:
-tests/runtime/tcp/test_tls.py.
+asked for one of the new authority. A session is resumed in TLS 1.2 alone, and only while the files are those of the
+start: a resumed session brings the certificate that was verified when it began. Files that cannot be used leave those
+before in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class _Reloaded:
         self._stamps = _stamps(tls)
         self.outer = self._now = _context(tls, protocols)
 
-    def before_handshake(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    def before_handshake(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> int | None:
+        """An alert: the handshake ends."""
         try:
             stamps = _stamps(self._tls)
             if stamps != self._stamps:
@@ -59,12 +63,17 @@ class _Reloaded:
         except InvalidConfiguration as error:
             _LOG.error("new TLS files are not used, the ones before stay: %s", error)
         if self._now is not self.outer:
+            if connection.session_reused:
+                return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE  # of a certificate that another authority verified
             connection.context = self._now
+        return None
 
 
 def _context(tls: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
     if protocols:
         context.set_alpn_protocols(list(protocols))
     try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import magnetar
 from magnetar.cli.common.processes import Processes
@@ -58,17 +61,38 @@ def test_published_ports_are_those_that_brokers_listen_on_and_advertise(compose:
         assert f"--advertise {name}:{outside}" in service["command"]
 
 
-def test_the_image_starts_a_command_that_exists() -> None:
+def test_no_server_has_the_operators_credentials(compose: Compose) -> None:
+    for name, service in compose.services.items():
+        if name != "security":
+            assert "environment" not in service
+
+
+def test_the_image_starts_a_command_that_exists_and_serves_this_container_alone() -> None:
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     command = json.loads(next(line for line in lines if line.startswith("CMD ")).removeprefix("CMD "))
     assert command[0] in root.table
+    assert not {"--insecure", "0.0.0.0"} & set(command), "who wants a server without security says so"
     assert 'ENTRYPOINT ["magnetar"]' in lines
+
+
+def test_the_image_installs_what_the_lock_file_names_by_hash_and_the_lock_file_has_all() -> None:
+    image, lock = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "requirements.lock"))
+    assert "--require-hashes" in image
+    assert "requirements.lock" in image
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE))
+    assert len(locked) == len(re.findall("==", lock)), "each has a hash"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["security"], *extras["patterns"]):
+        wanted = Requirement(text)
+        if wanted.marker is None or wanted.marker.evaluate({"sys_platform": "linux", "python_version": "3.13"}):
+            assert locked[canonicalize_name(wanted.name)] in wanted.specifier, text
 
 
 @pytest.mark.processes
 def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: Processes) -> None:
     urls = compose.start(started)
-    exec_ = compose.environment("broker-2", started.directory)
+    exec_ = compose.environment("security", started.directory)
     assert urls["broker-1"] == f"magnetar+ssl://{compose.address('broker-1', 7650)}" == exec_["MAGNETAR_URL"]
     token = magnetar.AuthenticationToken(Path(exec_["MAGNETAR_TOKEN"]).read_text().strip())
     with (

@@ -154,5 +154,7 @@ def test_a_record_of_another_role_or_key_than_its_path_admits_no_process() -> No
     ],
 )  # fmt: skip
 def test_a_role_writes_what_it_needs(role: str, may: tuple[str, ...], may_not: tuple[str, ...]) -> None:
-    assert all(may_write(role, each) for each in may)
-    assert not [each for each in may_not if may_write(role, each)]
+    assert all(may_write(role, each, lasting=not each.startswith("/members/")) for each in may)
+    keys = [each for each in may if each.startswith("/members/")]
+    assert not [each for each in keys if may_write(role, each)], "no key stays after the session of its process"
+    assert not [each for each in may_not if may_write(role, each) or may_write(role, each, lasting=False)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.metadata import paths
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import NotFound, Unauthorized
+from magnetar.proto.errors import MagnetarError, NotFound, Unauthorized
 from magnetar.runtime.network import rpc
 from tests import layout
 from tests.broker.access.roles import ROOT, Roles, roles
@@ -75,6 +78,49 @@ async def test_a_watch_names_no_topic_that_the_caller_may_not_look_up_also_when_
         stream.cancel()
     assert told["some"] == [seen, f"-{seen}"]
     assert sorted(told["etl"]) == sorted(told[ROOT]) == sorted([hidden, seen, f"-{hidden}", f"-{seen}"])
+
+
+async def test_a_watch_does_not_tell_whether_a_namespace_exists(acme: Roles) -> None:
+    told = []
+    for namespace in (NAMESPACE, "acme/ghost", "ghost/ghost"):
+        stream = acme.world("stranger").network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+        await stream.send(wire.WatchTopicsRequest(namespace=namespace))
+        told.append(list((await stream.receive())[0].topics.names))
+        stream.cancel()
+    assert told == [[], [], []]
+    stream = acme.world("acme-admin").network.connect(acme.broker.endpoint).stream(rpc("Broker", "WatchTopics"))
+    await stream.send(wire.WatchTopicsRequest(namespace="acme/ghost"))
+    with pytest.raises(NotFound):
+        await stream.receive()
+    stream.cancel()
+
+
+async def test_a_damaged_tenant_is_missing_in_the_lists_of_others_and_breaks_none(acme: Roles) -> None:
+    await acme.running.store.session().put(paths.tenant("other"), b"{")
+    assert list((await acme.call("acme-admin", "Admin.ListTenants")).names) == ["acme"]
+    assert not (await acme.call("stranger", "Admin.ListTenants")).names
+    listed = wire.ListTopicsRequest(namespace="other/orders")
+    with contextlib.suppress(MagnetarError):
+        assert not (await acme.call("stranger", "Admin.ListTopics", listed)).names
+    assert "other" in (await acme.call(ROOT, "Admin.ListTenants")).names
+
+
+async def test_the_traffic_of_a_role_without_grants_writes_no_lines_of_the_audit_log(
+    acme: Roles, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("magnetar.audit"), "propagate", True)
+    with caplog.at_level(logging.INFO, "magnetar.audit"):
+        for _ in range(50):
+            await acme.call("stranger", "Transactions.Begin", wire.BeginRequest(coordinator=0, count=1))
+            await acme.call("stranger", "Transactions.Status", wire.StatusRequest())
+            await acme.call("stranger", "Admin.ListTenants")
+        assert not caplog.records
+        for _ in range(50):
+            with pytest.raises(Unauthorized):
+                await acme.call("stranger", "Admin.ListTransactions")
+        assert 0 < len(caplog.records) <= 20
+        await acme.call("acme-admin", "Admin.CreateNamespace", wire.NamespaceSpec(name="acme/audited"))
+        assert "CreateNamespace" in caplog.records[-1].getMessage()
 
 
 async def test_a_refusal_costs_the_same_work_whether_the_topic_exists_or_not(

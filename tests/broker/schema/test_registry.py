@@ -47,6 +47,24 @@ async def put(registry: SchemaRegistry, info: SchemaInfo, rules: SchemaRules = F
     return await registry.register(topic, info, rules, user="me")
 
 
+async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_their_own(
+    registry: SchemaRegistry, store: SqliteStore
+) -> None:
+    """So a grant on one of them reads and writes nothing of the other."""
+    volatile = TopicName.parse("non-persistent://acme/shop/orders")
+    await put(registry, schema("secret"))
+    with pytest.raises(SchemaNotFound):
+        await registry.get(volatile)
+    assert await put(registry, schema("x", default=False), topic=volatile) == 0, "nor is it compared with the other's"
+    assert await put(registry, schema("y", default=False), ANY, topic=volatile.with_partition(1)) == 1
+    assert [each.info for each in await registry.all(TOPIC)] == [schema("secret")]
+    await registry.delete(volatile, force=True)
+    assert (await registry.get(TOPIC)).info == schema("secret")
+    await put(registry, schema("x"), topic=volatile)
+    await registry.forget_namespace(TOPIC.namespace_name)
+    assert not [each for each in await store.session().children(paths.schemas_of("acme", "shop")) if "orders" in each]
+
+
 async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: SchemaRegistry) -> None:
     assert [await put(registry, schema("a")), await put(registry, schema("a", "b"))] == [0, 1]
     assert await put(registry, schema("a")) == 0, "also when a newer one is there"

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
 from magnetar.runtime.access import Caller
 from magnetar.runtime.monitoring.audit import CALLERS_MAX, AuditLog
+from magnetar.runtime.monitoring.logs import audit_to
 from tests.security.test_token import Clock
+
+
+def test_the_file_is_its_owners_alone_also_after_a_rotation(tmp_path: Path) -> None:
+    file, audit = tmp_path / "audit.log", logging.getLogger("magnetar.audit")
+    before = (audit.handlers[:], audit.level, audit.propagate)
+    mask = os.umask(0o022)
+    try:
+        audit_to(str(file))
+        for number in range(3):
+            audit.info("%d", number)
+            assert file.stat().st_mode & 0o777 == 0o600
+            file.rename(tmp_path / f"audit.{number}")
+        assert [(tmp_path / f"audit.{number}").read_text() for number in range(3)] == ["0\n", "1\n", "2\n"]
+    finally:
+        os.umask(mask)
+        for handler in audit.handlers:
+            handler.close()
+        audit.handlers[:], audit.level, audit.propagate = before
 
 
 def test_an_address_that_is_refused_again_and_again_writes_ten_lines_a_second_and_others_theirs(

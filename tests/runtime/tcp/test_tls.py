@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -98,6 +99,35 @@ async def test_another_authority_of_callers_is_used_from_the_next_connection_on(
         assert (await _said(port, old.ca, later))[0] == b"1 1 "
         with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
             assert (await _said(port, old.ca, known))[0], "its authority is trusted no more"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_is_resumed_past_its_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    """A session brings the certificate that was verified when it began, also when its authority is trusted no more."""
+    old, new = Authority.make(tmp_path / "old"), Authority.make(tmp_path / "new")
+    trusted = tmp_path / "trusted.pem"
+    shutil.copyfile(old.ca, trusted)
+    server, known = old.issue("server"), old.issue("known")
+    context = ssl.create_default_context(cafile=old.ca)
+    context.load_cert_chain(known.certificate, known.key)
+    context.minimum_version = context.maximum_version = version
+
+    def said(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool]:
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as tls,
+        ):
+            return tls.recv(100), tls.session, bool(tls.session_reused)
+
+    async with _listening(replace(server, ca=str(trusted))) as port:
+        first, session, _ = await asyncio.to_thread(said, port, None)
+        again, _, reused = await asyncio.to_thread(said, port, session)
+        assert (first, again) == (b"1 1 ", b"1 1 ")
+        assert reused is (version is ssl.TLSVersion.TLSv1_2)
+        shutil.copyfile(new.ca, trusted)
+        for resumed in (session, None):
+            with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+                assert (await asyncio.to_thread(said, port, resumed))[0], "the connection is closed without an answer"
 
 
 def test_files_that_do_not_fit_are_refused_with_their_names(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""The files of the metadata are of their owner alone: they have the keys of ledgers, and who may what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magnetar.metadata.backup import look, restore
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.runtime.process import real_world
+
+
+@pytest.fixture(autouse=True)
+def usual_mask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir() if each.is_file()}
+
+
+async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path: Path) -> None:
+    file, backup = tmp_path / "metadata.sqlite", tmp_path / "copy.backup"
+    store = await SqliteStore.open(real_world(1), str(file))
+    await store.session().put("/a", b"secret")
+    path, _, _ = await store.back_up("copy.backup")
+    assert path == str(backup)
+    assert set(modes(tmp_path)) >= {"metadata.sqlite", "metadata.sqlite-wal", "copy.backup"}
+    assert set(modes(tmp_path).values()) == {0o600}
+    await store.close()
+    look(str(backup))
+    restore(str(backup), str(file), 0, "token")
+    assert set(modes(tmp_path).values()) == {0o600}
+
+
+async def test_a_file_that_others_could_read_is_closed_to_them_at_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.sqlite"
+    await (await SqliteStore.open(real_world(1), str(file))).close()
+    file.chmod(0o644)
+    store = await SqliteStore.open(real_world(2), str(file))
+    await store.session().put("/a", b"secret")
+    assert set(modes(tmp_path).values()) == {0o600}
+    await store.close()
