@@ -124,7 +124,7 @@ class Server:
         self.directory, self.bookies = directory, bookies
         self.more = (*more, *(["--processes", str(processes)] if processes > 1 else []))
         self.process: subprocess.Popen[str] | None = None
-        self.url = self.pulsar_url = self.http_url = ""
+        self.url = self.pulsar_url = self.http_url = self.metrics_url = ""
 
     def start(self) -> float:
         """Starts it and waits for its `ready` line; the seconds that took."""
@@ -140,6 +140,7 @@ class Server:
                 self.url = line.split()[1]
                 self.pulsar_url = line.partition("pulsar=")[2].split(" ")[0].strip()
                 self.http_url = line.partition("http=")[2].split(" ")[0].strip()
+                self.metrics_url = f"http://{line.partition(' metrics=')[2].split(' ')[0].strip()}/metrics"
                 return time.perf_counter() - begin
             if time.perf_counter() - begin > READY_DEADLINE_S:
                 break
@@ -169,9 +170,11 @@ class Server:
 
 
 @contextmanager
-def server(bookies: int = 1, *, start: bool = True, processes: int = 1) -> Iterator[Server]:
+def server(
+    bookies: int = 1, *more: str, start: bool = True, processes: int = 1
+) -> Iterator[Server]:
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")
-    running = Server(directory, bookies, processes=processes)
+    running = Server(directory, bookies, *more, processes=processes)
     try:
         if start:
             running.start()

@@ -72,7 +72,7 @@ class BookieConfig(msgspec.Struct, frozen=True):
     limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
-    gc_doubt_s: float = 3600.0  # the same when more than a quarter of the ledgers here are (garbage.py)
+    gc_doubt_s: float = 3600.0  # the same when more than half of the ledgers here were deleted (garbage.py)
     gc_minor_share: float = 0.2  # minor compaction moves what lives in closed logs with a smaller live share: cheap
     gc_minor_interval_s: float = 3600.0  # between minor compactions; each reads the index of every log
     gc_major_share: float = 0.5  # the same for major compaction, which also merges small logs: up to a copy for a copy
@@ -201,7 +201,7 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
-            lambda: self._went_back, self._memory,
+            lambda: self._went_back,
         )  # fmt: skip
         self._limbo = LimboExit(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,

@@ -97,10 +97,10 @@ class Bookies:
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
         """The answer; None when none arrives within `timeout_s` or it cannot be decoded: the outcome is unknown.
 
-        A bookie that answers BUSY did nothing; it is asked again until the time is over.
+        A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over.
         """
         clock = self._world.clock.monotonic
-        deadline = clock() + timeout_s
+        deadline, pause_s = clock() + timeout_s, self._config.retry_s
         while True:
             try:
                 reply = await self.request(bookie, head, frames, timeout_s=max(deadline - clock(), 0.0))
@@ -112,9 +112,10 @@ class Bookies:
             except (MagnetarError, ValueError) as error:
                 _LOG.debug("no answer from bookie %s: %s", bookie, error)
                 return None
-            if clock() + self._config.retry_s >= deadline:
+            if clock() + pause_s >= deadline:
                 return None
-            await asyncio.sleep(self._config.retry_s)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: for a while it is chosen last, and asked last."""

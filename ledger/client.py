@@ -4,7 +4,8 @@ and the connections.
     create   none → OPEN, on a new ensemble; the only writer is the handle that is returned
     open     reads what is certainly stored; never fences, so the writer continues
     recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
-    delete   removes the record; bookies free the space later. Nothing may reference the ledger durably any more (§1.11)
+    delete   notes that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
+             reference the ledger durably any more (§1.11)
 
 Ledger ids are taken in blocks from a counter in the metadata, in larger blocks while many ledgers are created, and
 are never used twice. A retried create whose first outcome was unknown recognises its own record by a random token
@@ -19,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from ..metadata import paths
+from ..metadata import deletions, paths
 from ..metadata.records import LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
 from ..metadata.update import take_ids, update
@@ -60,6 +61,8 @@ class LedgerClient:
         self._block = 0  # size of the last block of ids, and when it was taken
         self._taken_at = 0.0
         self._taking = asyncio.Lock()
+        self._unwanted: set[int] = set()  # to be deleted
+        self._deleting = asyncio.Lock()
         self._writers: dict[int, LedgerWriter] = {}  # that are open, and at most as many that ended
         self._looked_at = 0  # how many were open when the ended ones were dropped last
 
@@ -152,9 +155,16 @@ class LedgerClient:
     async def record(self, ledger_id: int) -> LedgerRecord:
         return await records.read(self._metadata, ledger_id)
 
-    async def delete(self, ledger_id: int) -> None:
-        """Removes the record; idempotent. After an error of the metadata the outcome is unknown: delete again."""
-        await self._metadata.delete(paths.ledger(ledger_id))
+    async def delete(self, *ledger_ids: int) -> None:
+        """Deletes them for ever (metadata/deletions.py); idempotent, also when a record does not exist. After an error
+        of the metadata the outcome is unknown: delete again. What is asked for meanwhile shares the next commits.
+        """
+        self._unwanted.update(ledger_ids)
+        async with self._deleting:
+            if not self._unwanted.isdisjoint(ledger_ids):
+                some = frozenset(self._unwanted)
+                await deletions.delete(self._metadata, some)
+                self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Bookie → counters (`Bookies.statistics`)."""
@@ -194,7 +204,7 @@ class LedgerClient:
             nonlocal taken
             answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, mine)
             taken = answer is None
-            return encode(answer.record) if isinstance(answer, RecordWrite) else None
+            return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
         await update(self._metadata, path, transform, absent=True)
         return None if taken else mine

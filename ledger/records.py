@@ -36,7 +36,7 @@ async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout
         nonlocal refused
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
         refused = answer if isinstance(answer, Refused) else None
-        return encode(answer.record) if isinstance(answer, RecordWrite) else None
+        return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
     node = await update(store, path, transform, deadline_s=timeout_s)
     if refused is not None:

@@ -136,9 +136,9 @@ class _Attempt:
         head = self._head(Op.READ_LAC, -1)
         found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
         if found is not None and found[0].status is Status.OK:
-            return Fenced(effect.slot, found[0].lac)
+            return Fenced(effect.slot, found[0].lac, found[0].entry)
         if found is not None and found[0].status in _CERTAIN:
-            return Fenced(effect.slot, -1)
+            return Fenced(effect.slot, -1, -1)
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:

@@ -23,9 +23,10 @@ from typing import NamedTuple
 from ..proto.errors import Busy, NotFound
 from . import paths
 from .core.commits import Commit
-from .records import BookieRecord, CounterRecord, DamagedRecord, decode, encode
-from .store import Put
+from .records import BookieRecord, CounterRecord, DamagedRecord, decode
 from .tree import Tree, private_file, sync_file
+from .unreadable import ledgers_in
+from .update import put_of
 
 
 class Contents(NamedTuple):
@@ -59,10 +60,10 @@ def _contents(tree: Tree) -> Contents:
         node = tree.get(paths.bookie(name))
         try:
             if node is not None:
-                bookies.append((name, decode(node.value, BookieRecord, name).endpoint))
+                bookies.append((name, decode(node.value, BookieRecord, paths.bookie(name)).endpoint))
         except DamagedRecord:  # it cannot be asked
             bookies.append((name, ""))
-    ledgers = frozenset(paths.ledger_id(name) for name in tree.children(paths.LEDGERS))
+    ledgers = frozenset(ledgers_in(paths.LEDGERS, tree.children(paths.LEDGERS)))
     return Contents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
 
 
@@ -80,7 +81,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
     tree = Tree(scratch)
     try:
         if _next_id(tree) <= least_id:
-            tree.apply([Commit([Put(paths.LEDGER_IDS, encode(CounterRecord(next=least_id + 1)))], "")])
+            tree.apply([Commit([put_of(paths.LEDGER_IDS, CounterRecord(next=least_id + 1))], "")])
         tree.restored(token)
     finally:
         tree.close()

@@ -134,7 +134,7 @@ class Members:
             await session.close()
         self._session = await self._open_session()
         path = paths.member(self._record.role, self.keys.public)
-        put = Put(path, records.encode(self._record), ABSENT, ephemeral=True)
+        put = Put(path, records.encode(self._record, path), ABSENT, ephemeral=True)
         await self._session.commit([Delete(path, ANY), put])
         await self._list(self._session)
 

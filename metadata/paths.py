@@ -3,6 +3,7 @@
     /cluster                                    ClusterRecord: instance id, format
     /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
     /ledgers/<id, 20 digits>                    LedgerRecord
+    /deleted/<page, 20 digits>                  DeletedLedgersRecord: the ledgers that were deleted (deletions.py)
     /incarnations                               IncarnationsRecord: read-only, of a tree in a file; in no listing
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
@@ -42,6 +43,7 @@ CLUSTER = "/cluster"
 LEDGER_IDS = "/ids/ledger"
 INCARNATIONS = "/incarnations"
 LEDGERS = "/ledgers"
+DELETED = "/deleted"
 COOKIES = "/bookies/cookies"
 BOOKIES = "/bookies/available"
 BOOKIES_ROOT = "/bookies"
@@ -87,7 +89,14 @@ def ledger(ledger_id: int) -> str:
 
 
 def ledger_id(segment_: str) -> int:
+    """ValueError: it is no ledger's, as `ledger` names them."""
+    if len(segment_) != 20 or not segment_.isascii() or not segment_.isdigit():
+        raise ValueError(f"{segment_!r} is no ledger id of 20 digits")
     return int(segment_)
+
+
+def deleted(page: int) -> str:
+    return f"{DELETED}/{page:020d}"
 
 
 def cookie(bookie: str) -> str:

@@ -1,27 +1,36 @@
 """The typed records of the metadata tree, and their bytes.
 
-    record = magic "MR" | format version u8 | kind u8 | crc32c u32 (of the body) | body
+    record = magic "MR" | format version u8 | kind u8 | crc32c u32 (of the path in UTF-8 and the body) | body
     body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
 
-A reader refuses another magic, an unknown version, another kind, or a checksum that does not match (DamagedRecord, with
-the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing ones have their
-defaults. Example: `encode(CounterRecord(next=7))` is `b'MR\\x01\\x02' + bytes.fromhex("2a9661f6") + b'{"next":7}'`.
+The path is in the checksum: a record that a damaged file shows at another path is damaged there. Version 1, which an
+older Magnetar wrote, has the checksum of the body alone. A record that names its owner (`PLACES`) is read at that
+owner's path only, in both versions.
+
+A reader refuses another magic, an unknown version, another kind, another owner, or a checksum that does not match
+(DamagedRecord, with the record's path). Unknown JSON fields are ignored, so that a newer writer can add some; missing
+ones have their defaults. Example: `encode(CounterRecord(next=7), "/ids/ledger")` is
+`b'MR\\x02\\x02' + bytes.fromhex("ff6f6a53") + b'{"next":7}'`.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from ..proto.checksum import crc32c
 from ..proto.policies import Policies
 from ..proto.versions import METADATA_RECORD, sentence
+from . import paths
 
 _HEAD = struct.Struct(">2sBBI")
 MAGIC = b"MR"
 VERSION = METADATA_RECORD.version
+BODY_ALONE = 1
+"""The version whose checksum does not cover the path."""
 
 
 class DamagedRecord(ValueError):
@@ -84,6 +93,14 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
         """Without the key, because logs show it."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
+
+
+class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
+    """The ledgers of a page of ids that their owners deleted (metadata/deletions.py)."""
+
+    kind = 29
+    page: int
+    ranges: tuple[tuple[int, int], ...] = ()  # first and last id of each, ascending
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
@@ -407,8 +424,8 @@ class IncarnationsRecord(Record, frozen=True, kw_only=True):
 _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
-        ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
-        TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
+        ClusterRecord, CounterRecord, LedgerRecord, DeletedLedgersRecord, CookieRecord, BookieRecord, BrokerRecord,
+        OwnerRecord, TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord, GrantsRecord, MemberRecord,
         SchemaListRecord, SchemaRecord, TransactionsRecord, CoordinatorRecord,
@@ -417,27 +434,43 @@ _KINDS: dict[int, type[Record]] = {
 }  # fmt: skip
 
 
-def encode(record: Record) -> bytes:
+PLACES: dict[type[Record], Callable[[Any], str]] = {
+    LedgerRecord: lambda record: paths.ledger(record.ledger_id),
+    DeletedLedgersRecord: lambda record: paths.deleted(record.page),
+    CookieRecord: lambda record: paths.cookie(record.bookie),
+    DamagedEntriesRecord: lambda record: paths.damaged(record.ledger_id, record.bookie),
+    UnderReplicatedRecord: lambda record: paths.under_replicated(record.ledger_id),
+    DepartingRecord: lambda record: paths.departing(record.bookie),
+}
+"""The only path at which a record of the class is read: that of the ledger or bookie that it names."""
+
+
+def encode(record: Record, path: str) -> bytes:
+    """The bytes of the node at `path`."""
     body = msgspec.json.encode(record)
-    return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body)) + body
+    return _HEAD.pack(MAGIC, VERSION, record.kind, crc32c(body, crc32c(path.encode()))) + body
 
 
-def decode(data: bytes, cls: type[R], where: str = "?") -> R:
-    """The record of class `cls` in `data`; `where` (the path) goes into DamagedRecord."""
+def decode(data: bytes, cls: type[R], path: str) -> R:
+    """The record of class `cls` in the node at `path`. Raises DamagedRecord, which names the path."""
     if len(data) < _HEAD.size:
-        raise DamagedRecord(f"{where}: {len(data)} bytes are too few for a record")
+        raise DamagedRecord(f"{path}: {len(data)} bytes are too few for a record")
     magic, version, kind, crc = _HEAD.unpack_from(data)
     body = memoryview(data)[_HEAD.size :]
     if magic != MAGIC:
-        raise DamagedRecord(f"{where}: not a Magnetar record")
+        raise DamagedRecord(f"{path}: not a Magnetar record")
     if not 1 <= version <= VERSION:
-        raise DamagedRecord(sentence(METADATA_RECORD, version, where) if version else f"{where}: format version 0")
+        raise DamagedRecord(sentence(METADATA_RECORD, version, path) if version else f"{path}: format version 0")
     if kind != cls.kind:
         found = _KINDS.get(kind)
-        raise DamagedRecord(f"{where}: a {found.__name__ if found else kind}, not a {cls.__name__}")
-    if crc32c(body) != crc:
-        raise DamagedRecord(f"{where}: checksum does not match")
+        raise DamagedRecord(f"{path}: a {found.__name__ if found else kind}, not a {cls.__name__}")
+    if (crc32c(body) if version == BODY_ALONE else crc32c(body, crc32c(path.encode()))) != crc:
+        raise DamagedRecord(f"{path}: checksum does not match")
     try:
-        return msgspec.json.decode(body, type=cls)
+        record = msgspec.json.decode(body, type=cls)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedRecord(f"{where}: {error}") from error
+        raise DamagedRecord(f"{path}: {error}") from error
+    place = PLACES.get(cls)
+    if place is not None and place(record) != path:
+        raise DamagedRecord(f"{path}: the record of {place(record)}")
+    return record

@@ -33,6 +33,7 @@ import msgspec
 
 from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
+from . import paths
 from .core.commits import Commit, CommitBatch, Done, Row, paths_of
 from .records import Incarnation, IncarnationsRecord, encode
 from .store import ABSENT, Changed
@@ -188,12 +189,12 @@ class Tree:
             row = self._sql.execute(_GET, (path,)).fetchone()
         return None if row is None else Node(row[0], row[1], row[2] is not None)
 
-    def get_all(self, paths: Sequence[str]) -> dict[str, Node]:
+    def get_all(self, asked: Sequence[str]) -> dict[str, Node]:
         """The nodes that are there of so many paths."""
         found: dict[str, Node] = {}
-        for start in range(0, len(paths), READ_AT_ONCE):
+        for start in range(0, len(asked), READ_AT_ONCE):
             with _disk(self.path):
-                rows = self._one(_GET_ALL, msgspec.json.encode(paths[start : start + READ_AT_ONCE]).decode())
+                rows = self._one(_GET_ALL, msgspec.json.encode(asked[start : start + READ_AT_ONCE]).decode())
             for path, value, version, ephemeral in msgspec.json.decode(rows):
                 found[path] = Node(bytes.fromhex(value), version, bool(ephemeral))
         return found
@@ -212,7 +213,7 @@ class Tree:
         with _disk(self.path):
             rows = self._sql.execute("SELECT number, token, revision, restored FROM incarnation ORDER BY number")
             found = [Incarnation(number=n, token=t, revision=r, restored=bool(back)) for n, t, r, back in rows]
-        return encode(IncarnationsRecord(incarnations=tuple(found)))
+        return encode(IncarnationsRecord(incarnations=tuple(found)), paths.INCARNATIONS)
 
     def sessions(self) -> list[tuple[str, float]]:
         """The durable sessions: (id, timeout in seconds)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TypeVar
 
+from . import paths
 from .records import DamagedRecord, Record, decode
 from .store import MetadataStore
 
@@ -62,3 +63,17 @@ async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, in
         return None
     UNREADABLE.forgive(path)
     return record, node.version
+
+
+def ledger_of(path: str) -> int | None:
+    """Which ledger the node is of; None: it is named otherwise, which is noted."""
+    try:
+        return paths.ledger_id(path.rpartition("/")[2])
+    except ValueError as error:
+        UNREADABLE.skip(path, DamagedRecord(f"{path} is no ledger's: {error}"))
+        return None
+
+
+def ledgers_in(folder: str, names: list[str]) -> list[int]:
+    """Which ledgers the nodes of a listing are of; a node that is named otherwise is noted."""
+    return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]

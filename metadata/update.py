@@ -131,11 +131,16 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
     return None if found is None else (decode(found.value, cls, path), found.version)
 
 
+def put_of(path: str, record: Record, expected: int = ANY) -> Put:
+    """As a part of a commit."""
+    return Put(path, encode(record, path), expected)
+
+
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
     """The new version."""
-    return await store.put(path, encode(record), expected, ephemeral=ephemeral)
+    return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 
 async def update_record(
@@ -145,7 +150,7 @@ async def update_record(
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
-        return None if record is None else encode(record)
+        return None if record is None else encode(record, path)
 
     found = await update(store, path, transform)
     return None if found is None else (decode(found.value, cls, path), found.version)

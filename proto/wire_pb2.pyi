@@ -1465,24 +1465,28 @@ class ResetSubscriptionRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., exclude: bool = ...) -> None: ...
 
 class FindOrphansRequest(_message.Message):
-    __slots__ = ("remove",)
+    __slots__ = ("remove", "unexplained")
     REMOVE_FIELD_NUMBER: _ClassVar[int]
+    UNEXPLAINED_FIELD_NUMBER: _ClassVar[int]
     remove: bool
-    def __init__(self, remove: bool = ...) -> None: ...
+    unexplained: bool
+    def __init__(self, remove: bool = ..., unexplained: bool = ...) -> None: ...
 
 class OrphanLedger(_message.Message):
-    __slots__ = ("ledger_id", "topic", "subscription", "created_ms", "deleted")
+    __slots__ = ("ledger_id", "topic", "subscription", "created_ms", "deleted", "unexplained")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    UNEXPLAINED_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     topic: str
     subscription: str
     created_ms: int
     deleted: bool
-    def __init__(self, ledger_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., created_ms: _Optional[int] = ..., deleted: bool = ...) -> None: ...
+    unexplained: bool
+    def __init__(self, ledger_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., created_ms: _Optional[int] = ..., deleted: bool = ..., unexplained: bool = ...) -> None: ...
 
 class OrphansReply(_message.Message):
     __slots__ = ("orphans", "missing")

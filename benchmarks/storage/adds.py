@@ -137,7 +137,8 @@ async def ledger_on(bookie: BookieProcess) -> AsyncIterator[LedgerWriter]:
     world = real_world()
     tree = await SqliteStore.open(world, ":memory:")
     session = tree.session()
-    await session.put(paths.bookie(bookie.id), encode(BookieRecord(bookie=bookie.id, endpoint=bookie.endpoint)))
+    path = paths.bookie(bookie.id)
+    await session.put(path, encode(BookieRecord(bookie=bookie.id, endpoint=bookie.endpoint), path))
     client = LedgerClient(world, session)
     try:
         writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)

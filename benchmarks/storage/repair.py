@@ -134,7 +134,7 @@ async def _give_up(metadata: Any, bookie: str) -> None:
         return await metadata.get(paths.bookie(bookie)) is None
 
     await _until(unregistered)
-    await metadata.put(paths.departing(bookie), encode(DepartingRecord(bookie=bookie)))
+    await metadata.put(paths.departing(bookie), encode(DepartingRecord(bookie=bookie), paths.departing(bookie)))
 
 
 async def _left(metadata: Any) -> int:

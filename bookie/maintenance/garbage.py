@@ -4,20 +4,15 @@ A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
- 3. the metadata still has everything that this process stored in it (`went_back`); and when the listing would delete
-    at least DELETED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata gave out all of their ids. Else the
-    pass is refused (`GarbageRefusal`) unless it is forced;
- 4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
+ 3. the metadata still has everything that this process stored in it (`went_back`), unless the pass is forced;
+ 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (metadata/deletions.py). A ledger that has
+    neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
+    another one. It is kept, counted (`gc_unexplained`) and told, until a pass is forced (`magnetar bookies gc --now
+    --force`);
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
-    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE, or past
-    DELETED_SHARE_MAX where the tree saw them deleted: time for an operator to see the warning and `gc_doubtful`;
- 6. together they are at most DELETED_SHARE_MAX of the ledgers here (from DELETED_MIN on), or the tree saw them deleted:
-    between the pass that found a ledger missing for the first time and the one before it the tree had at least as many
-    commits as ledgers disappeared. When the listing lacks more than that, nothing is deleted, however long it lasts,
-    until a pass is forced (`magnetar bookies gc --now --force`); `gc_refused` and the log say so. With ZooKeeper, and
-    where the pass before is not known, no commits are counted. The first pass of a process counts from the last one
-    whose listing named most ledgers (`Memory.was_whole`);
- 7. its tombstone is durable in the journal.
+    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when more than DELETED_SHARE_MAX
+    of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
+ 6. its tombstone is durable in the journal.
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
 logs are moved together (store/compaction/compaction.py). Any error ends the pass and deletes nothing.
 
@@ -38,25 +33,24 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...metadata import paths, records
+from ...metadata import deletions, paths, records
 from ...metadata.store import MetadataStore
-from ...metadata.update import get_record
+from ...metadata.unreadable import ledgers_in
 from ...proto.errors import Busy, MagnetarError
 from ...runtime.clock import Clock
 from ..store.compaction.plan import CompactionPolicy, LogPlan
 from ..store.disk import NoSpace
 from ..store.store import Store
 from .schedule import Schedule
-from .seen import Memory
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 DELETED_SHARE_MAX = 0.5
-"""Share of the ledgers here. More of them get tombstones only in a forced pass, or when the tree saw them deleted."""
-DOUBT_SHARE = 0.25
-"""Share of the ledgers here. More of them wait for `doubt_s`, unless the tree saw them deleted."""
+"""Share of the ledgers here. When more of them were deleted, they wait for `doubt_s`."""
 DELETED_MIN = 10
-"""No share applies to fewer missing ledgers than this: of few ledgers any number is a large share."""
+"""No share applies to fewer deleted ledgers than this: of few ledgers any number is a large share."""
+NAMED_MAX = 5
+"""Unexplained ledgers that the log names."""
 _PART = 4096
 _READS_MAX = 64
 """Reads of the metadata at a time."""
@@ -66,9 +60,7 @@ class GarbageRefusal(enum.Enum):
     """Why a pass deleted no ledger although some are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
-    EMPTY_LISTING = "the metadata names no ledger at all"
-    TOO_MANY = "more than half of the ledgers here are missing from the metadata"
-    KEPT = "a restored metadata does not know them, and may have forgotten them"
+    UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
     WENT_BACK = "the metadata forgot what this bookie told it: it was restored from a backup, or is another one"
 
 
@@ -76,7 +68,7 @@ class GracePeriod(NamedTuple):
     """Seconds for which a ledger must be missing from the metadata before its data is deleted."""
 
     grace_s: float
-    doubt_s: float  # when more than DOUBT_SHARE of the ledgers are missing
+    doubt_s: float  # when more than DELETED_SHARE_MAX of the ledgers were deleted
 
 
 class GarbageProgress(NamedTuple):
@@ -116,8 +108,6 @@ class Collector:
     """`metadata` returns the present session; `may_compact_major` is asked before each major compaction.
 
     `went_back`: the metadata lost something that this process stored in it (identity.py); only a restart resets it.
-    `memory` knows which ledgers a restored metadata may lack (seen.py); a forced pass gives them up.
-
     While `disk_is_full`, each pass compacts every log that gives something back (`CompactionPolicy.full_share`): a
     bookie with half-dead logs must not stay read-only until the next major compaction, or for ever.
     """
@@ -126,9 +116,7 @@ class Collector:
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: GracePeriod,
         policy: CompactionPolicy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
-        memory: Memory | None = None,
     ) -> None:  # fmt: skip
-        self._memory = memory
         self._store = store
         self._clock = clock
         self._metadata = metadata
@@ -139,9 +127,8 @@ class Collector:
         self._may_compact_major = may_compact_major
         self._disk_is_full = disk_is_full
         self._went_back = went_back
-        self._doubtful = 0  # more than DOUBT_SHARE of the ledgers, which the last pass left for `doubt_s`
-        self._before: tuple[BitMap64, int] | None = None  # what the last pass missed, and at which revision
-        self._unexplained = BitMap64()  # of what is missing: went without a commit of their own
+        self._doubtful = 0  # more than DELETED_SHARE_MAX of the ledgers, which the last pass left for `doubt_s`
+        self._unexplained = BitMap64()  # of what the last pass missed: not known to be deleted
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
         self.refused: GarbageRefusal | None = None  # of the last pass
@@ -157,7 +144,7 @@ class Collector:
     ) -> Collected:  # fmt: skip
         """One pass over the metadata, then deletion, and compaction if asked. Busy when one is running.
 
-        `force`: also deletes what condition 3 refuses. `roll`: closes open logs with few living entries, and moves
+        `force`: also deletes what conditions 3 and 4 keep. `roll`: closes open logs with few living entries, and moves
         those. Errors of the metadata are raised, and nothing was deleted.
         """
         if self._running:
@@ -182,8 +169,10 @@ class Collector:
             self._running = False
 
     def statistics(self) -> dict[str, int]:
-        refused = int(self.refused is not None and not self._doubtful)
-        return {"gc_running": int(self._running), "gc_refused": refused, "gc_doubtful": self._doubtful}
+        return {
+            "gc_running": int(self._running), "gc_refused": int(self.refused is not None),
+            "gc_doubtful": self._doubtful, "gc_unexplained": len(self._unexplained),
+        }  # fmt: skip
 
     async def keep(self) -> None:
         """The first pass comes one interval after the start: clients that waited for the bookie are served first."""
@@ -214,85 +203,50 @@ class Collector:
             return 0, GarbageRefusal.LIMBO, []
         local = self._local()
         await self._check_cluster(metadata)
-        revision = await metadata.revision()
-        listed = await _ids(await metadata.children(paths.LEDGERS))
-        missing = local - listed
-        self._explain(missing, revision)
-        if self._memory is not None and not _is_more_than(DOUBT_SHARE, missing, local):
-            await self._memory.was_whole(revision)
-        kept = self._kept(missing)
-        if force:
-            await self._give_up(kept)
-        else:
-            missing -= kept
-        refused = None if force else await self._refusal(metadata, listed, missing, local)
+        missing = local - await _ids(await metadata.children(paths.LEDGERS))
+        deleted = await deletions.among(metadata, missing)
+        refused = self._refusal(missing, deleted)
+        wanted = missing if force else BitMap64() if refused is GarbageRefusal.WENT_BACK else deleted
+        doubtful = not force and len(wanted) >= DELETED_MIN and len(wanted) > DELETED_SHARE_MAX * len(local)
         self._doubtful = 0
-        if refused is not None:
-            _LOG.error(
-                "garbage collection deletes nothing: %s (%d of %d); if they were deleted on purpose, "
-                "`magnetar bookies gc --now --force` deletes them", refused.value, len(missing), len(local),
-            )  # fmt: skip
-            gone = missing if refused is not GarbageRefusal.WENT_BACK else BitMap64()
-            self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}
-            return len(missing), refused, []
-        doubtful = not force and _is_more_than(
-            DOUBT_SHARE if self._unexplained & missing else DELETED_SHARE_MAX, missing, local
-        )
-        confirmed = await _confirmed(metadata, list(missing))
+        confirmed = await _confirmed(metadata, list(wanted))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
-        self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
+        forced = {ledger: since for ledger, since in self._suspects.items() if ledger in missing - wanted}
+        suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
+        self._suspects = suspects | forced
         grace_s, doubt_s = self._patience
         wait_s = max(grace_s, doubt_s) if doubtful else grace_s
-        dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, wait_s)]
+        dead = [ledger for ledger, since in suspects.items() if now.is_after(since, wait_s)]
         if store.descriptors.limbo_upto >= 0:
-            return len(self._suspects), GarbageRefusal.LIMBO, []
-        left = GarbageRefusal.KEPT if kept and not force else None
+            return len(suspects), GarbageRefusal.LIMBO, []
+        left = None if force else refused
         if doubtful and not dead:
-            self._doubtful = len(self._suspects)
+            self._doubtful = len(suspects)
             _LOG.warning(
-                "%d of %d ledgers here are missing from the metadata; they are deleted after %g s",
-                len(missing), len(local), wait_s,
-            )  # fmt: skip
-            return len(self._suspects), left, []
+                "%d of %d ledgers here were deleted; their data goes after %g s", len(wanted), len(local), wait_s
+            )
+            return len(suspects), left, []
         if dead and not await store.delete(dead):
-            return len(self._suspects), left, []
+            return len(suspects), left, []
         for ledger in dead:
             del self._suspects[ledger]
+        self._unexplained -= BitMap64(dead)
         return len(self._suspects), left, dead
 
-    def _explain(self, missing: BitMap64, revision: int) -> None:
-        """Whether the tree had a commit for each ledger that is missing for the first time."""
-        new, commits = missing, 0 if self._memory is None else self._memory.commits_since_whole(revision)
-        if self._before is not None:
-            new = missing - self._before[0]
-            counted = self._memory is not None and self._memory.seen.token
-            commits = max(0, revision - self._before[1]) if counted else 0
-        self._unexplained &= missing
-        if len(new) > commits:
-            self._unexplained |= new
-        self._before = missing.copy(), revision
-
-    async def _refusal(
-        self, metadata: MetadataStore, listed: BitMap64, missing: BitMap64, local: BitMap64
-    ) -> GarbageRefusal | None:
+    def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
+        """Why some of what is missing stays; told when it is news."""
+        unexplained = missing - deleted
+        refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
-            return GarbageRefusal.WENT_BACK
-        if not listed and len(missing) >= DELETED_MIN:
-            return GarbageRefusal.EMPTY_LISTING
-        if _is_more_than(DELETED_SHARE_MAX, missing, local) and self._unexplained & missing:
-            return GarbageRefusal.TOO_MANY
-        if _is_more_than(DOUBT_SHARE, missing, local) and not await _handed_out(metadata, missing):
-            return GarbageRefusal.TOO_MANY
-        return None
-
-    def _kept(self, missing: BitMap64) -> BitMap64:
-        upto = -1 if self._memory is None else self._memory.seen.kept_upto
-        return BitMap64(ledger for ledger in missing if ledger <= upto) if upto >= 0 else BitMap64()
-
-    async def _give_up(self, kept: BitMap64) -> None:
-        if kept and self._memory is not None:
-            _LOG.warning("%d ledgers that the restored metadata does not know are given up", len(kept))
-            await self._memory.give_up()
+            refused, kept = GarbageRefusal.WENT_BACK, missing
+        if refused is not None and (refused is not self.refused or unexplained - self._unexplained):
+            _LOG.error(
+                "garbage collection keeps %d ledgers (%s%s): %s; if they were deleted on purpose, "
+                "`magnetar bookies gc --now --force` deletes them",
+                len(kept), ", ".join(map(str, kept[:NAMED_MAX])), ", …" if len(kept) > NAMED_MAX else "", refused.value,
+            )  # fmt: skip
+        self._unexplained = unexplained
+        return refused
 
     def _local(self) -> BitMap64:
         """Every ledger that is here without a tombstone, also one of which only entries are left."""
@@ -322,7 +276,7 @@ async def _ids(names: list[str]) -> BitMap64:
     """In parts: a million names would hold up adds."""
     found = BitMap64()
     for at in range(0, len(names), _PART):
-        found.update(map(paths.ledger_id, names[at : at + _PART]))
+        found.update(ledgers_in(paths.LEDGERS, names[at : at + _PART]))
         await asyncio.sleep(0)
     return found
 
@@ -335,13 +289,3 @@ async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
         found = await asyncio.gather(*[metadata.get(paths.ledger(ledger)) for ledger in asked])
         gone += [ledger for ledger, record in zip(asked, found, strict=True) if record is None]
     return gone
-
-
-async def _handed_out(metadata: MetadataStore, ledgers: BitMap64) -> bool:
-    """Whether this metadata store handed out all of these ids, as far as it counts them: it may have deleted them."""
-    counter = await get_record(metadata, paths.LEDGER_IDS, records.CounterRecord)
-    return counter is None or max(ledgers, default=-1) < counter[0].next
-
-
-def _is_more_than(share: float, missing: BitMap64, local: BitMap64) -> bool:
-    return len(missing) >= DELETED_MIN and len(missing) > share * len(local)

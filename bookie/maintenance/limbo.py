@@ -23,6 +23,7 @@ from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import CounterRecord
 from ...metadata.store import MetadataStore
+from ...metadata.unreadable import ledgers_in
 from ...metadata.update import get_record
 from ...proto.errors import InvalidRequest, MagnetarError
 from ...runtime.tasks import together
@@ -41,7 +42,7 @@ REASONS_LOGGED_MAX = 10
 async def highest_ledger(metadata: MetadataStore) -> int:
     """The largest ledger id that was ever given out, -1: none. Ids of a block that was taken count as given."""
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
-    listed = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+    listed = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
 
 
@@ -110,7 +111,7 @@ class LimboExit:
         """Restores the ledgers that remain; whether all are whole."""
         metadata = self._metadata()
         upto = self.upto
-        ledgers = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+        ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
         wanted = [ledger for ledger in ledgers if ledger <= upto]
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0

@@ -9,8 +9,6 @@
 | `revision` | the largest revision of the tree |
 | `ledger` | the largest id that was given out, by the counter, or that is here |
 | `restore` | the last restore that it saw |
-| `whole_revision` | the revision at which the listing last named most of the ledgers that were here (garbage.py) |
-| `kept_upto` | at that restore, `ledger`: what is here up to it and missing in the metadata waits for an operator |
 
 `judge`, the first row that fits:
 
@@ -25,7 +23,7 @@
 
 OLDER: a start and a registration are refused, an existing registration is withdrawn (an older copy has the bookie's
 session), and nothing is deleted. RESTORED: the counter of ids is raised above `ledger`, so that no id is given out
-twice, and garbage collection deletes nothing up to `kept_upto` until it is started by hand with --force.
+twice; the ledgers that the older copy lacks are unexplained (garbage.py), and their data stays.
 `magnetar bookies accept-metadata` turns OLDER into RESTORED.
 Guarded by tests/bookie/maintenance/test_seen.py.
 """
@@ -62,8 +60,6 @@ class Seen(msgspec.Struct, frozen=True):
     revision: int = 0
     ledger: int = -1
     restore: str = ""
-    kept_upto: int = -1
-    whole_revision: int = -1
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -119,8 +115,6 @@ def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
         revision=shown.revision if restored else max(seen.revision, shown.revision),
         ledger=max(seen.ledger, known),
         restore=_last_restore(shown.incarnations),
-        kept_upto=max(seen.ledger, shown.here, seen.kept_upto) if restored else seen.kept_upto,
-        whole_revision=-1 if restored else seen.whole_revision,
     )
 
 
@@ -157,7 +151,7 @@ class Memory:
             _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
                 "and none of their ids is given out again; `magnetar bookies gc --now --force` gives them up",
-                seen.kept_upto,
+                max(seen.ledger, shown.here),
             )  # fmt: skip
         await self._save(seen)
 
@@ -169,20 +163,6 @@ class Memory:
 
         await update_record(metadata, paths.LEDGER_IDS, CounterRecord, raised)
         return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
-
-    async def give_up(self) -> None:
-        """Gives up the ledgers that a restored metadata lacks; an operator asked for it."""
-        await self._save(msgspec.structs.replace(self.seen, kept_upto=-1))
-
-    async def was_whole(self, revision: int) -> None:
-        """A listing at that revision named most of the ledgers that are here."""
-        await self._save(msgspec.structs.replace(self.seen, whole_revision=revision))
-
-    def commits_since_whole(self, revision: int) -> int:
-        """How many commits the tree had since then: at least one for each record that was deleted. 0: not known, or a
-        ZooKeeper, whose revision counts other things too."""
-        seen = self.seen
-        return max(0, revision - seen.whole_revision) if seen.token and seen.whole_revision >= 0 else 0
 
     async def _save(self, seen: Seen) -> None:
         """Remembers it; it counts from now on, even if the disk refuses the note."""

@@ -42,7 +42,7 @@ from ...metadata import paths, records
 from ...metadata.records import CookieRecord
 from ...metadata.store import ABSENT, ANY, Check, Delete, MetadataStore
 from ...metadata.unreadable import readable
-from ...metadata.update import ensure_cluster, get_record, update_record
+from ...metadata.update import ensure_cluster, get_record, put_record, update_record
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
 from ...runtime.files import File, Files, join
 from ...runtime.world import World
@@ -221,7 +221,7 @@ async def _claim(
         cookie = _make_cookie(world, directory, places[0], instance)
     if known is None:
         record = CookieRecord(bookie=cookie.bookie, instance=instance, directories=(places[0],))
-        version = await metadata.put(paths.cookie(cookie.bookie), records.encode(record), ABSENT)
+        version = await put_record(metadata, paths.cookie(cookie.bookie), record, ABSENT)
     else:
         record, version = known
     losses: tuple[str, ...] = ()
@@ -250,7 +250,7 @@ async def complete(
         _LOG.warning("this start is not counted, the disk is full: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
     try:
-        await metadata.put(paths.cookie(record.bookie), records.encode(record), identity.version)
+        await put_record(metadata, paths.cookie(record.bookie), record, identity.version)
     except (BadVersion, NotFound) as error:
         raise Unavailable(
             f"what the metadata says of bookie {record.bookie} was changed while it started: it begins again",

@@ -91,7 +91,7 @@ class Registration:
         await self._trust(self.metadata)
         record = await self._record()
         path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
-        put = (Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True))
+        put = (Delete(path, ANY), Put(path, records.encode(record, path), ABSENT, ephemeral=True))
         for _ in range(ATTEMPTS_MAX):
             node = await self.metadata.get(cookie)
             if node is None:

@@ -6,6 +6,8 @@ same. Every `audit_interval_s` it looks at who is registered, and then
     scan      reads every ledger's record, when who is lost or departing changed, at its start, and now and then
     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
     hurry     brings every mark's next try forward when a bookie has come
+    recovering  marks a ledger that is in recovery for RECOVERING_S: a broker that takes topics over ends hundreds
+              itself, and a mark for each would only delay it
     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked for
@@ -28,6 +30,7 @@ from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,
+    IN_RECOVERY,
     AuditorRecord,
     BookieRecord,
     DamagedRecord,
@@ -36,7 +39,7 @@ from ...metadata.records import (
     UnderReplicatedRecord,
 )
 from ...metadata.store import ANY, Delete, MetadataStore, Reset
-from ...metadata.unreadable import UNREADABLE
+from ...metadata.unreadable import UNREADABLE, ledger_of
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
 from ..node.identity import delete_cookie
@@ -51,6 +54,8 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 
 READS_AT_ONCE = 32
 """Reads of the metadata during a scan."""
+RECOVERING_S = 30.0
+"""In which a recovery that goes well has ended, many times over."""
 FORGET_PAUSE_S = 30.0
 """Between two scans that are only to see whether a departed bookie may be forgotten."""
 
@@ -62,6 +67,7 @@ class Auditor:
         self._clock = world.clock
         self._metadata = metadata
         self._config = config
+        self._recovering_s = min(RECOVERING_S, config.open_ledger_grace_s)
         self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
         self._copier = Copier(client.bookies, world.clock, config)
         self.elected = False
@@ -77,6 +83,7 @@ class Auditor:
         self._available: dict[str, BookieRecord] | None = None
         self._named: dict[str, None] = {}  # bookies that some record names
         self._changed: dict[int, None] = {}
+        self._recovering: dict[int, float] = {}  # ledgers in recovery that miss nothing else, and since when
         self._closed: dict[int, None] = {}  # to be checked soon
         self._closing = asyncio.Event()
         self._reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
@@ -136,7 +143,7 @@ class Auditor:
                 async for change in self._metadata.watch(paths.LEDGERS, revision):
                     if isinstance(change, Reset):
                         break
-                    ledger = marks.ledger_of(change.path)
+                    ledger = ledger_of(change.path)
                     if ledger is not None:
                         self._changed[ledger] = None
             except MagnetarError as error:
@@ -203,8 +210,10 @@ class Auditor:
         self.counters["repair_scanned_ledgers"] += len(listed)
 
     async def _look_at_changed(self) -> None:
-        changed, self._changed = list(self._changed), {}
-        await self._each(changed, self._judge)
+        changed, self._changed = self._changed, {}
+        now = self._clock.monotonic()
+        left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
+        await self._each({**changed, **dict.fromkeys(left)}, self._judge)
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
         """`work` for each, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own ledger."""
@@ -232,16 +241,30 @@ class Auditor:
             self._closing.set()
         found, now_ms = found or {}, self._clock.wall_ms()
         gone = self._gone or {}
-        if marked is not None and ledger not in marked and judge(record, gone, found, None, now_ms) is None:
-            return
+        waits = self._is_recovering(ledger, record) and not found
 
         def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
-            return judge(record, gone, found, mark, now_ms)
+            wanted = judge(record, gone, found, mark, now_ms)
+            return None if mark is None and waits and wanted is not None and not wanted.bookies else wanted
 
+        if marked is not None and ledger not in marked and change(None) is None:
+            return
         after = await marks.change_mark(self._metadata, ledger, change)
         if after is not None and after.since_ms == now_ms:
             self.counters["repair_marks"] += 1
-            _LOG.warning("ledger %d misses copies of %s", ledger, after.bookies)
+            why = f"misses copies of {after.bookies}" if after.bookies else "was left in recovery"
+            _LOG.warning("ledger %d %s", ledger, why)
+
+    def _is_recovering(self, ledger: int, record: LedgerRecord | None) -> bool:
+        """Whether its recovery was begun less than RECOVERING_S ago, as far as this auditor saw."""
+        if record is None or record.state != IN_RECOVERY:
+            self._recovering.pop(ledger, None)
+            return False
+        now = self._clock.monotonic()
+        if now - self._recovering.setdefault(ledger, now) < self._recovering_s:
+            return True
+        del self._recovering[ledger]
+        return False
 
     async def _hurry(self, ledger: int) -> None:
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))

@@ -28,7 +28,7 @@ from ...metadata.records import (
     encode,
 )
 from ...metadata.store import ABSENT, MetadataStore
-from ...metadata.unreadable import UNREADABLE, readable
+from ...metadata.unreadable import UNREADABLE, ledgers_in, readable
 from ...metadata.update import get_record, update_record
 from ...proto.errors import BadVersion, MagnetarError
 
@@ -53,17 +53,7 @@ async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicated
 
 async def listed(store: MetadataStore, folder: str) -> list[int]:
     """The ledgers that have a node there, ascending. A node that is named otherwise is passed by."""
-    named = [ledger_of(f"{folder}/{name}") for name in await store.children(folder)]
-    return sorted(ledger for ledger in named if ledger is not None)
-
-
-def ledger_of(path: str) -> int | None:
-    """Which ledger the node is of; None: it is named otherwise, which is noted."""
-    try:
-        return paths.ledger_id(path.rpartition("/")[2])
-    except ValueError as error:
-        UNREADABLE.skip(path, DamagedRecord(f"{path} is no ledger's: {error}"))
-        return None
+    return sorted(ledgers_in(folder, await store.children(folder)))
 
 
 async def available(store: MetadataStore) -> dict[str, BookieRecord]:
@@ -142,7 +132,7 @@ async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> U
             if wanted is None:
                 await store.delete(path, version)
             else:
-                await store.put(path, encode(wanted), version)
+                await store.put(path, encode(wanted, path), version)
         except BadVersion:
             continue
         return wanted
@@ -166,7 +156,7 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
     if await store.get(path) is not None:
         return await holds(store, path, record)
     try:
-        await store.put(path, encode(record), ABSENT, ephemeral=True)
+        await store.put(path, encode(record, path), ABSENT, ephemeral=True)
     except BadVersion:
         return await holds(store, path, record)
     except MagnetarError as error:

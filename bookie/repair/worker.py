@@ -32,7 +32,7 @@ from ...metadata.records import (
     encode,
 )
 from ...metadata.store import MetadataStore, Reset
-from ...metadata.unreadable import UNREADABLE
+from ...metadata.unreadable import UNREADABLE, ledger_of
 from ...proto.errors import MagnetarError
 from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
@@ -113,7 +113,7 @@ class Worker:
                 async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
                     if isinstance(change, Reset):
                         break
-                    ledger = marks.ledger_of(change.path)
+                    ledger = ledger_of(change.path)
                     if ledger is None:
                         continue
                     self._later.pop(ledger, None)
@@ -381,7 +381,7 @@ class Worker:
                 working_on={str(ledger): each for ledger, each in self.progress.items()},
             )  # fmt: skip
             try:
-                await self._metadata.put(path, encode(record), ephemeral=True)
+                await self._metadata.put(path, encode(record, path), ephemeral=True)
                 said = state
             except MagnetarError as error:
                 if not error.retryable:

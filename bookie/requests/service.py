@@ -5,7 +5,7 @@ completion answers them together. What is answered when (ledger protocol §1.5, 
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read
-    … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
+    … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence; at once when that is done already
     WRITE_LAC          after the sync
     HELD               after the look at the index and the sync of what is in memory; counts as a read
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
@@ -19,8 +19,10 @@ request of a ledger here waits until the bookie has asked the metadata for the l
 | fences, of recovery alone | half of `held_bytes_max`, a bound of their own | BUSY, nothing was done |
 | explicit LACs | an eighth of it, and none while the journal's queue is full | BUSY |
 
-What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`; past
-either a read is BUSY, and its client asks again. A lone read is always taken.
+What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`.
+A read past either waits for the others, in the order of arrival; a lone read is always taken. What waits is bounded
+too, in all and of one connection (READS_PART), and by READ_WAIT_S; past that it is BUSY. A read that needs no disk
+needs no room.
 
 However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
@@ -29,6 +31,7 @@ A read-only bookie takes recovery adds and fences as long as there is room.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -60,7 +63,11 @@ FENCES_PART, LACS_PART = 2, 8
 brokers take over the topics of another one."""
 HELD_PARTS = 4
 """Times `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of ledgers
-once each, fences and LACs less than once."""
+once each, fences, LACs and reads less than once."""
+READS_PART = 8
+"""Of `held_bytes_max`, for reads that wait for room: 8,000 with the default, of which one connection has half."""
+READ_WAIT_S = 2.5
+"""Below the time-outs of readers and recoverers: work for a sender that gave up delays the others."""
 READ_BYTES_MIN = 64 << 10
 """Of a read, however little was asked for: its entry may be long."""
 
@@ -101,6 +108,8 @@ class BookieService:
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
         self._reads = Tasks()
+        self._waiting_reads = Waiting(held_bytes_max // READS_PART)
+        self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
         self.on_admin: OnAdmin = on_admin or _no_verbs
@@ -194,7 +203,10 @@ class BookieService:
         elif not self._fences.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
-            self._intend(partial(self._fenced, request, head, came, size), 0)
+            if self._store.fence_is_durable(head.ledger):  # each read of a recovery fences: one intent is enough
+                self._fenced(request, head, came, size, ok=True)
+            else:
+                self._intend(partial(self._fenced, request, head, came, size), 0)
         else:
             self._fences.done(request.connection, size)
             self._turn_away(request, head, came, status)
@@ -256,26 +268,60 @@ class BookieService:
             self._read_opened(request, head, came)
 
     def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
-        size = max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
-        if len(self._reads) >= self._reads_max or (
-            self._reads_bytes and self._reads_bytes + size > self._reads_bytes_max
-        ):
-            self._refuse(request, head, Status.BUSY)
+        result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+        if result is not None:
+            self._answer_read(request, head, result, came)
+        elif self._queued or not self._has_room(head):
+            self._wait_for_room(request, head, came)
         else:
-            result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
-            if result is not None:
-                self._answer_read(request, head, result, came)
+            self._start_read(request, head, came)
+
+    def _has_room(self, head: RequestHead) -> bool:
+        """For one more read of the disk."""
+        size = self._read_size(head)
+        return len(self._reads) < self._reads_max and (
+            not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
+        )
+
+    def _read_size(self, head: RequestHead) -> int:
+        return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
+
+    def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
+        """In the order of arrival. BUSY: too much waits, of this connection or in all."""
+        if self._waiting_reads.add(request.connection, cost_of(request)):
+            self._queued.append((request, head, came))
+        else:
+            self._refuse(request, head, Status.BUSY)
+
+    def _read_ended(self, _: object) -> None:
+        """The next ones start. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
+        while self._queued and not self._closed:
+            request, head, came = self._queued[0]
+            late = self._clock.monotonic() - came > READ_WAIT_S
+            if not late and not self._has_room(head):
                 return
-            self._reads_bytes += size
-            self._reads.spawn(self._read_disk(request, head, came, size), "bookie-read")
+            self._queued.popleft()
+            self._waiting_reads.done(request.connection, cost_of(request))
+            if late:
+                self._refuse(request, head, Status.BUSY)
+            else:
+                self._start_read(request, head, came)
+
+    def _start_read(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.op is Op.HELD:
+            task = self._reads.spawn(self._find_held(request, head), "bookie-held")
+        else:
+            self._reads_bytes += self._read_size(head)
+            task = self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
+        task.add_done_callback(self._read_ended)
 
     def _say_held(self, request: Request, head: RequestHead) -> None:
         if _is_no_read(head) or head.count > ENTRIES_MAX:
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif len(self._reads) >= self._reads_max:
-            self._refuse(request, head, Status.BUSY)
+        elif self._queued or not self._has_room(head):
+            self._wait_for_room(request, head, self._clock.monotonic())
         else:
-            self._reads.spawn(self._find_held(request, head), "bookie-held")
+            self._start_read(request, head, self._clock.monotonic())
 
     async def _find_held(self, request: Request, head: RequestHead) -> None:
         held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
@@ -283,11 +329,11 @@ class BookieService:
             answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
             request.reply(answer.encode(), (encode_runs(held),))
 
-    async def _read_disk(self, request: Request, head: RequestHead, came: float, size: int) -> None:
+    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
         try:
             result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
         finally:
-            self._reads_bytes -= size
+            self._reads_bytes -= self._read_size(head)
         if not self._closed:
             self._answer_read(request, head, result, came)
 
@@ -352,6 +398,7 @@ class BookieService:
             "admin_requests": len(self._admins),
             "fences_waiting_bytes": self._fences.bytes,
             "lacs_waiting_bytes": self._lacs.bytes,
+            "reads_waiting_bytes": self._waiting_reads.bytes,
             **({} if self.newcomers is None else self.newcomers.statistics()),
         }
 

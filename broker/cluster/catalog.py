@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...metadata import paths
-from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
+from ...metadata import deletions, paths
+from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, Record, TenantRecord, TopicRecord
 from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
-from ...metadata.update import PART_OPERATIONS, get_record, in_parts, make_absent, update_record
+from ...metadata.update import PART_OPERATIONS, get_record, in_parts, make_absent, put_of, put_record, update_record
 from ...proto.errors import (
     AlreadyExists,
     BadVersion,
@@ -113,11 +113,11 @@ class Catalog:
 
     async def create_tenant(self, name: str, record: TenantRecord) -> None:
         await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
-        await self._create(paths.tenant(check_tenant_name(name)), encode(record), f"tenant {name!r}")
+        await self._create(paths.tenant(check_tenant_name(name)), record, f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
         await self.tenant(name)
-        await self._store.put(paths.tenant(name), encode(record))
+        await put_record(self._store, paths.tenant(name), record)
 
     async def delete_tenant(self, name: str) -> None:
         await self.tenant(name)
@@ -158,14 +158,14 @@ class Catalog:
         _check(record)
         limit = self._limits.namespaces
         await self._check_room(limit, paths.namespaces(name.tenant), 1, f"tenant {name.tenant}", "namespaces")
-        await self._create(paths.namespace(name.tenant, name.namespace), encode(record), f"namespace {name}")
+        await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         """All but the number of bundles, which was fixed when the namespace was made."""
         _check(record)
         found = await self.namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
-        await self._store.put(paths.namespace(name.tenant, name.namespace), encode(record))
+        await put_record(self._store, paths.namespace(name.tenant, name.namespace), record)
 
     async def delete_namespace(self, name: NamespaceName) -> None:
         await self.namespace(name)
@@ -307,18 +307,18 @@ class Catalog:
                 if await self.partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
-            operations = [Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT)]
+            operations = [put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), ABSENT)]
         elif partitions:
             operations = [
                 Check(_topic_path(topic), ABSENT),
-                Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT),
+                put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), ABSENT),
                 *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
             later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
         else:
             operations = [
                 Check(_partitioned_path(topic), ABSENT),
-                Put(_topic_path(topic), encode(self._new()), ABSENT),
+                put_of(_topic_path(topic), self._new(), ABSENT),
             ]
         try:
             await self._store.commit(operations)
@@ -348,7 +348,7 @@ class Catalog:
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
         topics = self._partition_records(topic, added) if topic.persistent else ()
-        grown = Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version)
+        grown = put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), version)
         if len(subscriptions) + len(topics) < PART_OPERATIONS:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
@@ -366,25 +366,28 @@ class Catalog:
             found = await get_record(self._store, path, CursorRecord)
             if found is None:
                 continue  # just deleted
-            value = encode(CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms()))
+            record = CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms())
             for number in numbers:
                 local = topic.with_partition(number).stored_local
-                made.append(Put(paths.cursor(topic.tenant, topic.namespace, local, name), value, ABSENT))
+                made.append(put_of(paths.cursor(topic.tenant, topic.namespace, local, name), record, ABSENT))
         return made
 
     def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Put]:
-        value = encode(self._new())
-        return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
+        record = self._new()
+        return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
-    async def forget_topic(self, topic: TopicName) -> None:
-        """Deletes its record as it is now: a late delete must not hit a topic that was taken over meanwhile."""
+    async def forget_topic(self, topic: TopicName, ledgers: Sequence[int] = ()) -> None:
+        """Deletes its record as it is now: a late delete must not hit a topic that was taken over meanwhile. In the
+        same commit its `ledgers` are noted as deleted: a crash before their own records go leaves no doubt.
+        """
         self._last_partitions.forget(topic.base)
         found = await self._store.get(_topic_path(topic)) if topic.persistent else None
-        if found is not None:
-            operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
-            if not topic.is_partition:
-                operations.append(Delete(_policies_path(topic)))
-            await self._store.commit(operations)
+        if found is None:
+            return
+        operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
+        if not topic.is_partition:
+            operations.append(Delete(_policies_path(topic)))
+        await deletions.with_owner(self._store, ledgers, operations)
 
     async def forget_partitions(self, topic: TopicName) -> None:
         self._last_partitions.forget(topic)
@@ -409,9 +412,9 @@ class Catalog:
         if limit and there + more > limit:
             raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
 
-    async def _create(self, path: str, value: bytes, what: str) -> None:
+    async def _create(self, path: str, record: Record, what: str) -> None:
         try:
-            await self._store.commit([Put(path, value, ABSENT)])
+            await put_record(self._store, path, record, ABSENT)
         except NodeExists as error:
             raise AlreadyExists(f"{what} exists already") from error
 

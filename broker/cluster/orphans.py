@@ -5,8 +5,12 @@ a ledger over. Every ledger that a broker makes names its owner in its propertie
 of a topic's own state also has its kind (`KINDS`). Both directions are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
-  subscription mentions. It is fenced and closed first, so that no writer can confirm anything in it any more; then
-  its topic's records are read once more; then it is deleted.
+  subscription mentions. That alone proves nothing: a damaged or older metadata lacks records too. The sweep deletes it
+  when a record says so: its owner noted it as deleted (metadata/deletions.py), or its owner's record (of the topic, or
+  of the subscription) is there, is older than the ledger, and names others. It is fenced and closed first, so that no
+  writer can confirm anything in it any more; then its topic's records are read once more; then it is deleted.
+- **unexplained**: an orphan whose owner has no record, or a younger one: made anew. It is told, and stays until an
+  operator deletes it (`magnetar ledgers orphans --delete --unexplained`).
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
 
 Safety. Ledgers are listed before the records are read: what was named then is not an orphan, and what was made
@@ -26,9 +30,10 @@ from typing import NamedTuple
 import msgspec
 
 from ...ledger import LedgerClient
-from ...metadata import paths
+from ...metadata import deletions, paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
 from ...metadata.store import MetadataStore
+from ...metadata.unreadable import ledgers_in
 from ...metadata.update import get_record
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName
@@ -47,6 +52,7 @@ class Orphan(NamedTuple):
     topic: str
     subscription: str  # of a ledger of a cursor or of its delays; else empty
     created_ms: int
+    unexplained: bool = False  # no record says that it may go
 
 
 class Missing(NamedTuple):
@@ -64,7 +70,7 @@ class Orphans(NamedTuple):
 
 
 async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
-    ledger_ids = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+    ledger_ids = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))
     referred, listed = set[int](), list[Missing]()
     for tenant, namespace in await _namespaces(metadata):
         for local in await _children(metadata, paths.topics(tenant, namespace)):
@@ -83,7 +89,22 @@ async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
         some = candidates[start : start + READ_AT_ONCE]
         records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
         orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
-    return Orphans(orphans, missing)
+    noted = await deletions.among(metadata, [each.ledger_id for each in orphans])
+    explained = [each.ledger_id in noted or await _is_replaced(metadata, each) for each in orphans]
+    return Orphans([o._replace(unexplained=not known) for o, known in zip(orphans, explained, strict=True)], missing)
+
+
+async def _is_replaced(metadata: MetadataStore, orphan: Orphan) -> bool:
+    """Whether its owner's record is there, and older than the ledger: it named the ledger, or never did."""
+    name = TopicName.parse(orphan.topic)
+    place = name.tenant, name.namespace, name.stored_local
+    topic = await get_record(metadata, paths.topic(*place), TopicRecord)
+    if topic is None or topic[0].created_ms > orphan.created_ms:
+        return False
+    if not orphan.subscription:
+        return True
+    cursor = await get_record(metadata, paths.cursor(*place, orphan.subscription), CursorRecord)
+    return cursor is not None and cursor[0].created_ms <= orphan.created_ms
 
 
 def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
@@ -147,10 +168,16 @@ async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
     return found is not None and any(each.ledger_id == suspect.ledger_id for each in found[0].ledgers)
 
 
-async def delete(metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan]) -> list[Orphan]:
-    """Deletes orphans; returns those that were deleted. What cannot be fenced, or is named after all, stays."""
+async def delete(
+    metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan], *, unexplained: bool = False
+) -> list[Orphan]:
+    """Deletes orphans; returns those that were deleted. What cannot be fenced, or is named after all, stays; also what
+    is `unexplained`, unless an operator asks for it.
+    """
     deleted = []
     for orphan in orphans:
+        if orphan.unexplained and not unexplained:
+            continue
         name = TopicName.parse(orphan.topic)
         try:
             await ledgers.recover(orphan.ledger_id)

@@ -57,7 +57,7 @@ class Ownership:
     async def register(self) -> None:
         """Registers this broker: it can be found from here on."""
         path = paths.broker(self.me.name)
-        await self._store.commit([Delete(path), Put(path, encode(self.me), ABSENT, ephemeral=True)])
+        await self._store.commit([Delete(path), Put(path, encode(self.me, path), ABSENT, ephemeral=True)])
 
     @staticmethod
     def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
@@ -115,7 +115,7 @@ class Ownership:
         return group[among(group, path.rpartition("/")[0], number)]
 
     async def _take(self, path: str) -> None:
-        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
         try:
             await self._store.put(path, mine, ABSENT, ephemeral=True)
         except NodeExists:
@@ -135,7 +135,7 @@ class Ownership:
                 del self._owned[path]
 
     async def _take_again(self, path: str) -> bool:
-        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
         for _ in range(ATTEMPTS_MAX):
             node = await self._store.get(path)
             if node is not None and node.value != mine:

@@ -64,7 +64,7 @@ class ManagedLedgerRecord:
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
-        value = encode(after)
+        value = encode(after, self._path)
         ours = {self._stored, self._unknown, value}
 
         attempts = itertools.count()

@@ -59,6 +59,7 @@ from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
 from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
+from .load_turns import LoadTurns
 from .participants import Participants
 from .state_memory import StateMemory
 
@@ -69,6 +70,9 @@ _LOG = logging.getLogger("magnetar.broker")
 
 LOOKED_AFTER_AT_ONCE = 16
 """Topics that are maintained at the same time: a few that wait for bookies must not delay the others."""
+
+LOADED_AT_ONCE = 32
+"""Topics that are loaded at the same time (load_turns.py)."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
@@ -155,6 +159,7 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
+        self._turns = LoadTurns(LOADED_AT_ONCE)
         self._ending = Tasks()
         self._next_id = 0
         self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
@@ -339,13 +344,22 @@ class TopicManager:
         return self._next_id
 
     # ------------------------------------------------------------------ topics
-    async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
-        """The loaded topic. NotOwner: another broker serves it; TopicNotFound, NotAllowed, DataLost, Unavailable."""
+    async def topic(self, name: TopicName, *, create: bool = True, publishes: bool = False) -> Topic:
+        """The loaded topic. NotOwner: another broker serves it; TopicNotFound, NotAllowed, DataLost, Unavailable.
+
+        `publishes`: a producer waits for it, so that it is loaded before others.
+        """
         found = self.loaded.get(name.full)
         if found is not None:
             return found
         session = self._open()
-        return await self._loading.get(name.full, lambda: self._load(session, name, create))
+        if publishes:
+            self._turns.hurry(name.full)
+        try:
+            return await self._loading.get(name.full, lambda: self._load(session, name, create))
+        finally:
+            if publishes:
+                self._turns.forget(name.full)
 
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:
@@ -363,7 +377,8 @@ class TopicManager:
             coordinators=session.transactions,
         )  # fmt: skip
         try:
-            await topic.open(partial(session.catalog.ensure_stored, name) if create else None)
+            async with self._turns.turn(name.full):
+                await topic.open(partial(session.catalog.ensure_stored, name) if create else None)
         except MagnetarError as error:
             if self._throttle.news(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
@@ -450,12 +465,11 @@ class TopicManager:
             if not name.is_partition:
                 await session.grants.forget(name)
                 await session.schemas.forget(name)
-            await session.catalog.forget_topic(name)
+            await session.catalog.forget_topic(name, ledger_ids)
         finally:
             if topic.ended and self.loaded.get(name.full) is topic:
                 del self.loaded[name.full]
-        for ledger_id in ledger_ids:
-            await session.ledgers.delete(ledger_id)
+        await session.ledgers.delete(*ledger_ids)
 
     def _policies_changed(self, namespace: NamespaceName) -> None:
         """Applies the new policies to the loaded topics of the namespace."""
@@ -481,13 +495,24 @@ class TopicManager:
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
-    async def find_orphans(self, *, remove: bool) -> tuple[Orphans, list[Orphan]]:
-        """Ledgers that no record names, and those of them that were deleted; listed ones that do not exist."""
+    async def find_orphans(self, *, remove: bool, unexplained: bool = False) -> tuple[Orphans, list[Orphan]]:
+        """Ledgers that no record names, and those of them that were deleted; listed ones that do not exist.
+
+        `unexplained`: also those go whose owner has no record.
+        """
         session = self._open()
         found = await find(session.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
             _LOG.error("%s lists ledger %d, which does not exist: its data is lost", missing.topic, missing.ledger_id)
-        return found, await delete(session.metadata, session.ledgers, found.orphans) if remove else []
+        left = [each for each in found.orphans if each.unexplained]
+        if left and not unexplained:
+            _LOG.warning(
+                "%d ledgers (%s) are of topics or subscriptions without a record, or with a younger one: they stay; "
+                "`magnetar ledgers orphans` shows them", len(left), ", ".join(str(each.ledger_id) for each in left[:5]),
+            )  # fmt: skip
+        if not remove:
+            return found, []
+        return found, await delete(session.metadata, session.ledgers, found.orphans, unexplained=unexplained)
 
     async def sweep(self) -> None:
         """Deletes orphans, where this broker is the first of the cluster by name: one of them is enough."""

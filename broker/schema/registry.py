@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from ...metadata import paths
-from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord, encode
-from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, Put
-from ...metadata.update import get_record
+from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation
+from ...metadata.update import get_record, put_of
 from ...proto.errors import IncompatibleSchema, MagnetarError, NotAllowed, OutcomeUnknown, SchemaNotFound
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
@@ -181,10 +181,10 @@ class SchemaRegistry:
         given = new.info
         changed = SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))
         versions = await self._store.commit([
-            Put(_path(topic), encode(changed), revision),
-            Put(_path(topic, number), encode(SchemaRecord(
+            put_of(_path(topic), changed, revision),
+            put_of(_path(topic, number), SchemaRecord(
                 type=given.type, name=given.name, data=given.data, properties=given.properties
-            )), ABSENT),
+            ), ABSENT),
         ])  # fmt: skip
         self._lists.note(topic.base, (changed, versions[0]))
         return number
@@ -196,7 +196,7 @@ class SchemaRegistry:
             if not record.schemas:
                 return None
             left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
-            operations: list[Operation] = [Put(_path(topic), encode(replace(record, schemas=left)), revision)]
+            operations: list[Operation] = [put_of(_path(topic), replace(record, schemas=left), revision)]
             operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
             try:
                 await self._store.commit(operations)

@@ -120,7 +120,7 @@ class ProducerSession:
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
         if first := options.initial_subscription:
             await broker.access.require(principal, Permission.CONSUME, topic=topic_name, subscription=first)
-        topic = await broker.topic(topic_name)
+        topic = await broker.topic(topic_name, publishes=True)
         if topic.log.state is TopicLogState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()

@@ -30,9 +30,9 @@ from typing import ClassVar
 import msgspec
 
 from ...ledger import LedgerClient, LedgerReader
-from ...metadata import paths
+from ...metadata import deletions, paths
 from ...metadata.records import CursorRecord, DelayBucket, decode, encode
-from ...metadata.store import MetadataStore, Versioned
+from ...metadata.store import Delete, MetadataStore, Versioned
 from ...metadata.update import update
 from ...proto.errors import AlreadyExists, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
@@ -134,7 +134,7 @@ class DurableCursor(MadeLater):
         def transform(node: Versioned | None) -> bytes | None:
             if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
-            return encode(record)
+            return encode(record, self._path)
 
         await update(self._metadata, self._path, transform, absent=True)
         self._record = record
@@ -209,7 +209,7 @@ class DurableCursor(MadeLater):
                 fenced = TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
                 fenced.unwritten = first
                 raise fenced
-            return encode(change(record))
+            return encode(change(record), self._path)
 
         node = await update(self._metadata, self._path, transform)
         assert node is not None, "a changed record exists"
@@ -403,12 +403,14 @@ class DurableCursor(MadeLater):
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record, then its ledger."""
+        """Deletes the subscription: its record, then its ledgers."""
         self.abandon()
         await self._tasks.drain()
-        await self._metadata.delete(self._path)
+        buckets = [bucket.ledger_id for bucket in self._record.delays]
+        ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
+        await deletions.with_owner(self._metadata, ledgers, [Delete(self._path)])
         await self._ledger.drop()
-        await self._state_ledgers.delete(*(bucket.ledger_id for bucket in self._record.delays))
+        await self._state_ledgers.delete(*buckets)
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

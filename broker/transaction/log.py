@@ -158,7 +158,7 @@ class CoordinatorLog:
 
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
         """CoordinatorFenced: another owner's; other errors: unknown."""
-        value = encode(record)
+        value = encode(record, self._path)
         ours = {self._stored, value}
 
         def transform(node: Versioned | None) -> bytes | None:

@@ -175,19 +175,20 @@ def truncate(session: Session, topic: str, yes: bool) -> None:
 
 @click.command()
 @click.option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour.")
+@click.option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record.")
 @connected
-def orphans(session: Session, remove: bool) -> None:
+def orphans(session: Session, remove: bool, unexplained: bool) -> None:
     """Ledgers that no record refers to, and those that a topic lists and that are deleted.
 
     Example: magnetar ledgers orphans
     """
-    found = session.admin.find_orphans(remove=remove)
+    found = session.admin.find_orphans(remove=remove, unexplained=unexplained)
     rows = [
         {
             "ledger": each.ledger_id,
             "topic": each.topic,
             "subscription": each.subscription or None,
-            "state": state if not each.deleted else "deleted",
+            "state": "deleted" if each.deleted else "unexplained" if each.unexplained else state,
         }
         for state, ledgers in (("orphan", found.orphans), ("missing", found.missing))
         for each in ledgers

@@ -52,10 +52,10 @@ _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
-    "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes",
+    "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes", "reads_waiting_bytes",
     "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_reads_bytes",
     "disk_total_bytes",
-    "gc_doubtful", "gc_refused", "gc_running",
+    "gc_doubtful", "gc_refused", "gc_running", "gc_unexplained",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
     "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",

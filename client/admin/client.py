@@ -426,9 +426,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         """The registered bookies."""
         return await self._all(op.LIST_BOOKIES)
 
-    async def find_orphans(self, *, remove: bool = False) -> values.Orphans:
-        """`remove`: the orphans are fenced and deleted now; brokers do it every hour."""
-        return await self._call(op.FIND_ORPHANS, remove=remove)
+    async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
+        """`remove`: the orphans are fenced and deleted now; brokers do it every hour. `unexplained`: also those whose
+        owner has no record, which no broker deletes by itself.
+        """
+        return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
     async def close(self) -> None:
         """Closes the connections."""

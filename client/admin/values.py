@@ -427,6 +427,7 @@ class OrphanLedger:
     subscription: str
     created_ms: int
     deleted: bool  # just now, by this request
+    unexplained: bool = False  # its owner has no record, or a younger one: only an operator deletes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ fragment is the snapshot. Several recoverers may run at once: all write back, on
 | READING | reads entries from LAC0+1, writes back what it finds | one absent, rest stored → CLOSING; unsure → ABORTED |
 | CLOSING | IN_RECOVERY → CLOSED with end and changed ensembles | stored → DONE; refused → ABORTED |
 
-An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time.
+An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time, and no more than one
+beyond the last entry that a fenced bookie knows of: that one is the first that can be absent. It is read and voted on
+like every other; if it is found, at a bookie that did not answer to the fence, the next one is read.
 
 **The guarantee**: every entry that a writer ever confirmed is in the closed ledger. It rests on
 1. *LAC0 is a lower bound*: the largest LAC reported, at least the entry before the last fragment (M02, #2615):
@@ -113,10 +115,14 @@ class Finish(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Fact: the bookie has fenced the ledger, durably; `lac` -1 when it knows no LAC, or not the ledger."""
+    """Fact: the bookie has fenced the ledger, durably; `lac` -1 when it knows no LAC, or not the ledger.
+
+    `last`: the largest entry that it knows of, -1: none, None: it does not say. A hint, and no vote.
+    """
 
     slot: int
     lac: int
+    last: int | None = None
 
 
 class FenceFailed(NamedTuple):
@@ -180,6 +186,7 @@ class Recovery:
         self._unknown = set(range(self.striping.ensemble_size))
         self._silent = set(self._unknown)  # slots that have not answered the fence at all
         self._lacs: list[int] = []
+        self._lasts: list[int | None] = []  # what fenced bookies know of
         self._votes: dict[int, Votes] = {}  # of the entries read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
@@ -219,6 +226,7 @@ class Recovery:
         if isinstance(fact, Fenced):
             self._unknown.discard(fact.slot)
             self._lacs.append(fact.lac)
+            self._lasts.append(fact.last)
         if self.striping.is_covered(self._unknown):
             return self._begin_reading()
         return () if self._silent else self._abort(Abort.NOT_FENCED)
@@ -244,12 +252,17 @@ class Recovery:
 
     def _read_more(self) -> list[Effect]:
         reads: list[Effect] = []
-        while self.end is None and self._next_read - self._adds.lac <= self._batch:
+        while self.end is None and self._next_read - self._adds.lac <= self._batch and self._can_be_there():
             entry = self._next_read
             votes = self._votes[entry] = Votes(self.striping.write_set(entry))
             reads += [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
             self._next_read += 1
         return reads
+
+    def _can_be_there(self) -> bool:
+        """Whether the next entry to read can be there, or is the first that is not."""
+        known = [-1 if last is None else last for last in self._lasts]
+        return None in self._lasts or self._next_read <= max(*known, self._next_decided - 1) + 1
 
     def _voted(self, fact: EntryFound | EntryMissing | ReadFailed) -> Sequence[Effect]:
         votes = self._votes.get(fact.entry)

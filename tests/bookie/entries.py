@@ -18,7 +18,7 @@ from magnetar.ledger.format.peer import (
     decode_answer,
     encode_add_many,
 )
-from magnetar.metadata import records
+from magnetar.metadata import paths, records
 from magnetar.runtime.network import Peer
 
 KEY = b"k" * 20
@@ -37,7 +37,8 @@ def a_record(ledger: int, *bookies: str) -> bytes:
         records.LedgerRecord(
             ledger_id=ledger, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=KEY, token="t",
             fragments=(records.Fragment(0, bookies or ("a bookie",)),),
-        )
+        ),
+        paths.ledger(ledger),
     )
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import paths, records
+from magnetar.metadata import deletions, paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT
 from magnetar.proto.errors import MagnetarError
@@ -104,7 +104,7 @@ class Records:
             ledger_id=ledger.number, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=KEY,
             token="", fragments=(records.Fragment(0, (self.bookie,)),),
         )  # fmt: skip
-        await tree.put(paths.ledger(ledger.number), records.encode(record), ABSENT)
+        await tree.put(paths.ledger(ledger.number), records.encode(record, paths.ledger(ledger.number)), ABSENT)
         self.alive[ledger.number] = ledger
         return ledger
 
@@ -112,7 +112,7 @@ class Records:
         """From now on its entries may be there or not."""
         self.alive.pop(ledger.number)
         self.deleted.append(ledger.number)
-        await tree.delete(paths.ledger(ledger.number))
+        await deletions.delete(tree, [ledger.number])
 
     # ---------------------------------------------------------------------------------------- load
     async def load(self, caller: PeerCaller, tree: RemoteStore, stop: asyncio.Event, *, churn: bool = True) -> None:

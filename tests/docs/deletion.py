@@ -20,9 +20,7 @@ from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.managed_ledger import ManagedLedger
 
 SETTINGS: dict[enum.Enum, str] = {
-    PassRefused.EMPTY_LISTING: "gc_grace_s",
-    PassRefused.TOO_MANY: "gc_grace_s",
-    PassRefused.KEPT: "gc_grace_s",
+    PassRefused.UNEXPLAINED: "gc_grace_s",
     PassRefused.WENT_BACK: "gc_grace_s",
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
     Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_bytes, backlog_quota_s",
@@ -51,10 +49,7 @@ ENDS: dict[enum.Enum, str] = {
     Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended",
     Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`",
     PassRefused.LIMBO: "limbo ends (docs/protocol.md §2.7)",
-    PassRefused.EMPTY_LISTING: f"the right metadata is back; or {FORCED}",
-    PassRefused.TOO_MANY: "the right metadata is back; or the metadata assigned these ids, and counts a commit for "
-    f"each ledger that went; or {FORCED}",
-    PassRefused.KEPT: FORCED,
+    PassRefused.UNEXPLAINED: f"the right metadata is back; or {FORCED}",
     PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",
     KeepReason.DEAD: "no longer: the log is deleted",
     KeepReason.OPEN: "it is closed: at `log_bytes_max`; the cold log also by a compaction that finds its live share "
@@ -106,8 +101,10 @@ def _list() -> Iterator[Row]:
 def _record() -> Iterator[Row]:
     yield Row("the list in the metadata names it, or it is not certain that the list changed",
               "the list is changed by compare-and-set", "", place(ManagedLedger.remove))  # fmt: skip
-    yield Row("its own record exists", "the record is deleted after the list", "", place(ManagedLedger.delete))
-    yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it",
+    yield Row("it is not noted as deleted, or its own record exists",
+              "it is noted, and its record deleted, after the list", "", place(ManagedLedger.delete))  # fmt: skip
+    yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it; one whose "
+              "owner has no record, or a younger one, stays until `magnetar ledgers orphans --delete --unexplained`",
               "orphan_sweep_s, orphan_age_s", place(orphans, "find"))  # fmt: skip
     yield Row("it is a cursor's, a snapshot's, a delay bucket's or the compacted ledger, and is in use",
               "the record of its owner names the next one", "cursor_roll_entries, cursor_roll_bytes",
@@ -117,12 +114,11 @@ def _record() -> Iterator[Row]:
 def _collection() -> Iterator[Row]:
     yield Row("no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(Collector))
     for row in _of(PassRefused):
-        yield row._replace(condition=f"the pass is refused: {row.condition}")
+        yield row._replace(condition=f"it is kept: {row.condition}")
     yield Row("it is missing in one pass only", "a pass at least `gc_grace_s` later finds no record of it either",
               "gc_grace_s", place(Collector))  # fmt: skip
     yield Row(
-        "ten or more ledgers are missing: more than a quarter of those here, without a commit of the metadata for "
-        "each; or more than half, with one",
+        "ten or more ledgers, more than half of those here, were deleted",
         "a pass at least `gc_doubt_s` later finds no record of it either",
         "gc_doubt_s",
         place(Collector),

@@ -44,7 +44,7 @@ class FakeBookie:
         identity = uuid.UUID(self.id).bytes
         self._serving = await world.network.serve_peers(Endpoint("127.0.0.1", 0), identity, self._serve)
         record = BookieRecord(bookie=self.id, endpoint=str(self._serving.endpoint), rack=rack)
-        await metadata.put(paths.bookie(self.id), encode(record))
+        await metadata.put(paths.bookie(self.id), encode(record, paths.bookie(self.id)))
         return self
 
     async def stop(self) -> None:

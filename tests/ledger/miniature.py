@@ -402,14 +402,14 @@ class Recoverer:
     def _fence(self, send: r.SendFence) -> None:
         bookie = self.mini.bookies[send.bookie]
 
-        def serve() -> int:
+        def serve() -> tuple[int, int]:
             bookie.fenced = True
-            return bookie.lac
+            return bookie.lac, max(bookie.entries, default=-1)
 
         self.mini._call(
             bookie,
             serve,
-            lambda lac: self._tell(r.Fenced(send.slot, lac)),  # type: ignore[arg-type]
+            lambda known: self._tell(r.Fenced(send.slot, *known)),  # type: ignore[misc]
             lambda: self._tell(r.FenceFailed(send.slot)),
         )
 

@@ -15,6 +15,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, RacksRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import put_record
 from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from tests.ledger.conftest import QUICK
@@ -42,7 +43,7 @@ async def bookies(metadata: MetadataStore) -> AsyncIterator[Bookies]:
 
 async def register(metadata: MetadataStore, number: int, *, rack: str = "/a", read_only: bool = False) -> None:
     record = BookieRecord(bookie=name(number), endpoint="127.0.0.1:1", rack=rack, read_only=read_only)
-    await metadata.put(paths.bookie(name(number)), encode(record))
+    await metadata.put(paths.bookie(name(number)), encode(record, paths.bookie(name(number))))
 
 
 async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: MetadataStore, bookies: Bookies) -> None:
@@ -66,7 +67,7 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
     for number in range(4):
         await register(metadata, number)
     await bookies.ready()
-    await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"})))
+    await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
     await bookies.look_again()
     assert bookies.rack(name(3)) == "/b"
     assert all(name(3) in bookies.choose(2) for _ in range(20))
@@ -149,8 +150,8 @@ async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_
 async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataStore, bookies: Bookies) -> None:
     await register(metadata, 1)
     await metadata.put(paths.bookie(name(2)), b"not a record")
-    await metadata.put(paths.bookie("no-uuid"), encode(BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1")))
-    await metadata.put(paths.bookie(name(3)), encode(BookieRecord(bookie=name(3), endpoint="nowhere")))
+    await put_record(metadata, paths.bookie("no-uuid"), BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1"))
+    await put_record(metadata, paths.bookie(name(3)), BookieRecord(bookie=name(3), endpoint="nowhere"))
     await bookies.ready()
     assert bookies.choose(1) == [name(1)]
     with pytest.raises(NotEnoughBookies):

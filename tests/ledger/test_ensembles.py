@@ -11,6 +11,7 @@ import pytest_asyncio
 from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
 from magnetar.ledger.core.writer import WriterState
 from magnetar.ledger.format.peer import Op, Status
+from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
 from magnetar.metadata.store import ANY, Versioned
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
@@ -342,12 +343,13 @@ async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confir
     assert outcomes[0] == 0 or isinstance(outcomes[0], LedgerFenced)
     assert isinstance(outcomes[1], LedgerFenced)
     assert await writer.close() == LedgerEnd(0, 1)
-    assert decode_record(await five.metadata.get(f"/ledgers/{writer.ledger_id:020d}")).state == CLOSED
+    path = paths.ledger(writer.ledger_id)
+    assert decode_record(await five.metadata.get(path), path).state == CLOSED
 
 
-def decode_record(node: Versioned | None) -> LedgerRecord:
+def decode_record(node: Versioned | None, path: str) -> LedgerRecord:
     assert node is not None
-    return decode(node.value, LedgerRecord, "the ledger")
+    return decode(node.value, LedgerRecord, path)
 
 
 # ------------------------------------------------------------------------------ back-pressure

@@ -16,6 +16,7 @@ from magnetar.metadata.records import (
     CursorRecord,
     DamagedEntriesRecord,
     DamagedRecord,
+    DeletedLedgersRecord,
     DepartingRecord,
     Fragment,
     GrantsRecord,
@@ -86,18 +87,25 @@ EXAMPLES: list[Record] = [
     MemberRecord(role="bookie", name="host-1", key="ab" * 32),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
     TransactionsRecord(coordinators=16),
+    DeletedLedgersRecord(page=3, ranges=((12288, 12290), (12299, 12299))),
     CoordinatorRecord(epoch=3, ledger_id=1 << 62, claim="t", idle=True),
     IncarnationsRecord(incarnations=(Incarnation(number=1, token="t", revision=7, restored=True),)),
 ]  # fmt: skip
 
 
+def place(record: Record) -> str:
+    """A path at which the record may be."""
+    named = records.PLACES.get(type(record))
+    return "/where" if named is None else named(record)
+
+
 def test_the_example_of_the_format_byte_for_byte() -> None:
-    assert encode(CounterRecord(next=7)) == b"MR\x01\x02" + bytes.fromhex("2a9661f6") + b'{"next":7}'
+    assert encode(CounterRecord(next=7), "/ids/ledger") == b"MR\x02\x02" + bytes.fromhex("ff6f6a53") + b'{"next":7}'
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
-    assert decode(encode(record), type(record)) == record
+    assert decode(encode(record, place(record)), type(record), place(record)) == record
 
 
 def test_every_kind_has_an_example() -> None:
@@ -106,36 +114,59 @@ def test_every_kind_has_an_example() -> None:
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
 def test_a_record_cut_at_any_byte_is_damaged(record: Record) -> None:
-    data = encode(record)
+    data = encode(record, place(record))
     for size in range(len(data)):
-        with pytest.raises(DamagedRecord, match="/where"):
-            decode(data[:size], type(record), "/where")
+        with pytest.raises(DamagedRecord, match=place(record)):
+            decode(data[:size], type(record), place(record))
 
 
 @pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
 def test_a_record_with_any_bit_flipped_is_damaged(record: Record) -> None:
-    data = encode(record)
+    data = encode(record, place(record))
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamagedRecord):
-            decode(bytes(flipped), type(record), "/where")
+            decode(bytes(flipped), type(record), place(record))
 
 
 def test_another_kind_and_a_newer_version_are_refused_by_name() -> None:
     with pytest.raises(DamagedRecord, match="a CounterRecord, not a TopicRecord"):
-        decode(encode(CounterRecord(next=1)), TopicRecord)
-    data = bytearray(encode(CounterRecord(next=1)))
-    data[2] = 2
-    with pytest.raises(DamagedRecord, match=r"version 2; .* upgrade"):
-        decode(bytes(data), CounterRecord)
+        decode(encode(CounterRecord(next=1), "/where"), TopicRecord, "/where")
+    data = bytearray(encode(CounterRecord(next=1), "/where"))
+    data[2] = 3
+    with pytest.raises(DamagedRecord, match=r"version 3; .* upgrade"):
+        decode(bytes(data), CounterRecord, "/where")
 
 
 def test_fields_of_a_newer_writer_are_ignored_and_missing_ones_have_their_defaults() -> None:
     def raw(body: bytes) -> bytes:
         return b"MR\x01\x08" + crc32c(body).to_bytes(4, "big") + body
 
-    assert decode(raw(b'{"admin_roles":["a"],"new":1}'), TenantRecord) == TenantRecord(admin_roles=("a",))
+    assert decode(raw(b'{"admin_roles":["a"],"new":1}'), TenantRecord, "/where") == TenantRecord(admin_roles=("a",))
     for body in (b'{"admin_roles":1}', b"[]", b"", b'{"a"', b"\xff"):
         with pytest.raises(DamagedRecord):
-            decode(raw(body), TenantRecord)
+            decode(raw(body), TenantRecord, "/where")
+
+
+@pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
+def test_a_record_is_damaged_at_every_path_that_differs_from_its_own_in_a_bit(record: Record) -> None:
+    path = place(record)
+    data = encode(record, path)
+    for bit in range(7 * len(path)):
+        at, flip = bit // 7, 1 << bit % 7
+        other = path[:at] + chr(ord(path[at]) ^ flip) + path[at + 1 :]
+        with pytest.raises(DamagedRecord):
+            decode(data, type(record), other)
+
+
+@pytest.mark.parametrize("record", EXAMPLES, ids=lambda record: type(record).__name__)
+def test_a_record_of_version_1_is_read_and_only_at_the_path_of_the_ledger_or_bookie_that_it_names(
+    record: Record,
+) -> None:
+    data = encode(record, "")  # the checksum of the body alone
+    data = data[:2] + b"\x01" + data[3:]
+    assert decode(data, type(record), place(record)) == record
+    if type(record) in records.PLACES:
+        with pytest.raises(DamagedRecord, match=f"the record of {place(record)}"):
+            decode(data, type(record), "/elsewhere")

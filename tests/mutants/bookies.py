@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from pyroaring import BitMap64
+
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.restore import Restorer
 from magnetar.bookie.node import identity
@@ -16,6 +18,7 @@ from magnetar.bookie.store.ledgers.state_log import StateLog
 from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
+from magnetar.metadata import deletions
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
 from magnetar.runtime.sim import peer_server as sim_peers
@@ -168,6 +171,16 @@ def listing_is_believed(stack: Stack) -> None:
 
     put(stack, garbage, "_ids", ids)
     put(stack, garbage, "_confirmed", confirmed)
+    absence_is_proof(stack)
+
+
+def absence_is_proof(stack: Stack) -> None:
+    """M26b: a ledger without a record counts as deleted, also when its owner noted no deletion."""
+
+    async def among(metadata: Any, ledgers: Any) -> BitMap64:
+        return BitMap64(ledgers)
+
+    put(stack, deletions, "among", among)
 
 
 def empty_disk_is_healthy(stack: Stack) -> None:

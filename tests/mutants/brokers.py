@@ -72,7 +72,7 @@ def serves_on_after_another_owner(stack: Stack) -> None:
         after = structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
-        value = encode(after)
+        value = encode(after, self._path)
         await update(self._store, self._path, lambda node: value)
         self.record, self._stored = after, value
 

@@ -120,7 +120,7 @@ def _compacted() -> object:
 
 
 def _record() -> object:
-    data = bytearray(records.encode(records.CounterRecord(next=1)))
+    data = bytearray(records.encode(records.CounterRecord(next=1), "/the/path"))
     data[2] += 1
     return records.decode(bytes(data), records.CounterRecord, "/the/path")
 

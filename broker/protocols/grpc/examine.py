@@ -23,13 +23,13 @@ class ExamineService:
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> wire.OrphansReply:
         """Any broker answers."""
-        found, deleted = await self._broker.find_orphans(remove=request.remove)
+        found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         return wire.OrphansReply(
             orphans=[
                 wire.OrphanLedger(
                     ledger_id=each.ledger_id, topic=each.topic, subscription=each.subscription,
-                    created_ms=each.created_ms, deleted=each.ledger_id in gone,
+                    created_ms=each.created_ms, deleted=each.ledger_id in gone, unexplained=each.unexplained,
                 )
                 for each in found.orphans
             ],

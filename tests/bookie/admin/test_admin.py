@@ -10,7 +10,7 @@ import msgspec
 
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import Status, decode_answer, encode_admin
-from magnetar.metadata import paths, records
+from magnetar.metadata import deletions, paths, records
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller
 from tests.bookie.maintenance.test_garbage import with_logs
@@ -39,13 +39,14 @@ async def until_done(caller: PeerCaller) -> dict[str, Any]:
 async def owned(cluster: Cluster, ledger: int, properties: dict[str, str]) -> None:
     found = await cluster.metadata.get(paths.ledger(ledger))
     assert found is not None
-    record = msgspec.structs.replace(records.decode(found.value, records.LedgerRecord, ""), properties=properties)
-    await cluster.metadata.put(paths.ledger(ledger), records.encode(record))
+    record = records.decode(found.value, records.LedgerRecord, paths.ledger(ledger))
+    record = msgspec.structs.replace(record, properties=properties)
+    await cluster.metadata.put(paths.ledger(ledger), records.encode(record, paths.ledger(ledger)))
 
 
 async def deleted(cluster: Cluster, bookie: Bookie, ledger: int) -> None:
     """Deleted by two passes."""
-    await cluster.metadata.delete(paths.ledger(ledger))
+    await deletions.delete(cluster.metadata, [ledger])
     for _ in range(2):
         await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         await asyncio.sleep(1)
@@ -56,7 +57,7 @@ def test_the_plan_names_who_holds_each_log_and_what_would_be_done() -> None:
         _, caller = await with_logs(cluster)
         await owned(cluster, 1, {"topic": "persistent://public/default/orders"})
         await owned(cluster, 2, {"topic": "persistent://public/default/orders", "cursor": "billing"})
-        await cluster.metadata.delete(paths.ledger(3))
+        await deletions.delete(cluster.metadata, [3])
         before = cluster.simulation.node(NODE).disk.paths()
         logs = (await ask(caller, "gc-plan"))["logs"]
         assert cluster.simulation.node(NODE).disk.paths() == before
@@ -81,7 +82,7 @@ def test_a_collection_by_hand_frees_the_space_and_says_what_it_did() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster)
         assert (await ask(caller, "gc-status")) == {"running": False, "progress": None, "last": None}
-        await cluster.metadata.delete(paths.ledger(2))
+        await deletions.delete(cluster.metadata, [2])
         await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         await asyncio.sleep(1)
         assert await ask(caller, "gc-start") == {"started": True}
@@ -168,7 +169,7 @@ def test_a_pass_that_refused_to_delete_is_seen_until_one_does_not() -> None:
             await cluster.metadata.delete(paths.ledger(ledger))
         await ask(caller, "gc-start")
         last = (await until_done(caller))["last"]
-        assert last["refused"] == "the metadata names no ledger at all"
+        assert last["refused"] == "the metadata has no record of them, and none of their deletion"
         assert (await ask(caller, "state"))["gcRefused"] == last["refused"]
         assert bookie.statistics()["gc_refused"] == 1
         await ask(caller, "gc-start", force=True)

@@ -50,7 +50,8 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
         bookie = await cluster.start(upkeep_interval_s=1.0)
         if fault == "newer record":
             path = paths.damaged(7, bookie.id)
-            await cluster.metadata.put(path, newer(DamagedEntriesRecord(ledger_id=7, bookie=bookie.id, ranges=())))
+            record = DamagedEntriesRecord(ledger_id=7, bookie=bookie.id, ranges=())
+            await cluster.metadata.put(path, newer(record, path))
             bookie.store.descriptors.quarantine(7, 1, 2)
         else:
 
@@ -65,7 +66,7 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
         assert bookie.upkeep.state is DiskState.FULL
         node = await cluster.metadata.get(paths.bookie(bookie.id))
         assert node is not None
-        assert decode(node.value, BookieRecord).read_only
+        assert decode(node.value, BookieRecord, paths.bookie(bookie.id)).read_only
         assert bool(bookie.statistics()["upkeep_failures"]) is (fault != "newer record")
         await bookie.close()
 

@@ -14,7 +14,7 @@ from magnetar.bookie.store.compaction.compaction import Done
 from magnetar.bookie.store.compaction.plan import CompactionPolicy, LogFacts
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.ledger.format.peer import Op, Status
-from magnetar.metadata import paths, records
+from magnetar.metadata import deletions, paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -54,7 +54,7 @@ def test_dead_log_goes_after_two_passes_and_live_ones_stay() -> None:
         await collect(cluster, bookie)
         await collect(cluster, bookie)
         assert logs(cluster) == before, "nothing is dead"
-        await cluster.metadata.delete(paths.ledger(2))
+        await deletions.delete(cluster.metadata, [2])
         await collect(cluster, bookie)
         assert logs(cluster) == before, "one pass is not enough"
         assert (await caller.read(2, 0))[0].status is Status.OK
@@ -72,7 +72,7 @@ def test_dead_log_goes_after_two_passes_and_live_ones_stay() -> None:
 def test_deleted_ledger_never_takes_an_add_again_also_after_a_restart() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster, 2)
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         await collect(cluster, bookie)
         await collect(cluster, bookie)
         for _ in range(3):
@@ -97,7 +97,7 @@ def test_tombstone_is_durable_before_data_goes() -> None:
 
     async def main(cluster: Cluster) -> None:
         bookie, _ = await with_logs(cluster, 3)
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         await collect(cluster, bookie)
         cluster.simulation.node(NODE).disk.record = record
         await collect(cluster, bookie)
@@ -120,7 +120,7 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
             return await survey()
 
         bookie.store.compactor.survey = failing  # type: ignore[method-assign]
-        await cluster.metadata.delete(paths.ledger(2))
+        await deletions.delete(cluster.metadata, [2])
         await asyncio.sleep(60)
         assert not failures
         assert len(logs(cluster)) == 3
@@ -139,7 +139,7 @@ def test_log_with_one_living_ledger_stays() -> None:
         bookie.store._log._log_bytes_max = 0
         await caller.add(2, 1, b"y")
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         for _ in range(3):
             await collect(cluster, bookie)
         assert len(logs(cluster)) == 2
@@ -153,7 +153,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_logs(cluster)
         metadata = cluster.metadata
-        await metadata.delete(paths.ledger(1))
+        await deletions.delete(metadata, [1])
         await collect(cluster, bookie)
         original = metadata.children, metadata.get
 
@@ -170,7 +170,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
         metadata.get = original[1]  # type: ignore[method-assign]
         cluster_record = await metadata.get(paths.CLUSTER)
         assert cluster_record is not None
-        for other in (records.encode(records.ClusterRecord(instance="other")), None):
+        for other in (records.encode(records.ClusterRecord(instance="other"), paths.CLUSTER), None):
             if other is None:
                 await metadata.delete(paths.CLUSTER)
             else:
@@ -191,11 +191,11 @@ def test_ledger_that_reappears_between_the_passes_lives() -> None:
         bookie, caller = await with_logs(cluster, 2)
         found = await cluster.metadata.get(paths.ledger(1))
         assert found is not None
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         await collect(cluster, bookie)
         await cluster.metadata.put(paths.ledger(1), found.value)
         await collect(cluster, bookie)
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         await collect(cluster, bookie)
         assert (await caller.read(1, 0))[0].status is Status.OK, "the count of passes began anew"
 
@@ -220,30 +220,7 @@ async def run(cluster: Cluster, bookie: Bookie, **options: bool) -> Collected:
 
 
 async def delete(cluster: Cluster, ledgers: range) -> None:
-    for ledger in ledgers:
-        await cluster.metadata.delete(paths.ledger(ledger))
-
-
-@pytest.mark.parametrize(
-    ("here", "gone", "refusal"),
-    [(20, 20, GarbageRefusal.EMPTY_LISTING), (30, 16, GarbageRefusal.TOO_MANY), (30, 15, None), (9, 9, None)],
-)
-def test_a_pass_that_would_delete_too_much_is_refused_unless_it_is_forced(
-    here: int, gone: int, refusal: GarbageRefusal | None
-) -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, here, gc_doubt_s=0.0)
-        await delete(cluster, range(1, gone + 1))
-        for _ in range(3):
-            assert (await run(cluster, bookie)).refused is refusal
-        found = (await caller.read(1, 0))[0].status
-        assert found is (Status.NO_SUCH_LEDGER if refusal is None else Status.OK)
-        if refusal is not None:
-            first, second = [await run(cluster, bookie, force=True) for _ in range(2)]
-            assert first.ledgers_deleted == [], "the grace begins with the first forced pass"
-            assert len(second.ledgers_deleted) == gone
-
-    with_cluster(main)
+    await deletions.delete(cluster.metadata, ledgers)
 
 
 def test_nothing_is_deleted_in_limbo() -> None:

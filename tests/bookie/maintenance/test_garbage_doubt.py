@@ -1,16 +1,18 @@
-"""Most of the ledgers are gone: deleted by their users, or is it the wrong metadata?"""
+"""A ledger is missing from the metadata: deleted by its owner, or is the metadata damaged, older, or the wrong one?"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 
 import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import paths, records
-from magnetar.metadata.store import Delete
-from magnetar.metadata.update import put_record
+from magnetar.metadata import deletions, paths
+from magnetar.metadata.store import Delete, Put
+from magnetar.metadata.unreadable import ledgers_in
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
 from tests.bookie.stores import NODE, payload
@@ -18,78 +20,98 @@ from tests.bookie.stores import NODE, payload
 INTERVALS = {"gc_interval_s": 60.0, "gc_grace_s": 120.0, "gc_doubt_s": 1200.0, "upkeep_interval_s": 1e6}
 
 
-def test_up_to_half_of_the_ledgers_go_without_an_operator_but_later_and_with_a_warning() -> None:
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
-        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=31))
-        await delete(cluster, range(1, 16))
-        await asyncio.sleep(1100)
-        statistics = bookie.statistics()
-        assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (15, 0)
-        assert (await caller.read(1, 0))[0].status is Status.OK, "an operator has this time"
-        await asyncio.sleep(400)
-        assert bookie.statistics()["gc_doubtful"] == 0
-        for ledger in range(1, 31):
-            status = (await caller.read(ledger, 0))[0].status
-            assert status is (Status.NO_SUCH_LEDGER if ledger <= 15 else Status.OK)
-
-    with_cluster(main)
-
-
-@pytest.mark.parametrize(("here", "gone"), [(20, 20), (30, 16), (30, 27)])
-def test_a_listing_that_shrank_by_more_than_half_deletes_nothing_also_after_a_day_until_an_operator_says_so(
-    here: int, gone: int
-) -> None:
-    """The metadata handed all the ids out, and nobody knows whether their users deleted them."""
-
-    async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, here, **INTERVALS)
-        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=here + 1))
-        await delete(cluster, range(1, gone + 1))
-        await asyncio.sleep(90_000)
-        assert bookie.statistics()["gc_refused"] == 1
-        for ledger in range(1, here + 1):
-            assert (await caller.read(ledger, 0))[0].status is Status.OK
-        await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
-        await asyncio.sleep(130)
-        deleted = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
-        assert len(deleted.ledgers_deleted) == gone
-
-    with_cluster(main)
-
-
-@pytest.mark.parametrize("one_by_one", [True, False], ids=["deleted", "the listing shrank"])
-def test_most_of_the_ledgers_go_without_an_operator_when_the_tree_saw_each_of_them_deleted(one_by_one: bool) -> None:
+@pytest.mark.parametrize("gone", [15, 27, 30])
+def test_more_than_half_of_the_ledgers_go_later_and_with_a_warning_when_they_were_deleted(gone: int) -> None:
     """A topic whose backlog was read at once is trimmed so; a bookie that waited for an operator would fill up."""
 
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
-        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=31))
-        await asyncio.sleep(100)  # a pass finds the listing whole
-        if one_by_one:
-            await delete(cluster, range(1, 28))
-        else:
-            await cluster.metadata.commit([Delete(paths.ledger(ledger)) for ledger in range(1, 28)])
-        await asyncio.sleep(1000)
-        assert (await caller.read(1, 0))[0].status is Status.OK, "an operator has this time"
-        await asyncio.sleep(90_000)
-        assert bookie.statistics()["gc_refused"] == int(not one_by_one)
+        await deletions.delete(cluster.metadata, range(1, gone + 1))
+        await asyncio.sleep(1100)
+        doubtful = gone > 15
+        statistics = bookie.statistics()
+        assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (gone if doubtful else 0, 0)
+        assert ((await caller.read(1, 0))[0].status is Status.OK) == doubtful, "an operator has this time"
+        await asyncio.sleep(400)
+        assert bookie.statistics()["gc_doubtful"] == 0
         for ledger in range(1, 31):
             status = (await caller.read(ledger, 0))[0].status
-            assert status is (Status.NO_SUCH_LEDGER if one_by_one and ledger < 28 else Status.OK)
+            assert status is (Status.NO_SUCH_LEDGER if ledger <= gone else Status.OK)
 
     with_cluster(main)
 
 
-def test_ids_that_the_metadata_never_handed_out_are_not_deleted() -> None:
+def _flipped(path: str, at: int, bit: int) -> str:
+    return path[:at] + chr(ord(path[at]) ^ 1 << bit) + path[at + 1 :]
+
+
+LEDGER_3 = paths.ledger(3)
+LOST: list[tuple[str, Callable[[str], str | None]]] = [
+    ("no-record", lambda path: None),
+    ("folder", lambda path: _flipped(path, 4, 1)),
+    ("id-of-no-ledger", lambda path: _flipped(path, len(path) - 1, 3)),
+    ("larger-id", lambda path: _flipped(path, 15, 0)),
+]
+
+
+@pytest.mark.parametrize(("what", "path"), LOST, ids=[what for what, _ in LOST])
+@pytest.mark.parametrize("gone", [range(3, 4), range(1, 4), range(1, 13)], ids=["one", "three", "all"])
+def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_until_an_operator_says_so(
+    gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
+) -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, 30, gc_interval_s=60.0, gc_doubt_s=0.0, upkeep_interval_s=1e6)
-        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=20))  # of an older backup
-        await delete(cluster, range(17, 31))  # less than half
+        bookie, caller = await with_ledgers(cluster, 12, **INTERVALS)
+        for ledger in gone:
+            node = await cluster.metadata.get(paths.ledger(ledger))
+            assert node is not None
+            other = path(paths.ledger(ledger))
+            moved = [] if other is None else [Put(other, node.value)]
+            await cluster.metadata.commit([Delete(paths.ledger(ledger)), *moved])
+        unexplained = set(gone) - set(ledgers_in(paths.LEDGERS, await cluster.metadata.children(paths.LEDGERS)))
+        with caplog.at_level(logging.ERROR):
+            await asyncio.sleep(90_000)
+        assert bookie.collector.refused is GarbageRefusal.UNEXPLAINED
+        assert (bookie.statistics()["gc_refused"], bookie.statistics()["gc_unexplained"]) == (1, len(unexplained))
+        assert sum("keeps" in record.message for record in caplog.records) == 1, "told once, while it stays as it is"
+        for ledger in range(1, 13):
+            assert (await caller.read(ledger, 0))[0].status is Status.OK
+        await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
+        await asyncio.sleep(130)
+        deleted = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
+        assert set(deleted.ledgers_deleted) == unexplained
+        assert bookie.statistics()["gc_unexplained"] == 0
+
+    with_cluster(main)
+
+
+def test_what_was_deleted_goes_beside_what_is_unexplained() -> None:
+    async def main(cluster: Cluster) -> None:
+        _, caller = await with_ledgers(cluster, 5, **INTERVALS)
+        await cluster.metadata.delete(paths.ledger(1))
+        await delete(cluster, range(2, 3))
         await asyncio.sleep(1000)
-        assert bookie.collector.refused is GarbageRefusal.TOO_MANY
-        assert bookie.statistics()["gc_refused"] == 1
-        assert (await caller.read(17, 0))[0].status is Status.OK
+        assert (await caller.read(1, 0))[0].status is Status.OK
+        assert (await caller.read(2, 0))[0].status is Status.NO_SUCH_LEDGER
+
+    with_cluster(main)
+
+
+@pytest.mark.parametrize("damage", [0, 5, 12])
+def test_a_damaged_record_of_deletions_deletes_nothing(damage: int) -> None:
+    async def main(cluster: Cluster) -> None:
+        _, caller = await with_ledgers(cluster, 5, **INTERVALS)
+        await delete(cluster, range(2, 3))
+        page = paths.deleted(0)
+        node = await cluster.metadata.get(page)
+        assert node is not None
+        if damage:
+            value = bytearray(node.value)
+            value[damage] ^= 4
+            await cluster.metadata.put(page, bytes(value))
+        else:
+            await cluster.metadata.commit([Delete(page), Put(_flipped(page, len(page) - 1, 0), node.value)])
+        await asyncio.sleep(1000)
+        assert (await caller.read(2, 0))[0].status is Status.OK
 
     with_cluster(main)
 

@@ -192,7 +192,7 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
         for entry in range(many):
             store.descriptors.quarantine(7, 2 * entry, 2 * entry)
         wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
-        await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide))
+        await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide, paths.damaged(1, bookie.id)))
         reports = Reports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
         began = time.monotonic()
         await cluster.simulation.spawn(NODE, reports.tell(cluster.metadata))

@@ -19,8 +19,8 @@ from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Put, Versioned
-from magnetar.metadata.update import get_record, take_ids
+from magnetar.metadata.store import MetadataStore, Versioned
+from magnetar.metadata.update import get_record, put_of, take_ids
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
 from tests.bookie.bookies import CONFIG, Cluster, with_cluster
@@ -68,7 +68,7 @@ def test_a_restore_is_believed_once() -> None:
     restored = Shown(spans(0, 10, 20, restored=3), 25, 5)
     assert judge(KNOWN, restored) is TrustVerdict.RESTORED
     seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
-    assert (seen.ledger, seen.kept_upto, seen.revision, seen.restore) == (9, 9, 25, "t3")
+    assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
     assert judge(seen, Shown(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
     assert judge(seen, Shown(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
 
@@ -156,7 +156,7 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
         for _ in range(3):
             done = await bookie.collector.run(minor=False)
-            assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.KEPT)
+            assert (done.ledgers_deleted, done.refused) == ([], GarbageRefusal.UNEXPLAINED)
         for force in (True, True):
             done = await bookie.collector.run(force=force, minor=False)
             await asyncio.sleep(0.01)
@@ -246,17 +246,17 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
     await deployment.ledgers(bookie, 3)
     node = await deployment.metadata.get(paths.bookie(bookie.id))
     assert node is not None
-    before = msgspec.structs.replace(decode(node.value, BookieRecord, bookie.id), process="before")
+    before = msgspec.structs.replace(decode(node.value, BookieRecord, paths.bookie(bookie.id)), process="before")
     try:
         await deployment.metadata.commit(
-            [Put(paths.bookie(bookie.id), encode(before)), Put(paths.LEDGER_IDS, encode(CounterRecord(next=2)))]
+            [put_of(paths.bookie(bookie.id), before), put_of(paths.LEDGER_IDS, CounterRecord(next=2))]
         )
         ended: list[str] = []
         deployment.world.files.die = ended.append  # type: ignore[assignment]
         await bookie._note()
         assert ended == []
         assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
-        await deployment.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20)))
+        await deployment.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20), paths.LEDGER_IDS))
         await bookie._note()
         await bookie._upkeep._register()
         assert await deployment.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"

@@ -12,7 +12,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.space.reserve import NAME
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import paths, records
+from magnetar.metadata import deletions, paths, records
 from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES
 from magnetar.runtime.sim.files import Disk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -77,7 +77,7 @@ def free(disk: Disk) -> None:
 async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
     found = await cluster.metadata.get(paths.bookie(bookie.id))
     assert found is not None
-    return records.decode(found.value, records.BookieRecord).read_only
+    return records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
 
 
 async def add_until_refused(caller: PeerCaller, ledger: int, acked: dict[tuple[int, int], None], most: int) -> Status:
@@ -151,7 +151,7 @@ def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
         await asyncio.sleep(20)
         assert await registered_read_only(cluster, bookie)
         for ledger in (1, 2, 3):
-            await cluster.metadata.delete(paths.ledger(ledger))
+            await deletions.delete(cluster.metadata, [ledger])
         await put_ledger(cluster, 5)
         for _ in range(2):
             await cluster.simulation.spawn(NODE, bookie.collector.run(roll=True))
@@ -184,7 +184,7 @@ def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waiting_for_
         fill(disk)
         await asyncio.sleep(200)
         assert await registered_read_only(cluster, bookie)
-        await cluster.metadata.delete(paths.ledger(1))
+        await deletions.delete(cluster.metadata, [1])
         await asyncio.sleep(400)
         assert not await registered_read_only(cluster, bookie)
         assert (await caller.add(2, 1 << 20, b"again")).status is Status.OK

@@ -38,11 +38,11 @@ def test_new_bookie_gets_a_uuid_and_keeps_it() -> None:
         first = bookie.id
         found = await cluster.metadata.get(paths.cookie(first))
         assert found is not None
-        cookie = records.decode(found.value, records.CookieRecord)
+        cookie = records.decode(found.value, records.CookieRecord, paths.cookie(first))
         assert (cookie.bookie, cookie.directories) == (first, (f"{NODE}:{DATA}",))
         found = await cluster.metadata.get(paths.bookie(first))
         assert found is not None
-        assert records.decode(found.value, records.BookieRecord).endpoint == str(bookie.endpoint)
+        assert records.decode(found.value, records.BookieRecord, paths.bookie(first)).endpoint == str(bookie.endpoint)
         assert (await cluster.restart()).id == first
         assert await cluster.metadata.children(paths.COOKIES) == [first]
 
@@ -213,7 +213,7 @@ def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted() -> 
         old = await record_of(cluster, first)
         await cluster.restart()
         await cluster.restart()
-        await cluster.metadata.put(paths.cookie(first), records.encode(old))
+        await cluster.metadata.put(paths.cookie(first), records.encode(old, paths.cookie(first)))
         with pytest.raises(InvalidConfiguration, match=rf"older than the directory.*accept-metadata {first}`"):
             await cluster.restart()
         await cluster.metadata.delete(paths.bookie(first))
@@ -304,7 +304,7 @@ def a_ledger(bookie: str) -> records.LedgerRecord:
 async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
     found = await cluster.metadata.get(paths.cookie(bookie))
     assert found is not None
-    return records.decode(found.value, records.CookieRecord)
+    return records.decode(found.value, records.CookieRecord, paths.cookie(bookie))
 
 
 def cookie_of(cluster: Cluster) -> Cookie:
@@ -316,7 +316,7 @@ def cookie_of(cluster: Cluster) -> Cookie:
 def test_directory_of_another_cluster_is_refused() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.start()
-        await cluster.metadata.put(paths.CLUSTER, records.encode(records.ClusterRecord(instance="other")))
+        await put_record(cluster.metadata, paths.CLUSTER, records.ClusterRecord(instance="other"))
         with pytest.raises(InvalidConfiguration, match=r"belongs to a bookie of cluster"):
             await cluster.restart()
 

@@ -19,7 +19,7 @@ from magnetar.bookie.repair.core.marks import Stuck
 from magnetar.ledger import LedgerClient
 from magnetar.ledger.core import metadata as transitions
 from magnetar.ledger.format.peer import Flags, encode_add_many
-from magnetar.metadata import paths
+from magnetar.metadata import deletions, paths
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
@@ -83,7 +83,7 @@ def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_may_ta
             await deployment.start(name, rack=rack)
         leaving, spare = deployment.bookies["leaving"].id, deployment.bookies["spare"].id
         record = DepartingRecord(bookie=leaving)
-        await deployment.metadata.put(paths.departing(leaving), encode(record))
+        await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
         gone = await deployment.kill("b3")
         for writer in writers:
             bookies = (await deployment.until_whole(writer.ledger_id, gone)).fragments[0].bookies
@@ -152,7 +152,7 @@ def test_a_bookie_whose_disk_hangs_is_not_named_before_its_copy_is_synced(
         target = next(name for name, each in deployment.bookies.items() if each.id not in named)
         delays = deployment.simulation.node(target).disk_delays
         delays.stall_rate, delays.stall_s = 1.0, 100_000.0
-        await deployment.metadata.put(paths.departing(leaving), encode(DepartingRecord(bookie=leaving)))
+        await put_record(deployment.metadata, paths.departing(leaving), DepartingRecord(bookie=leaving))
         await deployment.until_marked(ledger)
         await asyncio.sleep(60.0)
         assert (await deployment.record(ledger)).fragments[0].bookies == named, "nothing is synced at the target"
@@ -247,7 +247,7 @@ def test_a_deleted_ledger_is_unmarked() -> None:
     async def main(deployment: Deployment) -> None:
         ledger, _ = await one_is_killed(deployment)
         await deployment.until_marked(ledger)
-        await deployment.metadata.delete(paths.ledger(ledger))
+        await deletions.delete(deployment.metadata, [ledger])
 
         async def unmarked() -> bool:
             return await deployment.mark(ledger) is None
@@ -361,7 +361,7 @@ def test_a_writer_that_changes_its_ensemble_itself_is_not_fenced() -> None:
         changed = msgspec.structs.replace(
             writer.record, fragments=(*writer.record.fragments, Fragment(10, (spare, *old[1:])))
         )
-        await deployment.metadata.put(paths.ledger(ledger), encode(changed))
+        await deployment.metadata.put(paths.ledger(ledger), encode(changed, paths.ledger(ledger)))
         record = await deployment.until_whole(ledger, old[0])
         await asyncio.sleep(30.0)
         assert (await deployment.record(ledger)).state == OPEN
@@ -411,13 +411,36 @@ def test_a_recovery_that_its_starter_left_is_finished() -> None:
         writer = await deployment.a_ledger(10, closed=False)
         outcome = transitions.start_recovery(writer.record)
         assert isinstance(outcome, transitions.RecordWrite)
-        await deployment.metadata.put(paths.ledger(writer.ledger_id), encode(outcome.record))
+        await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
 
         async def closed() -> bool:
             return (await deployment.record(writer.ledger_id)).state == CLOSED
 
         await deployment.until(closed)
         assert (await deployment.until_whole(writer.ledger_id)).last_entry == 9
+
+    with_deployment(main)
+
+
+def test_recoveries_that_go_well_are_not_marked_and_one_that_was_left_is() -> None:
+    """A broker that takes hundreds of topics over ends their ledgers itself: a mark for each would only delay it."""
+
+    async def main(deployment: Deployment) -> None:
+        writers = [await deployment.a_ledger(3, closed=False) for _ in range(20)]
+        for writer in writers:
+            outcome = transitions.start_recovery(writer.record)
+            assert isinstance(outcome, transitions.RecordWrite)
+            await put_record(deployment.metadata, paths.ledger(writer.ledger_id), outcome.record)
+        for _ in range(4):
+            await asyncio.sleep(2.0)  # looks of the auditor, within the grace
+            for writer in writers:
+                assert await deployment.mark(writer.ledger_id) is None
+        client = deployment.client()
+        for writer in writers[:-1]:
+            await client.recover(writer.ledger_id)
+        await deployment.until_marked(writers[-1].ledger_id)
+        for writer in writers[:-1]:
+            assert await deployment.mark(writer.ledger_id) is None
 
     with_deployment(main)
 
@@ -434,7 +457,7 @@ async def the_last_entry_is_gone_everywhere(deployment: Deployment, entries: int
                 bookie.store.descriptors.quarantine(ledger, gone, gone)
     outcome = transitions.start_recovery(writer.record)
     assert isinstance(outcome, transitions.RecordWrite)
-    await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record))
+    await deployment.metadata.put(paths.ledger(ledger), encode(outcome.record, paths.ledger(ledger)))
     return ledger
 
 
@@ -534,7 +557,7 @@ def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(d
         )
         await deployment.kill(deployment.node_of(owner))
         if deleted:
-            await deployment.metadata.delete(paths.ledger(ledger))
+            await deletions.delete(deployment.metadata, [ledger])
             await deployment.metadata.delete(paths.cookie(owner))  # forgotten, too
 
         async def dropped() -> bool:
@@ -682,7 +705,7 @@ def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_and_is_
         writers = [await deployment.a_ledger(10) for _ in range(4)]
         leaving = writers[0].record.fragments[0].bookies[0]
         record = DepartingRecord(bookie=leaving, forget=True)
-        await deployment.metadata.put(paths.departing(leaving), encode(record))
+        await deployment.metadata.put(paths.departing(leaving), encode(record, paths.departing(leaving)))
         for writer in writers:
             await deployment.until_whole(writer.ledger_id, leaving)
             await deployment.check_whole(writer.ledger_id)
@@ -739,9 +762,9 @@ def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_the_wh
 
 
 # ------------------------------------------------------------------------------------------ records of a newer version
-def newer(record: Record) -> bytes:
+def newer(record: Record, path: str) -> bytes:
     """As a version of Magnetar that is yet to come writes it."""
-    value = encode(record)
+    value = encode(record, path)
     return value[:2] + bytes([value[2] + 1]) + value[3:]
 
 
@@ -764,7 +787,7 @@ def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(path: s
     async def main(deployment: Deployment) -> None:
         UNREADABLE.forgive(path)
         before = UNREADABLE.skipped
-        await deployment.metadata.put(path, newer(NEWER[path]))
+        await deployment.metadata.put(path, newer(NEWER[path], path))
         ledger, gone = await one_is_killed(deployment)
         await deployment.until_whole(ledger, gone)
         await deployment.check_whole(ledger)
@@ -783,13 +806,14 @@ def test_an_auditor_node_of_a_newer_version_is_somebody_elses_and_workers_go_on(
         for name in list(deployment.bookies):
             await deployment.kill(name)
         await asyncio.sleep(10.0)
-        await deployment.metadata.put(paths.REPAIR_AUDITOR, newer(AuditorRecord(name="newer", token="t")))
+        auditor = newer(AuditorRecord(name="newer", token="t"), paths.REPAIR_AUDITOR)
+        await deployment.metadata.put(paths.REPAIR_AUDITOR, auditor)
         for name in list(deployment.bookies):
             await deployment.start(name)
         writer = await deployment.a_ledger()
         lost = {writer.record.fragments[0].bookies[0]: "lost"}
         mark = UnderReplicatedRecord(ledger_id=writer.ledger_id, bookies=lost)
-        await deployment.metadata.put(paths.under_replicated(writer.ledger_id), encode(mark))
+        await put_record(deployment.metadata, paths.under_replicated(writer.ledger_id), mark)
         await deployment.until_whole(writer.ledger_id)
         assert all(each.statistics()["background_failing"] == 0 for each in deployment.bookies.values())
 

@@ -32,7 +32,7 @@ async def deployment(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]
     config = BookieConfig(data=str(tmp_path / "bookie"), free_bytes_min=0, repair=RepairConfig(enabled=False))
     bookie = await Bookie.start(world, config, tree.session())
     session = tree.session()
-    await session.put(paths.LEDGER_IDS, encode(CounterRecord(next=10)))
+    await session.put(paths.LEDGER_IDS, encode(CounterRecord(next=10), paths.LEDGER_IDS))
     await session.put(paths.ledger(1), a_record(1, bookie.id))
     caller = PeerCaller(world.network.peer(bookie.endpoint, UUID(bookie.id).bytes))
     assert (await caller.add(1, 0, b"before")).status is Status.OK

@@ -9,7 +9,9 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+from magnetar.bookie.requests import service
 from magnetar.bookie.requests.service import READ_BYTES_MIN
+from magnetar.bookie.requests.waiting import Waiting
 from magnetar.bookie.server import Bookie
 from magnetar.ledger.format.peer import Flags, Op, Status
 from magnetar.metadata import paths, records
@@ -243,7 +245,7 @@ def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_meta
         assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
         found = await cluster.metadata.get(paths.bookie(bookie.id))
         assert found is not None
-        assert records.decode(found.value, records.BookieRecord).read_only
+        assert records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
         disk.capacity_bytes = capacity
         await asyncio.sleep(30)
         assert (await caller.add(2, 0, b"again")).status is Status.OK
@@ -293,7 +295,7 @@ def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_
 async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
     found = await cluster.metadata.get(paths.bookie(bookie.id))
     assert found is not None
-    return records.decode(found.value, records.BookieRecord).read_only
+    return records.decode(found.value, records.BookieRecord, paths.bookie(bookie.id)).read_only
 
 
 def test_a_caller_of_another_bookie_is_refused() -> None:
@@ -306,7 +308,7 @@ def test_a_caller_of_another_bookie_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bound", [{"reads_max": 4}, {"reads_bytes_max": 4 * READ_BYTES_MIN}, {"reads_bytes_max": 1}])
-def test_reads_past_the_bound_are_busy(bound: dict[str, int]) -> None:
+def test_reads_past_the_bound_wait_for_each_other_and_only_too_many_of_them_are_busy(bound: dict[str, int]) -> None:
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(**bound, store=replace(SMALL, read_cache_bytes=0))
         caller = cluster.caller(bookie)
@@ -315,8 +317,48 @@ def test_reads_past_the_bound_are_busy(bound: dict[str, int]) -> None:
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
         cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
-        assert set(statuses) == {Status.OK, Status.BUSY}
+        assert set(statuses) == {Status.OK}
         assert (await caller.read(1, 3))[0].status is Status.OK, "a lone one is taken, whatever the bound"
-        assert bookie.statistics()["disk_reads_bytes"] == 0
+        bookie._service._waiting_reads = Waiting(8_000)
+        statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
+        assert set(statuses) == {Status.OK, Status.BUSY}
+        assert (bookie.statistics()["disk_reads_bytes"], bookie.statistics()["reads_waiting_bytes"]) == (0, 0)
+
+
+def test_a_read_that_waited_longer_than_its_sender_is_refused_and_the_next_one_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "READ_WAIT_S", 0.03)
+
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start(reads_max=1, store=replace(SMALL, read_cache_bytes=0))
+        caller = cluster.caller(bookie)
+        for entry in range(8):
+            await caller.add(1, entry, bytes(300))
+        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+        cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
+        statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(8)])]
+        assert statuses[0] is Status.OK
+        assert statuses[-1] is Status.BUSY
+        cluster.simulation.node(NODE).disk_delays.mean_s = 0.0001
+        assert (await caller.read(1, 7))[0].status is Status.OK
+
+    with_cluster(main)
+
+
+def test_the_reads_of_a_recovery_fence_once_and_need_no_room_beside_reads_of_the_disk() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        caller = cluster.caller(bookie)
+        await caller.add(1, 0, b"x")
+        assert (await caller.read(1, 0, fence=True))[0].status is Status.OK
+        blocks = bookie.statistics()["journal_blocks"]
+        bookie._service._reads_max = 0
+        for entry in range(64):
+            status = (await caller.read(1, entry, fence=True))[0].status
+            assert status is (Status.NO_SUCH_ENTRY if entry else Status.OK)
+        assert bookie.statistics()["journal_blocks"] == blocks
+
+    with_cluster(main)
 
     with_cluster(main)

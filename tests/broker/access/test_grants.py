@@ -18,6 +18,7 @@ from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.update import put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
@@ -209,8 +210,8 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
     inner = sqlite.session()
     store = CutStore(inner)
-    await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",))))
-    await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(roles={"r": ("produce",)})))
+    await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("a",)), paths.tenant("acme")))
+    await put_record(inner, paths.grants("acme", "orders"), GrantsRecord(roles={"r": ("produce",)}))
     changed: list[tuple[str, str]] = []
     grants = Grants(store, clock, lambda *place: changed.append(place))  # type: ignore[arg-type]
     await grants.open()
@@ -218,7 +219,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
         assert await grants.rights(name) == Rights(frozenset({"a"}), {"r": ("produce",)})
         store.cut.set()
         await asyncio.sleep(0.1)
-        await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord()))
+        await inner.put(paths.grants("acme", "orders"), encode(GrantsRecord(), paths.grants("acme", "orders")))
         assert (await grants.rights(name)).roles == {"r": ("produce",)}, "the last known ones decide"
         clock.now += module.STALE_S + 1
         with pytest.raises(Unavailable, match="grants cannot be read"):
@@ -230,7 +231,7 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert (await grants.rights(name)).roles == {}
-        await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",))))
+        await inner.put(paths.tenant("acme"), encode(TenantRecord(admin_roles=("b",)), paths.tenant("acme")))
         async with asyncio.timeout(5):
             while ("acme", "") not in changed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -10,9 +10,11 @@ from magnetar.broker.cluster.orphans import delete, find
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import Compacted, CursorRecord, DedupPlace, DelayBucket, TopicRecord
+from magnetar.metadata.store import Delete, Put
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError
+from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
+from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -79,13 +81,14 @@ async def test_a_ledger_of_a_topics_own_state_is_an_orphan_only_while_no_record_
             metadata, paths.cursor("public", "default", "t", "s"), CursorRecord(ledger_id=cursor, delays=(bucket,))
         )
         assert await find(metadata, late_ms, 3600) == ([], [])
-        assert await delete(metadata, ledgers, found.orphans) == []
+        assert await delete(metadata, ledgers, found.orphans, unexplained=True) == []
         await ledgers.close()
 
 
 async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         metadata, ledgers = running.store.session(), client(running)
+        await put_record(metadata, paths.topic("public", "default", "t"), TopicRecord())
         writer = await ledgers.create(properties={"topic": TOPIC})
         await writer.append(b"before")
         found = await find(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
@@ -122,4 +125,63 @@ async def test_complaint_29_a_listed_ledger_that_is_gone_is_said_and_the_list_is
         found = await find(metadata, running.world.clock.wall_ms(), 3600)
         assert [(each.ledger_id, each.topic) for each in found.missing] == [(record[0].ledgers[-1].ledger_id, TOPIC)]
         assert await get_record(metadata, path, TopicRecord) == record
+        await ledgers.close()
+
+
+LOST = ["gone", "damaged-path", "made-anew"]  # the topic's record
+
+
+@pytest.mark.parametrize("what", LOST)
+async def test_ledgers_of_a_topic_whose_record_is_lost_stay_until_an_operator_says_so(
+    tmp_path: Path, what: str
+) -> None:
+    async with cluster(tmp_path) as running:
+        await used(running)
+        metadata, ledgers = running.store.session(), client(running)
+        path = paths.topic("public", "default", "t")
+        found = await get_record(metadata, path, TopicRecord)
+        node = await metadata.get(path)
+        assert found is not None
+        assert node is not None
+        listed = {each.ledger_id for each in found[0].ledgers}
+        cursor = paths.cursor("public", "default", "t", "s")
+        moved = [] if what != LOST[1] else [Put(path.replace("/topics", "/topicr"), node.value)]
+        await metadata.commit([Delete(path), Delete(cursor), *moved])
+        if what == LOST[2]:
+            late_ms = running.world.clock.wall_ms() + 1
+            await put_record(metadata, path, TopicRecord(created_ms=late_ms))
+            await put_record(metadata, cursor, CursorRecord(created_ms=late_ms))
+        late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
+        orphans = (await find(metadata, late_ms, 3600)).orphans
+        assert listed <= {each.ledger_id for each in orphans}
+        assert all(each.unexplained for each in orphans)
+        assert await delete(metadata, ledgers, orphans) == []
+        assert (await find(metadata, late_ms, 3600)).orphans == orphans
+        assert await delete(metadata, ledgers, orphans, unexplained=True) == orphans
+        await ledgers.close()
+
+
+async def test_what_a_crash_in_the_deletion_of_a_topic_or_subscription_leaves_is_noted_and_goes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await used(running)
+        broker = running.brokers[0]
+        metadata = running.store.session()
+        before = {paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)}
+        original = LedgerClient.delete
+
+        async def crash(self: LedgerClient, *ledger_ids: int) -> None:
+            raise Unavailable("the process ends here")
+
+        LedgerClient.delete = crash  # type: ignore[method-assign]
+        try:
+            with pytest.raises(Unavailable):
+                await broker.owned.delete(TopicName.parse(TOPIC), force=True)
+        finally:
+            LedgerClient.delete = original  # type: ignore[method-assign]
+        late_ms = running.world.clock.wall_ms() + HOUR_MS + 1000
+        orphans = (await find(metadata, late_ms, 3600)).orphans
+        assert {each.ledger_id for each in orphans} == before
+        assert not any(each.unexplained for each in orphans)
+        ledgers = client(running)
+        assert await delete(metadata, ledgers, orphans) == orphans
         await ledgers.close()

@@ -117,5 +117,5 @@ async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts
     path = paths.namespace_policies("acme", "shop")
     session = deployment.store.session()
     await session.put(path, b"junk")
-    await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4))))
+    await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
     await deployment.until(lambda: deployment.book.current(TOPIC).message_ttl_s == 4)

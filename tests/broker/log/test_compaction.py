@@ -66,7 +66,7 @@ class Bench:
     def __init__(self) -> None:
         self.storage = Storage()
         record = TopicRecord(ledgers=(TopicLedger(ledger_id=LEDGER, first_index=0),))
-        self.storage.nodes[path_of(NAME)] = Versioned(encode(record), 0)
+        self.storage.nodes[path_of(NAME)] = Versioned(encode(record, path_of(NAME)), 0)
         self.entries: list[bytes] = []
         self.latest: dict[str, tuple[int, bytes]] = {}
 
@@ -106,7 +106,7 @@ class Bench:
         await asyncio.gather(done, dead, return_exceptions=True)
 
     def record(self) -> TopicRecord:
-        return decode(self.storage.nodes[path_of(NAME)].value, TopicRecord)
+        return decode(self.storage.nodes[path_of(NAME)].value, TopicRecord, path_of(NAME))
 
     async def shown(self) -> list[tuple[int, bytes]]:
         """What a reader of the compacted topic sees, from the record alone."""
@@ -186,7 +186,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     real_delete = session.delete
 
     async def put(path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        publishes = decode(value, TopicRecord).compacted != bench.record().compacted
+        publishes = decode(value, TopicRecord, path_of(NAME)).compacted != bench.record().compacted
         if not publishes:
             return await real_put(path, value, expected, ephemeral=ephemeral)
         if landed:

@@ -242,14 +242,14 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     storage = Storage()
     session: Any = storage.session()
     topic = TopicName.parse("t")
-    await session.put(path_of(topic), encode(TopicRecord()))
+    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
     ours = ManagedLedgerRecord(session, topic)
     await ours.read()
     honest, listed = session.put, TopicLedger(ledger_id=7, first_index=0)
 
     async def put(*args: Any, **options: Any) -> int:
         await honest(*args, **options)
-        await honest(path_of(topic), encode(TopicRecord(claim="other", ledgers=(listed,))))
+        await honest(path_of(topic), encode(TopicRecord(claim="other", ledgers=(listed,)), path_of(topic)))
         raise ConnectionLost("the answer is lost")
 
     monkeypatch.setattr(session, "put", put)
@@ -268,7 +268,7 @@ async def test_a_ledger_of_a_topic_that_the_next_owner_found_in_its_list_is_not_
     storage = Storage()
     session: Any = storage.session()
     topic, world = TopicName.parse("t"), real_world(1)
-    await session.put(path_of(topic), encode(TopicRecord()))
+    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
     first, second = [
         ManagedLedger(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
         for _ in range(2)

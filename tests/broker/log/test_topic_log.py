@@ -105,18 +105,18 @@ class Bench:
     async def list(self) -> TopicRecord:
         node = await self.store.get(path_of(TOPIC))
         assert node is not None
-        return decode(node.value, TopicRecord)
+        return decode(node.value, TopicRecord, path_of(TOPIC))
 
     async def ledger(self, ledger_id: int) -> LedgerRecord | None:
         node = await self.store.get(paths.ledger(ledger_id))
-        return decode(node.value, LedgerRecord) if node is not None else None
+        return decode(node.value, LedgerRecord, paths.ledger(ledger_id)) if node is not None else None
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with cluster(tmp_path, brokers=0) as running:
         store = running.store.session()
-        await store.put(path_of(TOPIC), encode(TopicRecord()))
+        await store.put(path_of(TOPIC), encode(TopicRecord(), path_of(TOPIC)))
         bench = Bench(running, store)
         yield bench
         for owner in bench.owners:
@@ -365,7 +365,7 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
 ) -> None:
     async with cluster(tmp_path, bookies=2, brokers=0) as running:
         store = running.store.session()
-        await store.put(path_of(TOPIC), encode(TopicRecord()))
+        await store.put(path_of(TOPIC), encode(TopicRecord(), path_of(TOPIC)))
         bench = Bench(running, store)
         owner = await bench.owner(replace(LEDGER, ensemble_changes_max=int(replaced)))
         owner.publish(10)

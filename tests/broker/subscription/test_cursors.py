@@ -63,7 +63,7 @@ class Bench:
     async def record(self) -> CursorRecord:
         node = await self.store.get(path_of(TOPIC, "s"))
         assert node is not None
-        return decode(node.value, CursorRecord)
+        return decode(node.value, CursorRecord, path_of(TOPIC, "s"))
 
 
 @pytest.fixture

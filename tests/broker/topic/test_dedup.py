@@ -38,7 +38,7 @@ async def stored(broker: Broker) -> list[bytes]:
 async def record(running: Cluster) -> TopicRecord:
     node = await running.store.get(path_of(NAME))
     assert node is not None
-    return decode(node.value, TopicRecord)
+    return decode(node.value, TopicRecord, path_of(NAME))
 
 
 async def settle(broker: Broker) -> Any:

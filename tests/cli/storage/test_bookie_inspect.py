@@ -68,8 +68,8 @@ def test_each_part_is_shown_as_table_and_json_without_touching_a_file(data: Path
 def keys(data: Path) -> list[bytes]:
     """The master keys of all ledgers, from the metadata."""
     with sqlite3.connect(data / "metadata.sqlite") as tree:
-        found = tree.execute("SELECT value FROM node WHERE path LIKE '/ledgers/%'").fetchall()
-    keys = [records.decode(bytes(value), records.LedgerRecord, "").key for (value,) in found]
+        found = tree.execute("SELECT value, path FROM node WHERE path LIKE '/ledgers/%'").fetchall()
+    keys = [records.decode(bytes(value), records.LedgerRecord, path).key for value, path in found]
     assert keys
     return keys
 

@@ -267,3 +267,31 @@ def test_no_more_than_a_batch_is_read_ahead_of_what_is_stored() -> None:
 def test_recovery_begins_only_on_a_record_in_recovery() -> None:
     with pytest.raises(AssertionError, match="begins after the record is IN_RECOVERY"):
         Recovery(msgspec.structs.replace(record(), state="open"), lambda _: None)
+
+
+def test_no_more_is_read_than_one_entry_beyond_the_last_that_a_fenced_bookie_knows_of() -> None:
+    """300 topics with a ledger of one entry were 9,600 reads of each bookie, at 32 a ledger."""
+    script = Script(batch=32)
+    assert script.tell(Fenced(0, -1, 0)) == []
+    assert sorted(reads(script.tell(Fenced(1, -1, -1)))) == [(e, b) for e in (0, 1) for b in "abc"]
+    assert reads(script.tell(EntryFound(0, 0, stored(0)))) == [], "entry 1 is asked for already"
+    assert not reads(script.absent(1)), "the end is known"
+    assert script.core.end == 0
+
+
+def test_an_entry_that_no_fenced_bookie_told_of_is_kept_and_the_next_one_is_read() -> None:
+    """The bookie that did not answer to the fence has it: what the others know is a hint, and no vote."""
+    script = Script(batch=32)
+    script.tell(Fenced(0, -1, -1))
+    assert sorted(reads(script.tell(Fenced(1, -1, -1)))) == [(0, b) for b in "abc"]
+    said = script.tell(EntryMissing(0, 0), EntryFound(0, 2, stored(0)))
+    assert sorted(reads(said)) == [(1, b) for b in "abc"]
+    assert {entry for entry, _ in writes(said)} == {0}
+    script.absent(1)
+    assert script.core.end == 0
+
+
+def test_the_entry_at_the_lac_is_read_also_when_bookies_know_of_none() -> None:
+    script = Script(batch=32)
+    script.tell(Fenced(0, 5, -1))
+    assert {entry for entry, _ in reads(script.tell(Fenced(1, -1, 5)))} == {5, 6}

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from magnetar.bookie.repair import marks
 from magnetar.client.admin import AdminClient
 from magnetar.ledger.client import LedgerClient
-from magnetar.metadata import paths
+from magnetar.metadata import deletions, paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.metadata.update import get_record, put_record, update_record
-from magnetar.proto.errors import NotFound
 from magnetar.proto.policies import Policies
 from magnetar.runtime.access import LOCAL
 from magnetar.runtime.sim.world import NodeCrashed
@@ -148,14 +147,7 @@ def _delete_ledger(cluster: Cluster, rng: random.Random) -> None:
     closed = [ledger for ledger, record in cluster.observer.records.items() if record.state == CLOSED]
     if closed:
         ledger = rng.choice(closed)
-        _ask(cluster, f"delete ledger {ledger}", lambda world, store: _delete(store, paths.ledger(ledger)))
-
-
-async def _delete(store: MetadataStore, path: str) -> None:
-    try:
-        await store.delete(path)
-    except NotFound:
-        return
+        _ask(cluster, f"delete ledger {ledger}", lambda world, store: deletions.delete(store, [ledger]))
 
 
 def _repair_off(cluster: Cluster, rng: random.Random) -> None:

@@ -13,7 +13,8 @@ from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.reader import IndexedPosition
 from magnetar.metadata import paths
-from magnetar.metadata.records import PoliciesRecord, encode
+from magnetar.metadata.records import PoliciesRecord
+from magnetar.metadata.update import put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -691,7 +692,7 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         await producer.send(b"1")
         assert log.replication == Replication(1, 1, 1)
         changed = PoliciesRecord(policies=Policies(ensemble_size=2, write_quorum=2, ack_quorum=1))
-        await running.store.session().put(paths.namespace_policies("public", "default"), encode(changed))
+        await put_record(running.store.session(), paths.namespace_policies("public", "default"), changed)
         while broker.topics[TOPIC].applied.ensemble_size == 1:  # noqa: ASYNC110
             await asyncio.sleep(0)  # until the watch has told it
         await producer.send(b"2")

@@ -1,0 +1,88 @@
+"""How many topics a broker loads at a time, and which come first.
+
+After a broker died, another one is asked for hundreds of its topics in the same second. Each of them fences, reads and
+closes ledgers. All at once they are slower than one after the other, and every client waits for the last of them.
+
+    async with turns.turn(name):      returns when it is the topic's turn
+    turns.hurry(name)                 a producer waits for it: it comes before those that only consumers wait for
+
+At most `at_once` topics have a turn, in the order of their arrival. A turn lasts until the load has ended, and for
+TURN_S at most: a topic whose bookies do not answer goes on without one and delays no other. Nothing is refused.
+Guards: tests/broker/node/test_load_turns.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+TURN_S = 1.0
+"""A load takes some milliseconds when its bookies answer."""
+
+
+class LoadTurns:
+    def __init__(self, at_once: int) -> None:
+        self._left = at_once
+        self._first: dict[str, asyncio.Future[None]] = {}  # a producer waits for these
+        self._others: dict[str, asyncio.Future[None]] = {}
+        self._hurried: set[str] = set()  # were asked for by a producer, and have not come to their load
+
+    def __len__(self) -> int:
+        """Topics that wait for their turn."""
+        return len(self._first) + len(self._others)
+
+    def hurry(self, name: str) -> None:
+        waiting = self._others.pop(name, None)
+        if waiting is not None:
+            self._first[name] = waiting
+        elif name not in self._first:
+            self._hurried.add(name)
+
+    def forget(self, name: str) -> None:
+        """It is loaded, or is not loaded after all."""
+        self._hurried.discard(name)
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        await self._wait(name)
+        loop = asyncio.get_running_loop()
+        held = [None]
+
+        def end() -> None:
+            if held:
+                held.clear()
+                self._left += 1
+                self._next()
+
+        timer = loop.call_later(TURN_S, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
+    async def _wait(self, name: str) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line = self._first if name in self._hurried else self._others
+        self._hurried.discard(name)
+        line[name] = waiting
+        self._next()
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():  # it had its turn already: the next one takes it
+                self._left += 1
+            self._first.pop(name, None)
+            self._others.pop(name, None)
+            self._next()
+            raise
+
+    def _next(self) -> None:
+        while self._left and (self._first or self._others):
+            line = self._first or self._others
+            name = next(iter(line))
+            waiting = line.pop(name)
+            if not waiting.done():
+                self._left -= 1
+                waiting.set_result(None)
