@@ -37,13 +37,13 @@ from .maintenance.seen import Memory
 from .node import identity
 from .node.disk_monitor import DiskLimits, DiskMonitor, DiskState
 from .node.identity import Identity
+from .node.journal_notes import JournalNotes
 from .node.registration import NewSession, Registration
 from .repair import RepairConfig, RepairKeeper
 from .requests.service import BookieService
 from .store.compaction.plan import CompactionPolicy
 from .store.data_losses import Known
 from .store.disk import NoSpace
-from .store.journal.segments import JournalPosition
 from .store.store import Store, StoreConfig, StorePorts
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class Bookie:
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
-        self._noted = JournalPosition(0, 0)  # the journal's position in the metadata
-        self._went_back = False  # the metadata forgot this position
+        self._went_back = False  # the metadata is an older one
         self._identity: Identity
         self._store: Store
         self._service: BookieService
         self._serving: PeerServing
+        self._notes: JournalNotes
         self._upkeep: DiskMonitor
         self._schedule: Schedule
         self._collector: Collector
@@ -176,6 +176,7 @@ class Bookie:
             raise
         for name, work in (
             ("bookie-session", self._registration.keep), ("bookie-upkeep", self._upkeep.run),
+            ("bookie-journal-notes", self._notes.keep),
             ("bookie-gc", self._collector.keep), ("bookie-limbo", self._limbo.keep),
             ("bookie-scrub", self._scrubber.keep), ("bookie-mend", self._mender.keep),
             ("bookie-repair", self._repair.keep),
@@ -201,7 +202,7 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             GracePeriod(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
-            lambda: self._went_back,
+            lambda: self._went_back or self._notes.went_back,
         )  # fmt: skip
         self._limbo = LimboExit(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
@@ -224,6 +225,11 @@ class Bookie:
             metadata=lambda: self._registration.metadata, on_admin=self._answer_admin,
             slow_down=lambda pressed: self._serving.slow_down(pressed),
         )  # fmt: skip
+        self._notes = JournalNotes(
+            self._store, lambda: self._registration.metadata, self._identity,
+            partial(setattr, self._service, "hold", None),
+        )  # fmt: skip
+        self._service.hold = self._notes.hold
 
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
@@ -259,6 +265,7 @@ class Bookie:
         if hasattr(self, "_serving"):
             await self._serving.close()
         await self._service.close()
+        await self._notes.end()
         if self._admin is not None:
             await self._admin.close()
         await self._scrubber.close()
@@ -353,10 +360,3 @@ class Bookie:
             self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
             return
         await self._reports.tell(self._registration.metadata)
-        position = self._store.journal_position
-        if position != self._noted:
-            kept = await identity.note_journal(self._registration.metadata, self._identity, position, self._noted)
-            if not kept:
-                _LOG.error("the metadata lacks what this bookie stored in it: nothing is deleted until a restart")
-            self._went_back = self._went_back or not kept
-            self._noted = position

@@ -30,6 +30,8 @@ _LOG = logging.getLogger("magnetar.ledger")
 Ranges = tuple[tuple[int, int], ...]
 """(first, last) of each, ascending."""
 
+RANGES_MAX = 20_000
+"""In a record: 840 kB at most, and a node holds 1 MiB. What is more is reported when these are repaired."""
 WAITING_MAX = 1000
 KNOWN_MAX = 10_000
 """Entries, about 200 bytes each in memory. More damage than that is a dead disk, which the bookie itself finds."""
@@ -67,12 +69,14 @@ def together(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
-    """Replaces the caller's part `before` of the record by `now` and keeps the others'. Returns the stored ranges."""
+    """Replaces the caller's part `before` of the record by `now` and keeps the others'. Returns the stored ranges, of
+    which there are RANGES_MAX at most.
+    """
     path = paths.damaged(ledger, bookie)
     while True:
         found = await get_record(metadata, path, DamagedEntriesRecord)
         said, version = ((), ABSENT) if found is None else (found[0].ranges, found[1])
-        ranges = together(without(said, before), now)
+        ranges = together(without(said, before), now)[:RANGES_MAX]
         if ranges == said:
             return ranges
         try:

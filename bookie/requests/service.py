@@ -112,6 +112,8 @@ class BookieService:
         self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
+        self.hold: Callable[[Callable[[], None]], None] | None = None
+        """Takes the answers of intents before the first note of the journal (bookie/node/journal_notes.py)."""
         self.on_admin: OnAdmin = on_admin or _no_verbs
         self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
         self.read_failed_seconds = Histogram(SECONDS)
@@ -183,6 +185,14 @@ class BookieService:
 
     def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
         """All intents of a turn are durable, or there was no room for them."""
+        if self._closed:
+            return
+        if self.hold is not None:
+            self.hold(partial(self._answer_turn, turn, ok))
+        else:
+            self._answer_turn(turn, ok)
+
+    def _answer_turn(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
         if self._closed:
             return
         for done in turn:
