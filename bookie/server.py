@@ -317,6 +317,10 @@ class Bookie:
         return self._scrubber
 
     @property
+    def notes(self) -> JournalNotes:
+        return self._notes
+
+    @property
     def upkeep(self) -> DiskMonitor:
         return self._upkeep
 

@@ -46,7 +46,8 @@ class JournalNotes:
         self._metadata = metadata
         self._identity = mine
         self._on_first = on_first
-        self._noted = JournalPosition(0, 0)
+        self.noted = JournalPosition(0, 0)
+        """Up to where the metadata knows it, from this process."""
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -62,12 +63,12 @@ class JournalNotes:
         """Stores the position if it moved. After an error of the metadata it is as before."""
         async with self._noting:
             position = self._store.journal_position
-            if position != self._noted:
-                kept = await identity.note_journal(self._metadata(), self._identity, position, self._noted)
+            if position != self.noted:
+                kept = await identity.note_journal(self._metadata(), self._identity, position, self.noted)
                 if not kept:
                     _LOG.error("the metadata lacks what this bookie stored in it: nothing is deleted until a restart")
                 self.went_back = self.went_back or not kept
-                self._noted = position
+                self.noted = position
         if self._held:
             self._on_first()
             held, self._held = self._held, []

@@ -362,6 +362,20 @@ class Life:
             self.add_something()
             await self.settle()
 
+    async def flush_of_which_one_write_finds_no_room(self) -> None:
+        """A disk that refuses one write in the middle of a flush, and no other: what was not written is not flushed."""
+        for skip in (0, 1, 2, 3):
+            for at in range(8):
+                self._add_next(self.first + LEDGERS + 8 + at % 3)
+            await self.settle()
+            self.disk.faults = [FileFault("pwrite", ".log", errno.ENOSPC, skip=skip, times=1)]
+            self.start(self._checkpoint())
+            await self.settle()
+            self.disk.faults = []
+            self.add_something()
+            self.start(self._checkpoint())
+            await self.settle()
+
     def _add_next(self, ledger: int) -> None:
         self.start(self.add(ledger, 1 + max(self.sent.setdefault(ledger, {}), default=-1), False))
 
@@ -439,7 +453,8 @@ class Life:
         order: list[Callable[[], Awaitable[None]]] = [
             self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction,
             self.cold_log_is_closed, self.flush_beside_a_move, self.tombstones_of_which_one_finds_no_room,
-            self.blocks_of_which_one_finds_no_room, partial(chapters.limbo, self), partial(chapters.quarantine, self),
+            self.blocks_of_which_one_finds_no_room, self.flush_of_which_one_write_finds_no_room,
+            partial(chapters.limbo, self), partial(chapters.quarantine, self),
         ]  # fmt: skip
         self.rng.shuffle(order)
         for chapter in order:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
 from magnetar.bookie.store import checkpoint, memtable
+from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import writer
 from magnetar.bookie.store.store import Store
@@ -397,5 +398,37 @@ def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing() -> None
                 await simulation.spawn(NODE, fill(store, 1, range(200)))
             assert not simulation.is_up(NODE)
             assert fault.times == 0
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("refused", range(6))
+def test_one_write_of_a_flush_that_finds_no_room_leaves_every_entry_also_after_a_crash(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writes after it succeed: a flush that looks at its last one alone would name bytes that are not there."""
+    monkeypatch.setattr(writer, "SLICE_BYTES", 1 << 11)
+    monkeypatch.setattr(writer, "PIECE_BYTES", 1 << 10)
+
+    async def main(simulation: Simulation) -> None:
+        config = replace(SMALL, memtable_bytes=1 << 20, journal_bytes=16 << 20, log_bytes_max=16 << 20)
+        store = await open_store(simulation, config)
+        await simulation.spawn(NODE, fill(store, 1, range(24), size=1000))
+        disk = simulation.node(NODE).disk
+        disk.faults = [FileFault("pwrite", ".log", errno.ENOSPC, skip=refused, times=1)]
+        with pytest.raises(NoSpace):
+            await simulation.spawn(NODE, store.checkpoint())
+        assert not disk.faults[0].times, "the fault came"
+        await whole(simulation, store)
+        await simulation.spawn(NODE, store.checkpoint())
+        await whole(simulation, store)
+        simulation.crash(NODE, power_loss=True)
+        await whole(simulation, await open_store(simulation, config))
+
+    async def whole(simulation: Simulation, store: Store) -> None:
+        for entry in range(24):
+            found = await simulation.spawn(NODE, store.read(1, entry))
+            assert found.status is Status.OK
+            assert payload_of(found.entries[0]) == payload(1, entry, 1000)
 
     simulate(main)

@@ -154,7 +154,28 @@ def _replaced(cluster: Cluster, rng: random.Random) -> None:
 def _rolled_back(cluster: Cluster, rng: random.Random) -> None:
     name = _loser(cluster)
     if name is not None:
-        cluster.background(_roll_back(cluster, name, rng.uniform(0.5, 4.0)))
+        within = rng.random() < 0.5
+        cluster.background((_roll_back_within if within else _roll_back)(cluster, name, rng.uniform(0.5, 4.0)))
+
+
+async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None:
+    """A crash-consistent copy of a bookie that runs; it goes on, dies, and the copy is put in place. Only a copy that
+    the bookie's last note in the metadata is past: another one looks as any disk after a crash."""
+    bookie = cluster.bookies.get(name)
+    if bookie is None or not cluster.simulation.is_up(name):
+        return
+    copied = bookie.store.journal_position
+    disk = cluster.simulation.node(name).disk
+    backup = disk.snapshot()
+    await asyncio.sleep(after_s)
+    if name in cluster.gone or cluster.healed or cluster.bookies.get(name) is not bookie:
+        return
+    if not cluster.simulation.is_up(name) or bookie.notes.noted <= copied:
+        return
+    cluster.simulation.crash(name, power_loss=True)
+    cluster.simulation.note(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")
+    cluster.observer.disk_rolled_back(name)
+    disk.restore(backup)
 
 
 async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
