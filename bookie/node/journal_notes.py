@@ -1,7 +1,7 @@
 """Tells the metadata up to where the journal is synced: a directory that ends before that was rolled back.
 
 A snapshot of a volume, or the asynchronous replica of a disk, is whole in itself and looks like the disk after a crash.
-Only somebody else can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is limbo). So
+Only the metadata can tell that the bookie has answered more (identity.py `judge`, boot.py: such a start is limbo). So
 the bookie's record has a position of the journal, which only grows:
 
     at each start                 the end of what was replayed (identity.py `complete`)

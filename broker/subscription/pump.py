@@ -62,7 +62,8 @@ class Pump(MadeLater, ABC):
     LATER: ClassVar = {
         "_returns": lambda self: Returns(self.dispatcher, self._counting, self._clock),
         "_at_hand": lambda self: ReadAheadBuffer(
-            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self._tasks, self._memory
+            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self._tasks, self._memory,
+            self._data_lost,
         ),
         "_tasks": lambda _: Tasks(),
     }  # fmt: skip
@@ -94,6 +95,11 @@ class Pump(MadeLater, ABC):
 
     @abstractmethod
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
+
+    def _data_lost(self, error: MagnetarError) -> None:
+        """What is next cannot be read, ever: each consumer learns it, instead of waiting."""
+        for consumer in list(self.consumers.values()):
+            self.disconnect(consumer, error)
 
     def _counting(self) -> DeadLetters | None:
         letters = self.dead_letters

@@ -27,7 +27,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
-from ...proto.errors import MagnetarError
+from ...proto.errors import DataLost, MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
@@ -46,6 +46,8 @@ CHUNK_ENTRIES = 200
 """Entries given to the dispatcher at once."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
+LOST_LOOKED_AT = 100
+"""Entries that are read after a lost one, to tell how many are: each costs a question to every replica."""
 READ_RETRY_S = 0.5
 """Seconds between two tries to read from bookies that do not answer."""
 
@@ -59,14 +61,15 @@ class ReadAheadBuffer:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_dispatcher", "_kept", "_kept_bytes", "_log",
-        "_loop", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle", "_unfolding",
-        "_wake", "reading_again",
+        "_loop", "_lost", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle",
+        "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], tasks: Tasks, memory: ReadMemory,
+        wake: Callable[[], None], tasks: Tasks, memory: ReadMemory, lost: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
+        self._lost = lost
         self._subscription = subscription
         self._log = log
         self._clock = clock
@@ -222,6 +225,9 @@ class ReadAheadBuffer:
             size = self._memory.chunk(self._config.read_bytes)
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(position, size)
+        except DataLost as error:
+            self._lost(await self._lost_range(position, error))
+            return
         except Exception as error:
             self._cannot_read(position, error)
             return
@@ -243,6 +249,9 @@ class ReadAheadBuffer:
             size = self._memory.chunk(self._config.read_bytes)
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(first, size, last.entry_id)
+        except DataLost as error:
+            self._lost(await self._lost_range(first, error))
+            return
         except Exception as error:
             self._cannot_read(first, error)
             return
@@ -250,6 +259,30 @@ class ReadAheadBuffer:
             self.reading_again = False
         self.keep([entry for entry in entries if entry.position in wanted])
         self._wake()
+
+    async def _lost_range(self, position: Position, error: DataLost) -> DataLost:
+        """What consumers are told: from where on, and up to where as far as LOST_LOOKED_AT entries show. An operator
+        has to decide; a look each half second would bring nothing back.
+        """
+        ledger_id, first = position[0], int(error.fields.get("entry", position[1]))
+        last, span = first, self._log.shape.span(ledger_id)
+        end = first if span is None else min(span.last_entry, first + LOST_LOOKED_AT)
+        while last < end:
+            try:
+                await self._log.reader.read(Position(ledger_id, last + 1), 1, last + 1)
+                break
+            except DataLost:
+                last += 1
+            except MagnetarError:
+                break
+        if self._throttle.news(error):
+            _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
+        return DataLost(
+            f"subscription {self._subscription!r} of {self._log.topic}: entries {first} to {last} of ledger "
+            f"{ledger_id} are lost: every replica is certain to lack them. Restore a bookie that has them; or pass "
+            "over them on purpose: move the subscription after them (`magnetar subscriptions reset`)",
+            topic=self._log.topic, subscription=self._subscription, ledger=ledger_id, first=first, last=last,
+        )  # fmt: skip
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
         if not self._log.shape.readable(position):

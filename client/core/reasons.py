@@ -12,6 +12,7 @@ from math import inf
 
 from ...proto.errors import (
     ConnectionLost,
+    DataLost,
     InvalidRequest,
     MagnetarError,
     NotAllowed,
@@ -23,7 +24,7 @@ from ...proto.errors import (
     Unauthorized,
 )
 
-FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
+FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest, DataLost)
 """Errors after which opening it again is pointless."""
 SEALED = (ProducerFenced, TopicTerminated)
 PRODUCER_FINAL = (*SEALED, *FINAL)

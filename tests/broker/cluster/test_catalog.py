@@ -98,7 +98,7 @@ async def test_added_partitions_have_the_subscriptions_before_they_are_used(
     await catalog.create_topic(T, 4)
     for name in ("a", "b"):
         path = paths.cursor("public", "default", T.with_partition(0).stored_local, name)
-        await tree.session().put(path, encode(CursorRecord(created_ms=1)))
+        await tree.session().put(path, encode(CursorRecord(created_ms=1), path))
     stopping.left = stops_after
     try:
         await catalog.add_partitions(T, 2004)

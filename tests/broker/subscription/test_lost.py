@@ -1,0 +1,79 @@
+"""A consumer learns that what is next is lost, with the range; it does not wait for what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.log.cache import StoredEntry
+from magnetar.broker.log.reader import TopicLogReader
+from magnetar.client.common.errors import PulsarException as ClientError
+from magnetar.client.model.settings import InitialPosition
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import DataLost
+from magnetar.proto.names import Position, TopicName
+from tests.support.cluster import TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+
+
+async def _all(consumer: TestConsumer) -> None:
+    while True:
+        await consumer.receive()
+
+
+async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        producer = await TestProducer(world, broker, TOPIC).opened()
+        for number in range(8):
+            await producer.send(b"%d" % number)
+        topic = await broker.owned.topic(TopicName.parse(TOPIC))
+        (span,) = topic.log.shape.spans
+        topic.log.reader._cache.forget(span.ledger_id)
+        original = TopicLogReader.read
+
+        async def read(
+            self: TopicLogReader, position: Position, bytes_max: int, last_entry: int = 1 << 62
+        ) -> list[StoredEntry]:
+            if 2 <= position[1] <= 4:
+                raise DataLost("no replica has it", ledger=position[0], entry=position[1])
+            return await original(self, position, bytes_max, min(last_entry, 1) if position[1] < 2 else last_entry)
+
+        monkeypatch.setattr(TopicLogReader, "read", read)
+        earliest = wire.Subscribe.EARLIEST
+        with caplog.at_level(logging.ERROR):
+            for _ in range(3):
+                consumer = await TestConsumer(world, broker, TOPIC, initial_position=earliest).ready()
+                with pytest.raises(DataLost, match="entries 2 to 4") as raised:
+                    await _all(consumer)
+                assert (raised.value.fields["first"], raised.value.fields["last"]) == ("2", "4")
+        assert sum("told" in record.message for record in caplog.records) <= 2, "not once for each try"
+        subscription = topic.subscriptions["s"]
+        subscription.give_up(topic.log.shape.before(Position(span.ledger_id, 5)))
+        consumer = await TestConsumer(world, broker, TOPIC).ready()
+        assert (await consumer.receive()).entry_id == 5
+
+
+async def test_the_client_raises_it_from_receive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from magnetar.asyncio import Client
+
+    async with cluster(tmp_path) as running, Client(f"pulsar://{running.brokers[0].endpoint}") as client:
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
+        topic.log.reader._cache.forget(topic.log.shape.spans[0].ledger_id)
+
+        async def read(*_: object) -> list[StoredEntry]:
+            raise DataLost("no replica has it", ledger=topic.log.shape.spans[0].ledger_id, entry=0)
+
+        monkeypatch.setattr(TopicLogReader, "read", read)
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        with pytest.raises(ClientError, match=r"entries 0 to 0 .* are lost"):
+            async with asyncio.timeout(20):
+                await consumer.receive()
