@@ -20,12 +20,12 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from ..metadata import deletions, paths
+from ..metadata import paths
 from ..metadata.records import LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
 from ..metadata.update import take_ids, update
 from ..runtime.world import World
-from . import records, recovery
+from . import deletions, records, recovery
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import RecordWrite, create, new_record
@@ -156,7 +156,7 @@ class LedgerClient:
         return await records.read(self._metadata, ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes them for ever (metadata/deletions.py); idempotent, also when a record does not exist. After an error
+        """Deletes them for ever (ledger/deletions.py); idempotent, also when a record does not exist. After an error
         of the metadata the outcome is unknown: delete again. What is asked for meanwhile shares the next commits.
         """
         self._unwanted.update(ledger_ids)

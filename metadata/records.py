@@ -96,7 +96,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
-    """The ledgers of a page of ids that their owners deleted (metadata/deletions.py)."""
+    """The ledgers of a page of ids that their owners deleted (ledger/deletions.py)."""
 
     kind = 29
     page: int

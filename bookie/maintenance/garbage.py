@@ -5,7 +5,7 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`), unless the pass is forced;
- 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (metadata/deletions.py). A ledger that has
+ 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/deletions.py). A ledger that has
     neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
     another one. It is kept, counted (`gc_unexplained`) and told, until a pass is forced (`magnetar bookies gc --now
     --force`);
@@ -33,7 +33,8 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...metadata import deletions, paths, records
+from ...ledger import deletions
+from ...metadata import paths, records
 from ...metadata.store import MetadataStore
 from ...metadata.unreadable import ledgers_in
 from ...proto.errors import Busy, MagnetarError

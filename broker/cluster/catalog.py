@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...metadata import deletions, paths
+from ...ledger import deletions
+from ...metadata import paths
 from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, Record, TenantRecord, TopicRecord
 from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
 from ...metadata.update import PART_OPERATIONS, get_record, in_parts, make_absent, put_of, put_record, update_record

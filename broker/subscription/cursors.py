@@ -29,8 +29,8 @@ from typing import ClassVar
 
 import msgspec
 
-from ...ledger import LedgerClient, LedgerReader
-from ...metadata import deletions, paths
+from ...ledger import LedgerClient, LedgerReader, deletions
+from ...metadata import paths
 from ...metadata.records import CursorRecord, DelayBucket, decode, encode
 from ...metadata.store import Delete, MetadataStore, Versioned
 from ...metadata.update import update

@@ -16,8 +16,9 @@ from pathlib import Path
 from uuid import UUID
 
 from magnetar.cli.common.processes import Process, Processes
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import deletions, paths, records
+from magnetar.metadata import paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT
 from magnetar.proto.errors import MagnetarError

@@ -20,8 +20,8 @@ from magnetar.bookie.store.entrylog.writer import TableFlush
 from magnetar.bookie.store.ledgers.state_log import StateLog
 from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Op, RequestHead, Status
-from magnetar.metadata import deletions
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
 from magnetar.runtime.sim import peer_server as sim_peers

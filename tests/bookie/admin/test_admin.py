@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from magnetar.bookie.server import Bookie
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Status, decode_answer, encode_admin
-from magnetar.metadata import deletions, paths, records
+from magnetar.metadata import paths, records
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, PeerCaller
 from tests.bookie.maintenance.test_garbage import with_logs

@@ -13,8 +13,9 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.compaction.compaction import Done
 from magnetar.bookie.store.compaction.plan import CompactionPolicy, LogFacts
 from magnetar.bookie.store.disk import NoSpace
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Op, Status
-from magnetar.metadata import deletions, paths, records
+from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import deletions, paths
+from magnetar.metadata import paths
 from magnetar.metadata.store import Delete, Put
 from magnetar.metadata.unreadable import ledgers_in
 from tests.bookie.bookies import Cluster, with_cluster

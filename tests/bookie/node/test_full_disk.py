@@ -11,8 +11,9 @@ from magnetar.bookie.node.disk_monitor import DiskLimits, DiskState, Usage, judg
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.space.reserve import NAME
+from magnetar.ledger import deletions
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata import deletions, paths, records
+from magnetar.metadata import paths, records
 from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES
 from magnetar.runtime.sim.files import Disk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from magnetar.bookie.repair import copier, marks, worker
 from magnetar.bookie.repair.core import copies
 from magnetar.bookie.repair.core.marks import Stuck
-from magnetar.ledger import LedgerClient
+from magnetar.ledger import LedgerClient, deletions
 from magnetar.ledger.core import metadata as transitions
 from magnetar.ledger.format.peer import Flags, encode_add_many
-from magnetar.metadata import deletions, paths
+from magnetar.metadata import paths
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from magnetar.bookie.repair import marks
 from magnetar.client.admin import AdminClient
+from magnetar.ledger import deletions
 from magnetar.ledger.client import LedgerClient
-from magnetar.metadata import deletions, paths
+from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.metadata.update import get_record, put_record, update_record

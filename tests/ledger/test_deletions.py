@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from magnetar.ledger import LedgerClient, LedgerConfig
-from magnetar.metadata import deletions, paths
+from magnetar.ledger import LedgerClient, LedgerConfig, deletions
+from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedRecord, DeletedLedgersRecord
 from magnetar.metadata.update import get_record
 from tests.support.cluster import cluster

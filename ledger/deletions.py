@@ -12,7 +12,7 @@ ledger is deleted when its owner says so, in this order:
 A crash after 1 leaves a record that no list names: the sweep (broker/cluster/orphans.py) goes on with 2. A ledger
 without a record whose id is in no page is *unexplained*: its data stays until an operator decides.
 Ids are never given out twice, so a page only grows. It has at most PAGE_IDS / 2 ranges, usually a few; nothing deletes
-a page: a bookie that returns after a year asks for it. Guarded by tests/metadata/test_deletions.py.
+a page: a bookie that returns after a year asks for it. Guarded by tests/ledger/test_deletions.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from itertools import groupby
 
 from pyroaring import BitMap64
 
+from ..metadata import paths
+from ..metadata.records import DeletedLedgersRecord
+from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Operation
+from ..metadata.update import get_record, put_of, update_record
 from ..proto.errors import BadVersion
-from . import paths
-from .records import DeletedLedgersRecord
-from .store import ABSENT, ANY, Delete, MetadataStore, Operation
-from .update import get_record, put_of, update_record
 
 PAGE_IDS = 4096
 """A page in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part of one."""
