@@ -83,12 +83,15 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, *, bookies: int = 1, brokers: int = 1, **changes: object) -> AsyncIterator[Cluster]:
+async def cluster(
+    folder: Path, *, bookies: int = 1, brokers: int = 1, limit_s: float | None = 120, **changes: object
+) -> AsyncIterator[Cluster]:
+    """`limit_s`: whoever uses it has to be done then."""
     world = real_world(1)
     store = await SqliteStore.open(world, str(folder / "metadata.sqlite"))
     running = Cluster(world, folder, store)
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(limit_s):
             for _ in range(bookies):
                 await running.add_bookie()
             for _ in range(brokers):
