@@ -1,7 +1,8 @@
 """Entries of an index range, for readers that keep their own offsets.
 
 The entries that hold any message of the range are given in order, until about `bytes_max` (READ_BYTES_MAX if that is
-0), the end of the range or the end of the topic, whichever is first; this never waits for messages.
+0), the end of the range or the end of the topic, whichever is first; this never waits for messages. The right to
+consume is asked for before each chunk of `read_bytes`: a read that a client takes slowly ends with it.
 Guarding tests: tests/broker/subscription/test_gaps.py.
 """
 
@@ -46,7 +47,7 @@ class RangeReader:
         """Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable, DataLost: after some entries, perhaps."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
-        await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)
+        await self._require(name)
         topic = await self._broker.topic(name, create=False)
         check_incarnation(topic, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
@@ -59,6 +60,7 @@ class RangeReader:
         position, self.next_index = place.position, max(wanted.first, place.first_index)
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.readable(position):
+            await self._require(name)
             size = min(left, chunk_bytes)
             for entry in log.reader.cached(position, 1000, size) or await log.reader.read(position, size):
                 if entry.first_index >= end or left <= 0:
@@ -75,3 +77,6 @@ class RangeReader:
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)
+
+    async def _require(self, name: TopicName) -> None:
+        await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)

@@ -30,6 +30,7 @@ from tests.mutants import (
     ledgers,
     pending,
     security,
+    subscriptions,
     transactions,
     wires,
 )
@@ -84,6 +85,7 @@ def _all() -> Iterator[Mutant]:
     yield from _of_coordinators()
     yield from _within_a_process()
     yield from _of_wires()
+    yield from _passed_over()
 
 
 def _cores() -> Iterator[Mutant]:
@@ -257,6 +259,57 @@ def _of_wires() -> Iterator[Mutant]:
          f"{_PATIENCE}::test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn_between"),
     ):  # fmt: skip
         yield _of(id_, plant, DIRECTED, "", target, why)
+
+
+def _passed_over() -> Iterator[Mutant]:
+    """What a tier that draws at random does not come by: most were alive until they had a test of their own."""
+    topic, log, core = "tests/broker/topic/", "tests/broker/log/", "tests/broker/subscription/core/"
+    for id_, plant, fells, target, why in (
+        ("M66", subscriptions.freed_twice, "41",
+         f"{core}test_dispatch.py::test_what_an_abort_gives_back_and_a_consumer_holds_already_has_one_holder",
+         "the walk has no back-off that ends between two slices of an abort"),
+        ("M67", transactions.forgotten_without_an_answer, "69",
+         f"{topic}core/test_transactions_core.py::"
+         "test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer",
+         "in the walk every coordinator answers"),
+        ("M68", brokers.commit_sets_numbers_back, "84",
+         f"{topic}core/test_dedup_core.py::test_a_commit_sets_no_sequence_id_back",
+         "producers of seeds send beside no transaction of their own"),
+        ("M69", subscriptions.persisted_mark_is_safe, "34",
+         f"{core}test_cursor.py::test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again",
+         "seeds of a cluster make no seeks"),
+        ("M76", coordinators.lost_receipts_commit_all, "70",
+         "tests/broker/transaction/core/test_coordinator_walk.py::"
+         "test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed",
+         "the walk's clients name all topics or none"),
+        ("M77", brokers.snapshot_counts_before_it_is_stored, "34",
+         f"{topic}test_dedup.py::"
+         "test_a_snapshot_counts_when_it_is_stored_and_no_entry_after_the_one_before_is_trimmed_until_then",
+         "needs a trim while a snapshot is on its way, and then a crash"),
+        ("M78", security.read_before_is_kept, "46 47",
+         f"{_GRANTS}::test_a_read_that_began_before_a_revocation_decides_nothing_after_it",
+         "needs a revocation within a read of the grants"),
+        ("M79", brokers.end_index_passes_an_open_transaction, "68",
+         f"{topic}test_shown.py::"
+         "test_a_compaction_ends_before_the_first_open_transaction_in_its_positions_and_in_its_indexes",
+         "seeds with transactions compact nothing"),
+        ("M87", brokers.first_compaction_holds_nothing, "34",
+         f"{log}test_compaction.py::"
+         "test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_its_survivors_are_copied",
+         "seeds compact nothing"),
+        ("M87b", brokers.chunks_of_another_round, "",
+         f"{log}core/test_compaction_core.py::"
+         "test_a_message_whose_chunks_lie_around_the_end_of_a_rounds_memory_is_decided_once", "seeds compact nothing"),
+        ("M88", security.open_reads_go_on, "46 47",
+         f"{_GRANTS}::test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_right",
+         "seeds read no ranges"),
+        ("M89", clients.given_back_survives_a_seek, "",
+         "tests/client/core/test_consumer_walk.py::test_what_was_given_back_before_a_seek_is_not_asked_for_after_it",
+         "the walk's application takes what comes twice"),
+        ("M99", subscriptions.acknowledged_is_due_again, "",
+         f"{core}test_delays_core.py", "a restart with holes among what is delayed is rare in a seed"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, fells, target, why)
 
 
 def _of_security() -> Iterator[Mutant]:

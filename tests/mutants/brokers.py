@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
+from magnetar.broker.common.applied import Applied
+from magnetar.broker.log.compaction import Compaction, CompactionRun
+from magnetar.broker.log.core.compaction import KeySurvey
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
+from magnetar.broker.log.core.trimming import Safe
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.topic_log import TopicLog
@@ -17,7 +21,7 @@ from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Entry, Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import topic
-from magnetar.broker.topic.core.dedup import SequenceProgress
+from magnetar.broker.topic.core.dedup import Dedup, SequenceProgress
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
@@ -125,3 +129,60 @@ def redelivery_is_free(stack: Stack) -> None:
         return delivery
 
     put(stack, Dispatcher, "_deliver", deliver)
+
+
+def snapshot_counts_before_it_is_stored(stack: Stack) -> None:
+    """M77: the entries that a snapshot of sequence ids covers may be trimmed before it is stored."""
+    honest = Deduplication._store
+
+    async def store(self: Deduplication) -> None:
+        self._stored = self._snapshot_now().position
+        await honest(self)
+
+    put(stack, Deduplication, "_store", store)
+
+
+def commit_sets_numbers_back(stack: Stack) -> None:
+    """M68: a commit sets the sequence id of its producer back to that of the transaction."""
+
+    def merged(self: Dedup, numbers: Mapping[str, SequenceProgress]) -> None:
+        for name, progress in numbers.items():
+            self._persisted[name] = progress
+            if name not in self._connected:
+                self._away.setdefault(name, self._opened)
+
+    put(stack, Dedup, "merged", merged)
+
+
+# ------------------------------------------------------------------------------------ compaction
+def end_index_passes_an_open_transaction(stack: Stack) -> None:
+    """M79: a compaction ends before an open transaction by its positions, and after it by its indexes."""
+    honest = CompactionRun.__init__
+
+    def init(self: CompactionRun, of: Compaction) -> None:
+        honest(self, of)
+        self._end_index = of.log.shape.end_index
+
+    put(stack, CompactionRun, "__init__", init)
+
+
+def first_compaction_holds_nothing(stack: Stack) -> None:
+    """M87: the log is trimmed while the first compaction of a topic reads it."""
+    honest = Compaction.held
+
+    def held(self: Compaction, applied: Applied) -> Safe | None:
+        first = self.record is None and not applied.compaction_threshold_bytes
+        return None if first else honest(self, applied)
+
+    put(stack, Compaction, "held", held)
+
+
+def chunks_of_another_round(stack: Stack) -> None:
+    """M87b: a round of a compaction keeps the chunks that it has seen of keys that it gave up to a later one."""
+
+    def narrow(self: KeySurvey) -> None:
+        while len(self._latest) > self._keys_max and self._high - self._low > 1:
+            self._high = high = (self._low + self._high) // 2
+            self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
+
+    put(stack, KeySurvey, "_narrow", narrow)

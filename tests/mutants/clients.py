@@ -8,10 +8,10 @@ from typing import Any
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import handle as blocking_handle
 from magnetar.client.consume.receiver_queue import ReceiverQueue
-from magnetar.client.core.effects import (
-    ProducerEffect,
-)
+from magnetar.client.core.consumer import ConsumerCore
+from magnetar.client.core.effects import ConsumerEffect, ProducerEffect
 from magnetar.client.core.producer import ProducerCore
+from magnetar.client.core.redelivery import NackTracker
 from magnetar.client.core.transaction import TransactionCore
 from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
@@ -66,3 +66,15 @@ def dropped_and_not_closed(stack: Stack) -> None:
 
     put(stack, blocking_handle, "close_soon", close_soon)
     put(stack, blocking, "close_soon", close_soon)
+
+
+def given_back_survives_a_seek(stack: Stack) -> None:
+    """M89: what was given back before a seek is asked for again after it, while the application has it."""
+    honest = ConsumerCore._arrive
+
+    def arrive(self: ConsumerCore, to: Any, effects: list[ConsumerEffect]) -> None:
+        kept, self._nacks = self._nacks, NackTracker()
+        honest(self, to, effects)
+        self._nacks = kept
+
+    put(stack, ConsumerCore, "_arrive", arrive)

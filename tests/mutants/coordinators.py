@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction.core.coordinator import Coordinator
+from magnetar.broker.transaction.core.ends import Ends
 from magnetar.broker.transaction.core.halves import Waits
 from magnetar.broker.transaction.core.intents import Reason, Settle
-from magnetar.broker.transaction.core.live import Phase
+from magnetar.broker.transaction.core.live import Live, Phase
 from magnetar.broker.transaction.core.outcomes import Decision
-from magnetar.broker.transaction.core.records import Done, SinkBatch
+from magnetar.broker.transaction.core.records import Done, Participant, SinkBatch
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import CoordinatorLog
 from tests.mutants.ledgers import Stack, put
@@ -107,3 +109,15 @@ def settled_before_durable(stack: Stack) -> None:
             self._effects += [Settle(txn, True, each) for each in self._live[txn].participants.values()]
 
     put(stack, Coordinator, "_decide", decide)
+
+
+def lost_receipts_commit_all(stack: Stack) -> None:
+    """M76: of a topic whose receipts the client lost a commit counts all that it stored."""
+    honest = Ends._participants
+
+    def participants(self: Ends, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
+        said = {each.topic for each in listed}
+        found = honest(self, live, listed, now)
+        return [each if not listed or each.topic in said else Participant(each.topic) for each in found]
+
+    put(stack, Ends, "_participants", participants)

@@ -8,16 +8,18 @@ from typing import Any
 
 from magnetar.broker.access import grants
 from magnetar.broker.access.authorizer import Authorizer
+from magnetar.broker.access.core.rights import Rights
 from magnetar.broker.access.core.table import Rule
 from magnetar.broker.access.grants import Grants
 from magnetar.broker.protocols.grpc import checked
 from magnetar.broker.protocols.grpc.admin import AdminService
 from magnetar.broker.session import consumer
+from magnetar.broker.session.reader import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.grpc.callers import Callers
 from magnetar.security.authenticator import Authenticator
@@ -83,6 +85,30 @@ def forwarded_by_anybody(stack: Stack) -> None:
 def partitions_have_no_base(stack: Stack) -> None:
     """M56: grants of a topic are looked up by the name of the partition, which has none."""
     put(stack, TopicName, "base", property(lambda self: self))
+
+
+def read_before_is_kept(stack: Stack) -> None:
+    """M78: grants that were read before a revocation are kept after it, when the read began before and ended after."""
+    honest = Grants.rights
+
+    async def rights(self: Grants, name: NamespaceName) -> Rights:
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = await honest(self, name)
+        return found
+
+    put(stack, Grants, "rights", rights)
+
+
+def open_reads_go_on(stack: Stack) -> None:
+    """M88: a read of a range goes on after its role lost the right to consume."""
+
+    async def require(self: RangeReader, name: TopicName) -> None:
+        if self.next_index == self._wanted.first:
+            await honest(self, name)
+
+    honest = RangeReader._require
+    put(stack, RangeReader, "_require", require)
 
 
 # ------------------------------------------------------------------------------------ credentials

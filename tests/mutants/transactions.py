@@ -84,3 +84,14 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
         return
 
     put(stack, Deduplication, "hold_before", hold_before)
+
+
+def forgotten_without_an_answer(stack: Stack) -> None:
+    """M67: a transaction whose coordinator gives no answer is forgotten, with entries that no outcome shows any more."""
+
+    def refused(self: Transactions, txn: TxnId) -> None:
+        found = self.known.get(txn)
+        if found is not None and found.phase is TxnPhase.ASKED:
+            del self.known[txn]
+
+    put(stack, Transactions, "refused", refused)

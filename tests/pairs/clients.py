@@ -227,8 +227,8 @@ def _by_outbox(
 async def send_by_spark(
     spark: Any, url: str, topic: str, messages: Sequence[Sent], keys: tuple[str, str] | None, typed: bool, tries: int
 ) -> None:
-    """One batch query, run again when it fails, as Spark's users do: at least once. By the schema of a topic a row of a record always has a value (docs/spark.md): a message without
-    one becomes an empty text."""
+    """One batch query, run again when it fails: at least once. By the schema of a topic a row of a record always has a
+    value (docs/spark.md): a message without one becomes an empty text."""
     named = "key binary, properties map<string,string>"
     columns = f"value binary, {named}"
     rows: list[tuple[Any, ...]] = [

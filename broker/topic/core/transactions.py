@@ -566,6 +566,7 @@ class Transactions:
         assert self.stable <= self._shape.confirmed, "the last stable position is after the last confirmed entry"
         assert self.stable_index <= self._shape.end_index, "an index that no message has is stable"
         assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
+        assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"
         for txn, each in self.known.items():
             assert each.phase is not TxnPhase.ENDED or each.flying, "a transaction that is over is kept"
             assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.count > 0), "wrongly hidden"

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.access import authorizer
 from magnetar.broker.access import grants as module
 from magnetar.broker.access.core.rights import Rights
 from magnetar.broker.access.grants import Grants
+from magnetar.broker.common.turns import Turns
+from magnetar.broker.session.reader import Range, RangeReader
 from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
@@ -22,6 +27,7 @@ from magnetar.metadata.update import put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.process import real_world
 from tests.broker.access.roles import ROOT, Roles, roles
 
@@ -142,6 +148,23 @@ async def test_a_grant_that_comes_between_the_question_and_the_opening_is_seen(
     assert len(topic.producers) == 0
 
 
+async def test_a_read_of_a_range_that_is_under_way_ends_when_its_role_loses_the_right(acme: Roles) -> None:
+    """A client that takes slowly what it asked for holds its read open for as long as it likes."""
+    producer = await acme.producer("etl", TOPIC)
+    for _ in range(4):
+        await producer.send(bytes(700_000))
+    caller: Any = SimpleNamespace(principal=Principal("web", PrincipalKind.CLIENT, "test"))
+    manager = acme.broker.owned
+    reader = RangeReader(manager, Range(TOPIC, 0, 4), caller)
+    async with aclosing(reader.entries(Turns(manager.world.clock))) as entries:
+        assert (await anext(entries)).index == 0
+        await acme.revoke("web", namespace=NAMESPACE)
+        with pytest.raises(Unauthorized):
+            for _ in range(2):
+                await anext(entries)
+    assert reader.next_index < 4
+
+
 async def test_permissions_are_shown_as_they_are_set(acme: Roles) -> None:
     await acme.call(ROOT, "Admin.CreateTopic", wire.TopicSpec(name=TOPIC))
     await acme.grant("web", "consume", topic=TOPIC)
@@ -259,6 +282,34 @@ async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as
     await acme.revoke("etl", namespace=NAMESPACE)
     assert await ended(producer) < WITHIN_S
     assert len(failed) == 2
+
+
+async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = real_world(1)
+    sqlite = await SqliteStore.open(world, str(tmp_path / "metadata.sqlite"))
+    inner = sqlite.session()
+    grants = Grants(inner, world.clock, lambda *place: None)
+    name = NamespaceName("acme", "jobs")
+    await grants.change(name, lambda record: replace(record, roles={"etl": ("produce",)}))
+    read, told, revoked = Grants._read, asyncio.Event(), asyncio.Event()
+
+    async def slow(grants: Grants, name: NamespaceName) -> Rights:
+        found = await read(grants, name)
+        told.set()
+        await revoked.wait()
+        return found
+
+    monkeypatch.setattr(Grants, "_read", slow)
+    asked = asyncio.create_task(grants.rights(name))
+    await told.wait()
+    await grants.change(name, lambda record: replace(record, roles={}))
+    revoked.set()
+    assert (await asked).roles == {"etl": ("produce",)}, "who asked before may be answered as it was"
+    assert (await grants.rights(name)).roles == {}, "who asks after it is not"
+    await inner.close()
+    await sqlite.close()
 
 
 async def test_names_that_strangers_ask_for_take_a_bounded_memory(

@@ -242,6 +242,22 @@ async def test_a_former_owner_cannot_publish_and_deletes_only_its_own(tmp_path: 
     assert await bench.shown() == bench.expected(11)
 
 
+async def test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_its_survivors_are_copied() -> None:
+    """What it read first and copies last must be there in between, whoever has acknowledged it."""
+    bench = Bench()
+    bench.publish(*some(0, 20))
+    _, compaction = await bench.owner()
+    assert compaction.held(SMALL) is None, "a topic that was never compacted keeps nothing for it"
+    assert compaction.start()
+    held = compaction.held(SMALL)
+    assert held is not None
+    assert held.mark == compaction.log.shape.start
+    await compaction.wait()
+    held = compaction.held(SMALL)
+    assert held is not None
+    assert held.mark == Position(LEDGER, 19)
+
+
 async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind() -> None:
     """Whatever number of them: one ledger, one table of rows, no task, no key."""
     bench = Bench()

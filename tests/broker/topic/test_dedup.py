@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.ledger_list import path_of
+from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
 from magnetar.client.client import Client
 from magnetar.metadata import paths
@@ -201,6 +202,36 @@ async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
         assert len(await topic.trim(retained=False)) == 3
         await broker.owned.unload(NAME)
         again = await TestProducer(running.world, broker, TOPIC).opened()
+        assert again.answer.last_sequence_id == 6
+
+
+async def test_a_snapshot_counts_when_it_is_stored_and_no_entry_after_the_one_before_is_trimmed_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is on its way when the topic is trimmed, and then its broker is gone."""
+    changes = {"deduplication": True, "roll_entries": 2, "dedup_snapshot_entries": 1000}
+    async with cluster(tmp_path, **changes) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        for number in range(7):
+            await producer.send(b"%d" % number)
+        topic = await settle(broker)
+        begun = asyncio.Event()
+
+        async def never(*_: Any) -> bool:
+            begun.set()
+            await asyncio.Event().wait()
+            return True
+
+        monkeypatch.setattr(SnapshotLedger, "append", never)
+        topic.dedup._snapshot()
+        await begun.wait()
+        assert await topic.trim(retained=False) == [], "the numbers of these entries are nowhere else"
+        await vanish(running, broker)
+        monkeypatch.undo()
+        second = await running.add_broker(**changes)
+        await until_owned_by(running, second)
+        again = await TestProducer(running.world, second, TOPIC).opened()
         assert again.answer.last_sequence_id == 6
 
 

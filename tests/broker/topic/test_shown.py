@@ -322,3 +322,24 @@ async def test_expiry_and_quota_stop_at_the_last_stable_position(
         await at.commit()
         assert await backlog.size(at.topic.shown, subscription) == 3
 
+
+
+async def test_a_compaction_ends_before_the_first_open_transaction_in_its_positions_and_in_its_indexes(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    """Readers by index find what commits later in the log, and not in the compacted ledger, which never had it."""
+    async with filled(tmp_path, coordinator, compaction_retain_null_key=True) as at:
+        compaction = at.topic.compaction
+        assert compaction.start()
+        await compaction.wait()
+        record = compaction.record
+        assert record is not None
+        assert (record.horizon_entry, record.end_index, record.messages) == (3, 4, 2)
+        assert compaction.view.compacted is not None
+        [row] = compaction.view.compacted.rows
+        assert row.end_index == 4
+        await at.commit()
+        assert compaction.start()
+        await compaction.wait()
+        assert compaction.record is not None
+        assert (compaction.record.end_index, compaction.record.messages) == (9, 5)

@@ -444,3 +444,21 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     walk.connected = True
     walk.do(walk.core.opened())
     assert [type(each) for each in walk.broker.up] == [SendAcks, Grant]
+
+
+def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
+    """It comes again by the seek; asked for once more it would come while the application has it."""
+    walk = Walk(1)
+    core = walk.core = ConsumerCore(
+        ConsumerOptions(ordered=False, log_order=False, ack_timeout_s=0.0, nack_delay_ms=lambda _: 100),
+        queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng),
+    )  # fmt: skip
+    core.opened()
+    core.give_back(Position(LEDGER, 3), 0, now=1.0)
+    assert core.due is not None
+    request = core.request()
+    core.seek(request, None)
+    core.answered(request, None)
+    assert core.due is None
+    assert not [each for each in core.time_passed(60.0) if isinstance(each, Redeliver)]
+    core.check()

@@ -183,6 +183,29 @@ def test_chunks_of_a_message_stay_or_go_together(compression: int) -> None:
     assert [index for index, *_ in log.compacted(keys_max=1).entries] == [6]
 
 
+def test_a_message_whose_chunks_lie_around_the_end_of_a_rounds_memory_is_decided_once() -> None:
+    """Its first chunk is seen before the round gives its key up to a later one, the others after it."""
+    log = Log()
+
+    def chunk(number: int) -> None:
+        for key in range(8):
+            of_chunk = {"uuid": f"u{key}", "num_chunks_from_msg": 2, "total_chunk_msg_size": 8, "chunk_id": number}
+            log.single(M(f"large-{key}", b"part"), **of_chunk)
+
+    chunk(0)
+    for number in range(100):
+        log.single(M(f"small-{number}", b"stays"))
+    chunk(1)
+    kept = log.compacted().shown()
+    assert log.compacted(keys_max=10).shown() == kept
+    assert len(kept) == 116
+    for key in range(8):
+        log.single(M(f"large-{key}", b"" if key % 2 else b"small"))
+    after = log.compacted(keys_max=10).shown()
+    assert after == log.compacted().shown()
+    assert len(after) == 104, "neither a chunk of what is overwritten nor of what is deleted is left"
+
+
 def test_what_nobody_can_look_inside_stays_as_it_is() -> None:
     log = Log()
     log.single(M("k", b"1"))

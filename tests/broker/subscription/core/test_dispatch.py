@@ -311,3 +311,18 @@ def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_com
     desk.dispatcher.due(delays.due(9, 99))
     assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]
     assert len(member.outstanding) == 4
+
+
+def test_what_an_abort_gives_back_and_a_consumer_holds_already_has_one_holder() -> None:
+    """An abort gives back in slices; what is released from a back-off in between is with a consumer when its slice
+    comes."""
+    desk = Desk(SHARED, shape_of(3))
+    first = desk.join(1, permits=2)
+    given, _ = desk.pump()
+    assert entries(given) == [(1, 0), (1, 1)]
+    desk.join(2, permits=10)
+    desk.dispatcher.freed([each.entry.position for each in given])
+    given, why = desk.pump()
+    assert (entries(given), why) == ([(2, 2)], Blocked.CAUGHT_UP)
+    desk.dispatcher.redeliver(first, None)
+    assert entries(desk.pump()[0]) == [(2, 0), (2, 1)], "when it gives them back another one gets them"

@@ -264,6 +264,21 @@ def test_chunks_count_when_the_last_of_them_is_stored() -> None:
     assert dedup.judge("p", again) is DedupVerdict.NEW, "who begins the message anew has all its chunks stored"
 
 
+def test_a_commit_sets_no_sequence_id_back() -> None:
+    """Others of its producer were stored outside of the transaction while it was open."""
+    dedup = Dedup(Snapshot(START, {}), now=0.0)
+    dedup.joined("p")
+    dedup.passed(Position(1, 0))  # of the transaction: 3
+    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
+    dedup.confirmed("p", SequenceRange(4, 4), Position(1, 1))
+    dedup.merged({"p": SequenceProgress(3)})
+    assert dedup.last("p") == 4
+    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.DUPLICATE
+    dedup.merged({"p": SequenceProgress(6)})
+    assert dedup.last("p") == 6
+    dedup.check()
+
+
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
     dedup = Dedup(now=0.0)
     dedup.joined("here")

@@ -277,6 +277,21 @@ def test_after_an_abort_the_same_sequence_ids_are_new_and_a_commit_returns_them(
     assert core.settle(Settlement(second, True, 1, Position(1, 1))).numbers["p"].number == 7
 
 
+def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> None:
+    """After a take-over it is asked for; readers wait for its outcome, which still counts when it comes."""
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
+    again.replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
+    again.replay_done()
+    again.refused(txn)
+    again.check()
+    assert again.is_known(txn)
+    assert again.stable == Position(1, -1)
+    end = again.settle(Settlement(txn, True, 1, Position(1, 0)))
+    assert (end.shown, end.numbers["p"].number, again.stable) == (True, 0, Position(1, 0))
+
+
 def test_a_late_send_never_hides_committed_entries() -> None:
     """Aborted are positions and not ids: what was shown stays, whatever comes under the same id."""
     core, txn = opened(1), TxnId(0, 1)

@@ -378,3 +378,18 @@ def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() 
     assert len(append.records) == 2
     assert world.answers[20] is TxnState.COMMITTED
     assert 21 not in world.answers
+
+
+def test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed() -> None:
+    """It joined, and stored something of which the client was told nothing, or that it failed: the client did not count
+    it, and a reader must not see it."""
+    world = World()
+    txn = world.begin(0)
+    for request, topic in ((1, "a"), (2, "b")):
+        world.ask(Join(request, txn, topic))
+    world.ask(End(3, txn, Verb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
+    world.flush()
+    assert world.answers[3] is TxnState.COMMITTED
+    assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]
+    world.crash()
+    assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]
