@@ -87,7 +87,7 @@ def snapshot_after_an_open_transaction(stack: Stack) -> None:
 
 
 def forgotten_without_an_answer(stack: Stack) -> None:
-    """M67: a transaction whose coordinator gives no answer is forgotten, with entries that no outcome shows any more."""
+    """M67: a transaction whose coordinator gives no answer is forgotten: no outcome shows its entries any more."""
 
     def refused(self: Transactions, txn: TxnId) -> None:
         found = self.known.get(txn)
