@@ -306,6 +306,8 @@ def _passed_over() -> Iterator[Mutant]:
         ("M89", clients.given_back_survives_a_seek, "",
          "tests/client/core/test_consumer_walk.py::test_what_was_given_back_before_a_seek_is_not_asked_for_after_it",
          "the walk's application takes what comes twice"),
+        ("M89b", clients.closed_twice_opens_twice, "", "tests/simulation/test_late_frames.py",
+         "in a seed that is drawn few ids are closed"),
         ("M99", subscriptions.acknowledged_is_due_again, "",
          f"{core}test_delays_core.py", "a restart with holes among what is delayed is rare in a seed"),
     ):  # fmt: skip

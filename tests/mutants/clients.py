@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import handle as blocking_handle
+from magnetar.client.connect.attachment import Attachment
+from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.receiver_queue import ReceiverQueue
 from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import ConsumerEffect, ProducerEffect
 from magnetar.client.core.producer import ProducerCore
 from magnetar.client.core.redelivery import NackTracker
 from magnetar.client.core.transaction import TransactionCore
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
 
@@ -78,3 +82,22 @@ def given_back_survives_a_seek(stack: Stack) -> None:
         self._nacks = kept
 
     put(stack, ConsumerCore, "_arrive", arrive)
+
+
+def closed_twice_opens_twice(stack: Stack) -> None:
+    """M89b: a consumer whose id is closed twice in one read opens twice, and ends when the second one fails."""
+    honest = Attachment.reopen
+
+    def on_frames(self: PartitionConsumer, frames: Sequence[wire.ServerFrame]) -> None:
+        left = iter(frames)
+        while (rare := self.deliveries.gather(left)) is not None:
+            self._put()
+            self._rare(rare.WhichOneof("kind"), rare)
+        self._put()
+
+    def reopen(self: Attachment, after_s: float) -> None:
+        self._pause = None
+        honest(self, after_s)
+
+    put(stack, PartitionConsumer, "on_frames", on_frames)
+    put(stack, Attachment, "reopen", reopen)

@@ -20,6 +20,7 @@ from tests.simulation.load.ledgers import LedgerLoad
 from tests.simulation.load.topics import TopicLoad
 from tests.simulation.load.transactions import TransactionLoad
 from tests.simulation.options import Options, draw
+from tests.simulation.strikes.frames import said_twice
 from tests.simulation.verdict.observer import Observer
 
 STEPS_MAX = 5_000_000
@@ -61,7 +62,7 @@ def run_seed(
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
     seen = cluster.rights.watching() if options.secured else contextlib.nullcontext()
-    with _observed_writers(observer), seen, cluster.coordination.watching():
+    with _observed_writers(observer), seen, cluster.coordination.watching(), said_twice(seed):
         try:
             with _cut_off():
                 failures += simulation.run(_scenario(cluster, figures))

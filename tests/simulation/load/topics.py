@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from magnetar.client.client import Client
-from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result
+from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result, UnknownError
 from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
 from magnetar.client.model.message_id import MessageId
@@ -28,6 +28,7 @@ from tests.simulation.cluster import CLIENT, Cluster, GaveUp
 from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.load.roles import Roles
 from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
+from tests.simulation.strikes.frames import LATER_S
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
 from tests.simulation.verdict.history import History, Id, Sub, check
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 SEND_TIMEOUT_MS = 20_000
 NACK_DELAY_MS = 500
+SAYS_CLOSED = {"unload", "kill-broker", "pause-broker", "expire-broker"}
+"""Strikes after which a broker tells clients that their ids are closed."""
 DELAYS_S = (0.1, 1.0, 5.0, 15.0, 40.0)
 """Half of them so long that a broker stores them in a bucket (they are not due within 10 s)."""
 
@@ -93,6 +96,9 @@ class TopicLoad:
         await Nemesis(self._cluster).run()
         await self._cluster.heal()
         await self._until_quiet(client, asyncio.gather(*producers), loops)
+        if SAYS_CLOSED & set(self._options.times):
+            await asyncio.sleep(LATER_S + 1)  # what was begun on a frame that came twice has failed by now
+            self._fail_fast(loops)
         self.violations += check(self.history)
         self.violations += [] if self._pulsar is None else self._pulsar.violations
         if not self.violations:
@@ -121,6 +127,7 @@ class TopicLoad:
                 await asyncio.sleep(0.05)
             except PulsarException as error:
                 self._simulation.note(f"{name}: {error!r}")
+                self._look_at(name, error)
                 producer = None
             if self._rng.random() < 0.7:
                 await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
@@ -206,8 +213,14 @@ class TopicLoad:
                 if self._closing:
                     return
                 self._simulation.note(f"{subscription.name}: {error!r}")
+                self._look_at(subscription.name, error)
                 await asyncio.sleep(0.2)
                 consumer = await self._subscribe(client, subscription)
+
+    def _look_at(self, whose: str, error: MagnetarError) -> None:
+        """An SDK that ends by a fault of its own is replaced, and told of."""
+        if isinstance(error, UnknownError) and "dead-task" not in self._options.times:
+            self.violations.append(f"the SDK broke: {whose}: {error!r}")
 
     def delivered(self, subscription: str, message: Message) -> None:
         value = message.data().split(b" ")[0].decode()
