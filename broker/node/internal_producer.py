@@ -9,13 +9,17 @@ Guarding tests: tests/broker/subscription/test_dead_letters.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import TimedOut
+from ...proto.entry import client_part, parse_header
+from ...proto.errors import IncompatibleSchema, SchemaNotFound, TimedOut
 from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
+
+_LOG = logging.getLogger("magnetar.broker.node.internal_producer")
 
 TIMEOUT_S = 30.0
 AT_ONCE = 16
@@ -32,19 +36,47 @@ class InternalProducer:
 
     async def publish(
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
-        *, schema_version: bytes = b"",
+        *, schema_version: bytes = b"", written_for: TopicName | None = None,
     ) -> list[Position | None]:  # fmt: skip
         """Where each is stored. `spread`: any number; chooses the partition of a partitioned topic. `schema_version`:
-        of their schema, which the topic has; empty: none."""
+        of their schema, which the topic has, or the one that they were `written_for`; empty: none."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    return await self._publish(topic, producer_name, client_parts, spread, schema_version)
+                    schema = await self._schema(written_for or topic, schema_version)
+                    return await self._publish(topic, producer_name, client_parts, spread, schema)
             except TimeoutError as error:
                 raise TimedOut(f"{topic}: not published within {TIMEOUT_S} s") from error
 
+    async def copy(
+        self, source: TopicName, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int
+    ) -> list[Position | None]:
+        """As `publish`, of messages of the topic `source`, which all name one version of its schemas. It is registered
+        for `topic`, and they name its number there; where it is refused, or gone, they name none."""
+        version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
+        if version:
+            try:
+                return await self.publish(
+                    topic, producer_name, client_parts, spread, schema_version=version, written_for=source
+                )
+            except (IncompatibleSchema, SchemaNotFound) as error:
+                _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source, error)
+            client_parts = [of_schema(part, b"") for part in client_parts]
+        return await self.publish(topic, producer_name, client_parts, spread)
+
+    async def _schema(self, topic: TopicName, version: bytes) -> wire.SchemaInfo | None:
+        if not version:
+            return None
+        me = self._world.network.connect(Endpoint.parse(self._endpoint()))
+        try:
+            wanted = wire.GetSchemaRequest(topic=topic.full, version=version)
+            found: wire.SchemaReply = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
+        finally:
+            await me.close()
+        return found.schema
+
     async def _publish(
-        self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema_version: bytes
+        self, topic: TopicName, name: str, client_parts: Sequence[bytes], spread: int, schema: wire.SchemaInfo | None
     ) -> list[Position | None]:
         await self._world.workers.load(f"{__package__}.one_producer")
         from .one_producer import send
@@ -60,12 +92,22 @@ class InternalProducer:
             if not there.here:
                 owner = self._world.network.connect(Endpoint.parse(there.owner))
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name, copies=True)
-            if schema_version:
-                wanted = wire.GetSchemaRequest(topic=topic.full, version=schema_version)
-                found_schema = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
-                opening.schema.CopyFrom(found_schema.schema)
+            if schema is not None:
+                opening.schema.CopyFrom(schema)
             return await send(self._world, owner or me, opening, client_parts)
         finally:
             await me.close()
             if owner is not None:
                 await owner.close()
+
+
+def of_schema(client_part_: bytes, version: bytes) -> bytes:
+    """The same message, which names that version of the schemas of its topic; empty: none."""
+    header = parse_header(client_part_)
+    if header.metadata.schema_version == version:
+        return client_part_
+    if version:
+        header.metadata.schema_version = version
+    else:
+        header.metadata.ClearField("schema_version")
+    return client_part(header.metadata, client_part_[header.payload_offset :])

@@ -30,6 +30,7 @@ from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.network import Channel, EndOfStream, Stream, rpc
 from ...runtime.world import World
+from .internal_producer import of_schema
 
 _ID = 1
 """Of the only producer on its stream."""
@@ -38,15 +39,15 @@ _ID = 1
 async def send(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Where each is stored. One attempt: an error that may pass is the caller's to retry. No connection is opened."""
+    """Where each is stored. With a schema each names the version that the topic has it as. One attempt: an error that
+    may pass is the caller's to retry. No connection is opened."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
         name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
         backoff=Backoff(world.rng),
     )  # fmt: skip
-    for part in client_parts:
-        core.add_entry(part, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
+    added = False
     stream = channel.stream(rpc("Broker", "Connect"))
     try:
         stream.send_nowait(wire.ClientFrame(id=_ID, open_producer=opening))
@@ -56,6 +57,12 @@ async def send(
             except EndOfStream as error:
                 raise ConnectionLost(f"{topic}: the broker ended the stream") from error
             for frame in frames:
+                if not added and frame.WhichOneof("kind") == "producer_opened":
+                    added = True
+                    version = frame.producer_opened.schema_version
+                    for part in client_parts:
+                        named = of_schema(part, version) if opening.HasField("schema") else part
+                        core.add_entry(named, parse_header(part).sequence_id, lambda _, place: outcomes.append(place))
                 for effect in _facts(core, frame, world.clock):
                     _do(effect, stream)
     finally:

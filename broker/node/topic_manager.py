@@ -190,7 +190,7 @@ class TopicManager:
 
     def _durable(self, metadata: MetadataStore, ledgers: LedgerClient) -> Storage:
         return DurableStorage(
-            self.world, metadata, ledgers, self.cache, self.config, self.outgoing.publish, self.reads,
+            self.world, metadata, ledgers, self.cache, self.config, self.outgoing.copy, self.reads,
             self.publish_seconds,
         )  # fmt: skip
 

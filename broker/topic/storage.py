@@ -5,8 +5,9 @@ A topic is constructed with its `Storage` and knows no more of the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Concatenate, Protocol
 
 import msgspec
 
@@ -29,7 +30,7 @@ from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
 from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
 from ..subscription.cursors import DurableCursor
-from ..subscription.dead_letters import DeadLetters, Forward
+from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
 
@@ -90,7 +91,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     ledgers: LedgerClient
     cache: TailCache
     config: BrokerConfig
-    forward: Forward
+    forward: Callable[Concatenate[TopicName, ...], Awaitable[object]]  # copies of messages of that topic
     reads: ReadMemory
     publish_seconds: Histogram | None = None
 
@@ -142,6 +143,6 @@ class DurableStorage(msgspec.Struct, frozen=True):
         subscription.dead_letters = DeadLetters(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
             policy=lambda: dead_letter_policy(owner.applied, store.properties).at(owner.name, store.subscription),
-            forward=self.forward, wake=subscription.wake,
+            forward=partial(self.forward, owner.name), wake=subscription.wake,
         )  # fmt: skip
         return subscription

@@ -33,8 +33,8 @@ from ....proto.names import Position, TopicName
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
 
-_OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "schema_version", "txnid_most_bits", "txnid_least_bits")
-"""Fields that say nothing in another topic."""
+_OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "txnid_least_bits")
+"""Fields that say nothing in another topic. `schema_version` is made one of that topic by who publishes there."""
 
 
 class Source(NamedTuple):
@@ -99,7 +99,8 @@ def _as_it_is(source: Source, header: EntryHeader, payload: bytes, now_ms: int, 
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
-    """The metadata that the message keeps. The version of its schema is a number of its topic, and not of this one."""
+    """The metadata that the message keeps. The version of its schema is a number of its topic: who publishes it makes
+    it one of this topic (broker/node/internal_producer.py `InternalProducer.copy`)."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)
@@ -111,6 +112,8 @@ def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
     ):  # fmt: skip
         if fields.HasField(name):
             setattr(metadata, name, getattr(fields, name))
+    if header.metadata.schema_version:
+        metadata.schema_version = header.metadata.schema_version
     metadata.properties.extend(fields.properties)
     return metadata
 

@@ -58,7 +58,8 @@ def forward_by(monkeypatch: pytest.MonkeyPatch, running: Cluster, way: Forward) 
     """Topics that are loaded from here on send their dead letters that way."""
     session = running.brokers[0].owned._open()
     assert isinstance(session.storage, DurableStorage)
-    monkeypatch.setattr(session, "storage", msgspec.structs.replace(session.storage, forward=way))
+    storage = msgspec.structs.replace(session.storage, forward=lambda source, *letters: way(*letters))
+    monkeypatch.setattr(session, "storage", storage)
 
 
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
