@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="scenes that are drawn and played (0)")
     parser.add_argument("--size", type=int, default=3, metavar="N", help="features of each (3)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of scenes and their variety (1)")
     parser.add_argument("--play", action="append", default=[], metavar="SCENE", help='names, with " + " between them')
     options = parser.parse_args(arguments)
     wanted = [tuple(part.strip() for part in scene.split("+")) for scene in options.play]
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not wanted and not options.rounds:
         _print_table()
         return 0
-    return _play(wanted or drawn(options.rounds, options.size, options.seed))
+    return _play(wanted or drawn(options.rounds, options.size, options.seed), options.seed)
 
 
 def drawn(rounds: int, size: int, seed: int) -> list[Names]:
@@ -76,25 +76,26 @@ def _print_table() -> None:
     print(json.dumps({"features": len(FEATURES), "pairs": len(found), "met": met, "excluded": len(found) - met}))
 
 
-def _play(scenes: Sequence[Names]) -> int:
+def _play(scenes: Sequence[Names], seed: int) -> int:
     began = time.perf_counter()
     failed = known = 0
     for first in range(0, len(scenes), AT_A_TIME):
         part = scenes[first : first + AT_A_TIME]
         with tempfile.TemporaryDirectory(prefix="magnetar-pairs-") as folder:
-            for names, faults in _played(part, Path(folder)):
+            for names, faults in _played(part, Path(folder), seed):
                 why = defect_of(names) if faults else ""
                 known += bool(why)
                 failed += bool(faults) and not why
                 if faults:
-                    print(f"{'known: ' + why if why else 'FAILED'}: python -m tests.pairs --play {title(names)!r}")
+                    replay = f"python -m tests.pairs --seed {seed} --play {title(names)!r}"
+                    print(f"{'known: ' + why if why else 'FAILED'}: {replay}")
                     print("".join(f"    {fault.rstrip()}\n" for fault in faults), end="", flush=True)
     seconds = round(time.perf_counter() - began, 1)
     print(json.dumps({"scenes": len(scenes), "failed": failed, "known": known, "seconds": seconds}))
     return 1 if failed else 0
 
 
-def _played(scenes: Sequence[Names], folder: Path) -> list[tuple[Names, list[str]]]:
+def _played(scenes: Sequence[Names], folder: Path, seed: int) -> list[tuple[Names, list[str]]]:
     here = [names for names in scenes if where(names) == "here"]
     killed = [names for names in scenes if where(names) == "processes"]
     found: list[tuple[Names, list[str]]] = []
@@ -103,7 +104,7 @@ def _played(scenes: Sequence[Names], folder: Path) -> list[tuple[Names, list[str
         async def in_here() -> None:
             (folder / "here").mkdir()
             async with in_process(folder / "here") as server:
-                found.extend(await play(server, here))
+                found.extend(await play(server, here, seed=seed))
 
         asyncio.run(in_here())
     if killed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import magnetar
 from magnetar.schema import AvroSchema, Integer, Record, String
@@ -30,10 +30,24 @@ class Body(Record):
     text = String()
 
 
-def value_of(message: Sent, typed: bool) -> Any:
+def _later_body() -> type[Body]:
+    class Later(Record):
+        text = String()
+        number = Integer(required=True)
+        more = String(default="", required_default=True)
+
+    Later.__name__ = "Body"
+    return cast(type[Body], Later)
+
+
+LaterBody = _later_body()
+"""Its next version: the fields in another order, and one more."""
+
+
+def value_of(message: Sent, typed: bool, body: type[Body] = Body) -> Any:
     if message.text is None:
         return None
-    return Body(number=message.number, text=message.text) if typed else message.text.encode()
+    return body(number=message.number, text=message.text) if typed else message.text.encode()
 
 
 def got_of(message: Any, typed: bool) -> Got:
@@ -62,13 +76,13 @@ def told(message: Sent, error: BaseException | None) -> None:
 
 async def send_each(
     producer: Any, messages: Sequence[Sent], *, typed: bool, batch: bool, ids: bool = False, txn: Any = None,
-    delayed: Callable[[Sent], bool] = lambda _: False,
+    delayed: Callable[[Sent], bool] = lambda _: False, body: type[Body] = Body,
 ) -> None:  # fmt: skip
     """With the SDK for asyncio: one after the other, or as batches. `ids`: each has its number as its sequence id."""
 
     async def send(message: Sent) -> None:
         try:
-            await outcome_of(producer, message, typed, ids, txn, delayed(message))
+            await outcome_of(producer, message, value_of(message, typed, body), ids, txn, delayed(message))
         except magnetar.PulsarException as error:
             told(message, error)
         else:
@@ -81,12 +95,12 @@ async def send_each(
         await send(message)
 
 
-def outcome_of(producer: Any, message: Sent, typed: bool, ids: bool, txn: Any, delayed: bool) -> Any:
+def outcome_of(producer: Any, message: Sent, value: Any, ids: bool, txn: Any, delayed: bool) -> Any:
     options: dict[str, Any] = {"sequence_id": message.number + 1} if ids else {}
     if delayed:
         options["deliver_after"] = timedelta(seconds=DELAY_S)
     return producer.send(
-        value_of(message, typed), message.properties, message.key, txn=txn, event_timestamp=message.number + 1,
+        value, message.properties, message.key, txn=txn, event_timestamp=message.number + 1,
         **options,
     )  # fmt: skip
 
@@ -200,9 +214,9 @@ def _by_outbox(
     with engine.begin() as connection:
         for message in messages:
             at = int((time.time() + DELAY_S) * 1000) if message.number in delayed else None
-            schema = {"schema": AvroSchema(Body)} if typed else {}
+            schema = {"schema": AvroSchema(LaterBody)} if typed else {}
             outbox.send(
-                connection, topic, value_of(message, typed), key=message.key, properties=message.properties,
+                connection, topic, value_of(message, typed, LaterBody), key=message.key, properties=message.properties,
                 event_time=message.number + 1, deliver_at=at, **schema,
             )  # fmt: skip
     settings = RelaySettings(retry_first_s=0.05, back_off_last_s=0.5, stop_s=5.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import magnetar
 from magnetar.asyncio import BatchingType, CompressionType, ConsumerType
 from magnetar.client.admin import CompactionState
-from tests.pairs.clients import send_each, told
+from tests.pairs.clients import LaterBody, send_each, told
 from tests.pairs.judge import Outcome, Sent
 from tests.pairs.scene import (
     FAILS,
@@ -68,6 +68,13 @@ def encryption(scene: Scene) -> None:
 
 def schema(scene: Scene) -> None:
     scene.typed = True
+    scene.on(45, evolve)
+
+
+async def evolve(scene: Scene) -> None:
+    """The second wave is of the next version of the schema, which has its fields in another order."""
+    await scene.close_producer()
+    scene.body = LaterBody
 
 
 def transaction(scene: Scene) -> None:
@@ -158,7 +165,7 @@ async def send_again(scene: Scene) -> None:
     known = [each for each in scene.sent if scene.shape(each) == "plain" and each.outcome is Outcome.STORED]
     copies = [Sent(each.number, each.text, each.key, each.properties) for each in known if each.number < WAVE]
     await send_each(
-        scene.producer, copies, typed=scene.typed, batch=scene.produce["batching_enabled"], ids=True
+        scene.producer, copies, typed=scene.typed, batch=scene.produce["batching_enabled"], ids=True, body=scene.body
     )  # fmt: skip
     refused = [each for each in copies if each.outcome is not Outcome.STORED]
     scene.faults += [f"lost: {each.number} sent again: {each.why}" for each in refused]
@@ -207,7 +214,7 @@ async def fill(scene: Scene, late: Late) -> None:
         scene.sent.append(message)
         try:
             producer = await scene.open_producer(named=False)
-            await send_each(producer, [message], typed=scene.typed, batch=False)
+            await send_each(producer, [message], typed=scene.typed, batch=False, body=scene.body)
             scene.opened.remove(producer)
             await producer.close()
         except magnetar.ProducerBlockedQuotaExceededException as error:
@@ -286,9 +293,29 @@ async def back(scene: Scene) -> None:
     for each in scene.sent:
         if each.number not in scene.main.lacks:
             scene.main.times[each.number] = 2
-    consumer = next(each for each in scene.opened if getattr(each, "subscription_name", lambda: "")() == "s")
-    await consumer.seek(magnetar.MessageId.earliest)
+    await scene.joined[0][0].seek(magnetar.MessageId.earliest)
     await scene.until(lambda: not scene.wanted(scene.main), "everything again")
+
+
+def subscription_anew(scene: Scene) -> None:
+    scene.spaced = True
+    scene.policies |= KEPT
+    scene.on(65, subscribe_anew)
+    scene.main.ordered = False
+    scene.main.once = False
+
+
+async def subscribe_anew(scene: Scene) -> None:
+    """One of the same name, at the beginning: it has nothing of the former one's place."""
+    for each in scene.sent:
+        if each.number not in scene.main.lacks:
+            scene.main.times[each.number] = scene.main.times.get(each.number, 1) + 1
+    await scene.leave()
+    for topic in await parts(scene):
+        await scene.admin.delete_subscription(topic, "s", force=True)
+        await scene.admin.create_subscription(topic, "s", magnetar.MessageId.earliest)
+    await scene.join()
+    await scene.until(lambda: not scene.wanted(scene.main), "everything anew")
 
 
 def partition_growth(scene: Scene) -> None:
@@ -368,6 +395,7 @@ FEATURES = {
         Feature("pattern", "it receives all of its topics", pattern),
         Feature("partition growth", "messages of all partitions are received", partition_growth),
         Feature("delete and create", "a topic made anew has its own messages alone", delete_and_create),
+        Feature("subscription anew", "one of the same name begins where it is made", subscription_anew),
         Feature("unload", "what is stored is received, once or more", unload),
         Feature("kill -9", "what is stored is received, once or more", kill, where="processes"),
         Feature("Pulsar's client", "as the SDK", pulsars_client),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import magnetar
-from magnetar.asyncio import Client, ConsumerType, InitialPosition
+from magnetar.asyncio import Client, CompressionType, ConsumerType, InitialPosition
 from magnetar.client.admin import AdminClient
 from magnetar.proto.policies import Policies
 from magnetar.schema import AvroSchema
@@ -38,6 +38,7 @@ from tests.pairs.clients import (
     send_by_spark,
     send_each,
     told,
+    value_of,
 )
 from tests.pairs.judge import Got, Outcome, Sent, View, judge, stale
 
@@ -94,6 +95,7 @@ class Scene:
         self.letters: set[int] = set()  # numbers that have to be dead letters
         self.again: set[int] = set()  # numbers that the application sends again later
         self.failures: dict[int, int] = {}  # how often the application fails of a number; -1: always
+        self.body: type[Body] = Body
         self.typed = self.encrypted = self.pattern = self.named = self.acks_in_transactions = False
         self.second = "sdk"  # who sends the second wave
         self.main = View("consumer")
@@ -118,6 +120,18 @@ class Scene:
     def keys(self) -> tuple[str, str] | None:
         return self.server.keys if self.encrypted else None
 
+    def vary(self, rng: random.Random) -> None:
+        """What no feature asks for: drawn for longer runs."""
+        if self.type is ConsumerType.Exclusive:
+            self.type = rng.choice((ConsumerType.Exclusive, ConsumerType.Failover))
+        if self.type is ConsumerType.Shared:
+            self.consumers = rng.choice((1, 2, 3))
+        if "compression_type" in self.produce:
+            codecs = [each for each in CompressionType if each is not CompressionType.NONE]
+            self.produce["compression_type"] = rng.choice(codecs)
+        self.consume["receiver_queue_size"] = rng.choice((1, 2, 5, 1000))
+        self.consume["ack_receipt_enabled"] = rng.random() < 0.5
+
     # ------------------------------------------------------------------------------ opening and closing
     async def play(self) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -140,9 +154,7 @@ class Scene:
         self.tasks: list[asyncio.Task[None]] = []
         self.opened: list[Any] = []
         self.producer = await self.open_producer()
-        for number in range(self.consumers):
-            consumer = await self.subscribe("s", consumer_name=f"c{number}", **self.consume)
-            self.tasks.append(asyncio.create_task(self._receive(consumer)))
+        await self.join()
         self.dead: View | None = None
         if self.letters:
             self.dead = View("dead letters")
@@ -150,6 +162,22 @@ class Scene:
             self.tasks.append(asyncio.create_task(self._follow(consumer, self.dead)))
         for each in self.extra:
             await each.open(self)
+
+    async def join(self) -> None:
+        """The application's consumers."""
+        self.joined: list[tuple[Any, asyncio.Task[None]]] = []
+        for number in range(self.consumers):
+            consumer = await self.subscribe("s", consumer_name=f"c{number}", **self.consume)
+            self.joined.append((consumer, asyncio.create_task(self._receive(consumer))))
+            self.tasks.append(self.joined[-1][1])
+
+    async def leave(self) -> None:
+        for consumer, task in self.joined:
+            self.tasks.remove(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.opened.remove(consumer)
+            await consumer.close()
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -164,7 +192,7 @@ class Scene:
     async def open_producer(self, named: bool = True) -> Any:
         options = dict(self.produce)
         if self.typed:
-            options["schema"] = AvroSchema(Body)
+            options["schema"] = AvroSchema(self.body)
         if self.named and named:
             options["producer_name"] = f"p-{self.name}"
         if self.encrypted:
@@ -268,7 +296,9 @@ class Scene:
     async def _send_own(self, messages: list[Sent]) -> None:
         if self.producer not in self.opened:
             self.producer = await self.open_producer()
-        options: dict[str, Any] = {"typed": self.typed, "batch": self.produce["batching_enabled"], "ids": self.named}
+        options: dict[str, Any] = {
+            "typed": self.typed, "batch": self.produce["batching_enabled"], "ids": self.named, "body": self.body,
+        }  # fmt: skip
         in_transaction = [each for each in messages if self.shape(each) == "transaction"]
         dropped = [each for each in in_transaction if each.number % WAVE in CALLED_OFF]
         kept = [each for each in in_transaction if each not in dropped]
@@ -311,12 +341,11 @@ class Scene:
                 told(each, None)
 
     async def _send_half(self, message: Sent) -> None:
-        text = message.text
-        value = None if text is None else Body(number=message.number, text=text) if self.typed else text.encode()
         try:
             half = await self.producer.prepare(
-                value, message.properties, message.key, event_timestamp=message.number + 1, group="pairs"
-            )
+                value_of(message, self.typed, self.body), message.properties, message.key,
+                event_timestamp=message.number + 1, group="pairs",
+            )  # fmt: skip
             if message.number % WAVE in CALLED_OFF:
                 await half.rollback()
                 message.outcome, message.why = Outcome.REFUSED, "rolled back"

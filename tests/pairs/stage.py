@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -49,21 +50,23 @@ Played = list[tuple[Names, list[str]]]
 """Scenes and their faults."""
 
 
-async def play(server: Server, scenes: Sequence[Names], at_once: int = AT_ONCE) -> Played:
-    """The faults of each."""
+async def play(server: Server, scenes: Sequence[Names], at_once: int = AT_ONCE, seed: int | None = None) -> Played:
+    """The faults of each. `seed`: what no feature asks for is drawn."""
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int, names: Names) -> list[str]:
         async with room:
-            return await _play_one(number, names, server)
+            return await _play_one(number, names, server, seed)
 
     return list(zip(scenes, await asyncio.gather(*starmap(one, enumerate(scenes))), strict=True))
 
 
-async def _play_one(number: int, names: Names, server: Server) -> list[str]:
-    scene = Scene(title(names), number, server)
+async def _play_one(number: int, names: Names, server: Server, seed: int | None = None) -> list[str]:
+    scene = changed(Scene(title(names), number, server), names)
+    if seed is not None:
+        scene.vary(random.Random(f"{seed} {title(names)}"))
     try:
-        return await changed(scene, names).play()
+        return await scene.play()
     except Exception as error:
         return [*scene.faults, f"{type(error).__name__}: {error}", *traceback.format_exception(error)[-3:]]
 
