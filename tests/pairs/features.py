@@ -224,7 +224,9 @@ async def fill(scene: Scene, late: Late) -> None:
         await asyncio.sleep(0.01)
     else:
         scene.faults.append("refused: no sender was refused past the quota")
-    await late.start(scene)
+    for each in scene.extra:  # whoever has a backlog
+        if isinstance(each, Late | Compacted):
+            await each.start(scene)
     assert late.view is not None, "it has one"
     view = late.view
     await scene.until(lambda: not scene.wanted(view), "the backlog")

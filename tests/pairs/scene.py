@@ -545,9 +545,17 @@ class Compacted(Extra):
         scene.opened.remove(consumer)
         await consumer.close()
 
+        self.started = False
+
+    async def start(self, scene: Scene) -> None:
+        assert self.view is not None, "it has one"
+        if not self.started:
+            self.started = True
+            scene.tasks.append(asyncio.create_task(scene._follow(await self.open_again(), self.view)))
+
     async def finish(self, scene: Scene) -> None:
         assert self.view is not None, "it has one"
-        scene.tasks.append(asyncio.create_task(scene._follow(await self.open_again(), self.view)))
+        await self.start(scene)
         await super().finish(scene)
         reader = await scene.client.create_reader(
             scene.topic, magnetar.MessageId.earliest, is_read_compacted=True, crypto_key_reader=scene.crypto(),
