@@ -34,7 +34,7 @@ from typing import Any
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
-from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
+from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
 from ..common.send_memory import SendMemory
 from .backoff import Backoff
@@ -144,11 +144,16 @@ class ProducerCore:
         self.pending += 1
 
     def encoded(self, message: OutgoingMessage, wall_ms: int, schema_version: bytes) -> bytes:
-        """The entry of a message that is published later, by a broker. Raises what its encoding raises."""
+        """The entry of a message that is published later, by a broker. Raises what its encoding raises;
+        MessageTooLarge: its topic takes none that is so large."""
         batch = Batch(0)
         batch.message = message
-        return encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
-                      schema_version)  # fmt: skip
+        entry = encode(batch, self.name, wall_ms, self._options.compression, message.encrypt or self._options.encrypt,
+                       schema_version)  # fmt: skip
+        if len(entry) > self._entry_max:
+            size, limit = len(entry), self._entry_max
+            raise MessageTooLarge(f"an entry of {size} bytes; the limit is {limit}", size=size, limit=limit)
+        return entry
 
     def _free(self, size: int) -> None:
         if self.memory is not None and size:

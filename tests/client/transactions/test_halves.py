@@ -147,6 +147,19 @@ class Order(magnetar.schema.Record):
     number = magnetar.schema.Integer()
 
 
+async def test_what_its_topic_does_not_take_is_no_half(tmp_path: Path) -> None:
+    """Prepared, it would be decided and then not be published, when the program can do nothing about it any more."""
+    async with running(tmp_path, replace(PATIENT, max_message_bytes=20_000)) as (_, client):
+        producer = await client.create_producer("orders")
+        with pytest.raises(magnetar.MessageTooBig, match="20000"):
+            await producer.prepare(b"x" * 20_001, group="g")
+        with pytest.raises(magnetar.MessageTooBig):
+            await client.half([Output(b"x" * 20_001, producer=producer)], group="g")
+        half = await producer.prepare(b"x" * 19_000, group="g")
+        await half.commit()
+        assert await shown(client, "orders", count=1) == [b"x" * 19_000]
+
+
 async def test_what_a_half_cannot_be_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     async with running(tmp_path, PATIENT) as (_, client):
         producer = await client.create_producer("orders")
