@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import client_part, parse_header
+from ...proto.entry import parse_header
 from ...proto.errors import IncompatibleSchema, SchemaNotFound, TimedOut
 from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, Endpoint, rpc
@@ -61,6 +61,8 @@ class InternalProducer:
                 )
             except (IncompatibleSchema, SchemaNotFound) as error:
                 _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source, error)
+            from .one_producer import of_schema  # it was loaded by the first try
+
             client_parts = [of_schema(part, b"") for part in client_parts]
         return await self.publish(topic, producer_name, client_parts, spread)
 
@@ -99,15 +101,3 @@ class InternalProducer:
             await me.close()
             if owner is not None:
                 await owner.close()
-
-
-def of_schema(client_part_: bytes, version: bytes) -> bytes:
-    """The same message, which names that version of the schemas of its topic; empty: none."""
-    header = parse_header(client_part_)
-    if header.metadata.schema_version == version:
-        return client_part_
-    if version:
-        header.metadata.schema_version = version
-    else:
-        header.metadata.ClearField("schema_version")
-    return client_part(header.metadata, client_part_[header.payload_offset :])

@@ -24,13 +24,12 @@ from ...client.core.effects import (
 )
 from ...client.core.producer import ProducerCore
 from ...proto import wire_pb2 as wire
-from ...proto.entry import parse_header
+from ...proto.entry import client_part, parse_header
 from ...proto.errors import ConnectionLost, from_wire
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.network import Channel, EndOfStream, Stream, rpc
 from ...runtime.world import World
-from .internal_producer import of_schema
 
 _ID = 1
 """Of the only producer on its stream."""
@@ -105,3 +104,15 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
             raise error
         case Leave() | Connect():
             raise ConnectionLost("the producer lost its connection")
+
+
+def of_schema(client_part_: bytes, version: bytes) -> bytes:
+    """The same message, which names that version of the schemas of its topic; empty: none."""
+    header = parse_header(client_part_)
+    if header.metadata.schema_version == version:
+        return client_part_
+    if version:
+        header.metadata.schema_version = version
+    else:
+        header.metadata.ClearField("schema_version")
+    return client_part(header.metadata, client_part_[header.payload_offset :])

@@ -272,6 +272,7 @@ def pulsars_client(scene: Scene) -> None:
 
 def spark(scene: Scene) -> None:
     scene.policies |= KEPT  # a query holds nothing of a topic
+    scene.limit_s = 500.0  # each step of a query starts a Python of its own
     scene.second = "spark" if scene.second != "outbox" else scene.second
     scene.extra.append(Query())
 
@@ -323,7 +324,16 @@ async def subscribe_anew(scene: Scene) -> None:
 def partition_growth(scene: Scene) -> None:
     scene.partitions = 2
     scene.spaced = scene.apart = True
-    scene.on(60, lambda scene: scene.admin.update_topic(scene.topic, partitions=4))
+    scene.on(60, grow)
+
+
+async def grow(scene: Scene) -> None:
+    """Pulsar's client looks for partitions once a minute: it subscribes anew."""
+    await scene.admin.update_topic(scene.topic, partitions=4)
+    for each in scene.extra:
+        if isinstance(each, Listening):
+            await each.close()
+            await each.open(scene)
 
 
 def delete_and_create(scene: Scene) -> None:

@@ -15,7 +15,7 @@ from tests.spark.conftest import spark as spark
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.spark
-AT_ONCE = 4
+AT_ONCE = 2
 KILL = "kill -9"
 
 
