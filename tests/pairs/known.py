@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-CHUNKS = "a message in chunks that fails too often, or is sent again later, is moved entry by entry or as one too large"
-DEFECTS: dict[tuple[str, str], str] = {
-    ("chunk", name): CHUNKS for name in ("dead letter", "retry level", "retry topic")
-}
+DEFECTS: dict[tuple[str, str], str] = {}
 
 
 def defect_of(names: Collection[str]) -> str:

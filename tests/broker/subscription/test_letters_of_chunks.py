@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -239,12 +239,12 @@ async def test_a_move_that_breaks_off_is_repeated_and_the_message_comes_once(
     assert isinstance(session.storage, DurableStorage)
     way = session.storage.forward
 
-    async def broken(topic: TopicName, name: str, letters: Sequence[bytes], spread: int) -> object:
+    async def broken(source: TopicName, *letters: Any) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise Unavailable("no way to the dead-letter topic")
-        return await way(topic, name, letters, spread)
+        return await way(source, *letters)
 
     monkeypatch.setattr(session, "storage", msgspec.structs.replace(session.storage, forward=broken))
     consumer = await raw.consumer()

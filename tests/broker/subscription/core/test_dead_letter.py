@@ -99,4 +99,4 @@ def test_a_chunk_keeps_its_bytes_its_keys_and_its_place_in_the_message() -> None
     assert found.uuid != "u", "two subscriptions may have one dead-letter topic"
     assert found.uuid == parse_header(chunk_letter(SOURCE, client_part(metadata, b"x"), 5)).metadata.uuid
     assert not found.HasField("deliver_at_time")
-    assert not found.HasField("schema_version")
+    assert found.schema_version == b"12345678", "who publishes it makes it a version of this topic"
