@@ -132,8 +132,8 @@ def _disorder(known: Mapping[int, Sent], view: View) -> list[str]:
     place = {number: at for at, number in enumerate(known)}
     for got in view.got:
         one = known.get(got.number)
-        if one is None or one.free or got.number in seen:
-            continue
+        if one is None or one.free or got.number in seen or got.number in view.lacks:
+            continue  # what may be missing may come back: an expiry that a crash forgot
         seen.add(got.number)
         before = last.get(one.key, -1)
         if place[got.number] < place.get(before, -1):
