@@ -568,6 +568,7 @@ class Compacted(Extra):
         await reader.close()
         self.reader.lacks = self.view.lacks
         self.reader.ordered = self.view.ordered = not scene.apart
+        self.reader.once = not scene.disturbed  # what had no answer is sent again, and may be there twice
         scene.faults += judge(scene.sent, [self.reader])
 
 
