@@ -133,9 +133,9 @@ def test_no_page_outside_of_the_repository_is_cited() -> None:
 
 
 def test_a_citation_that_leads_nowhere_is_seen() -> None:
-    text = "(ledger protocol §1.4, §9.9; invariants 14 and 999; Pulsar S13, Z1; M05b, M99; complaints 13,\n    999)"
+    text = "(ledger protocol §1.4, §9.9; invariants 14 and 999; Pulsar S13, Z1; M05b, M00; complaints 13,\n    999)"
     assert _wrong("x", _cited(text)) == [
-        "x: section 9.9", "x: invariant 999", "x: defect M99", "x: feature Z1", "x: complaint 999",
+        "x: section 9.9", "x: invariant 999", "x: defect M00", "x: feature Z1", "x: complaint 999",
     ]  # fmt: skip
     assert list(_cited_by_name("test_m09_m27b_an_entry")) == [("defect", "M09"), ("defect", "M27b")]
     assert list(_cited_by_name("test_pr02_a_batch")) == [("feature", "PR2")]

@@ -18,9 +18,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import threading
+from types import ModuleType
 from typing import NamedTuple
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows, where only clients run
+    resource = None
 
 FILES_MAX = 1 << 20
 """Above it a limit is worth nothing: a connection has 80 KiB."""
@@ -110,11 +116,15 @@ class Descriptors:
 
 
 def soft_limit() -> int:
+    if resource is None:
+        return FILES_MAX
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def raised() -> int:
     """Raises the soft limit to the hard one, at most FILES_MAX; what it is then."""
+    if resource is None:
+        return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _bounded(hard)
     if _bounded(soft) < wanted:
@@ -124,7 +134,7 @@ def raised() -> int:
 
 
 def _bounded(limit: int) -> int:
-    return FILES_MAX if limit == resource.RLIM_INFINITY else min(limit, FILES_MAX)
+    return FILES_MAX if limit < 0 else min(limit, FILES_MAX)  # RLIM_INFINITY
 
 
 PROCESS = Descriptors()
