@@ -7,8 +7,12 @@ run since the topic was loaded. What a text may say is the `value` of the enum i
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import msgspec
 
+from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.transactions import TxnId
 from ..log.topic_log import TopicLogState
@@ -20,6 +24,11 @@ from ..topic.backlog import size
 from ..topic.core.upkeep import backlog_bytes
 from ..topic.examine import analyze
 from ..topic.topic import Topic
+
+_LOG = logging.getLogger("magnetar.broker")
+
+OLDEST_S = 1.0
+"""For the read of a subscription's oldest message."""
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
@@ -64,7 +73,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     durable: bool
     backlog: int
     backlog_bytes: int
-    oldest_ms: int  # since the epoch; 0: not asked for (`precise`), or none
+    oldest_ms: int  # since the epoch; 0: none, or not known within OLDEST_S
     unacked: int
     mark_delete: Position
     read_position: Position
@@ -193,8 +202,9 @@ class CompactionStatus(msgspec.Struct, frozen=True):
     compacted_ms: int = 0
 
 
-async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicStats:
-    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message."""
+async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> TopicStats:
+    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message. `ages` False:
+    no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
     return TopicStats(
         name=topic.name.full, owner=owner, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -205,7 +215,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> TopicS
             ProducerStats(each.name, each.address, each.messages, each.bytes, each.last_sequence_id)
             for each in topic.producers
         ],
-        subscriptions=[await of_subscription(topic, each, precise) for each in list(topic.subscriptions.values())],
+        subscriptions=[await of_subscription(topic, each, precise, ages) for each in [*topic.subscriptions.values()]],
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
@@ -236,10 +246,12 @@ def of_transaction(topic: Topic, txn: TxnId) -> TransactionHere:
     return TransactionHere(True, found.first, found.entries, found.size, found.holds, found.waiting, subscriptions)
 
 
-async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> SubscriptionStats:
+async def of_subscription(
+    topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
+) -> SubscriptionStats:  # fmt: skip
     log = topic.readable(uncommitted=subscription.uncommitted)
     backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
-    oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
+    oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     type_, blocked = subscription.type, subscription.blocked
     active, keys = dispatcher.policy.statistics()
@@ -250,7 +262,7 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
     delays = subscription.delayed.core if subscription.delayed is not None else None
     return SubscriptionStats(
         name=subscription.name, type=type_.name if type_ is not None else "", durable=subscription.durable,
-        backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms or 0,
+        backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
         acked_ranges=cursor.hole_ranges,
         consumers=[_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()],
@@ -265,6 +277,16 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
         pending_transactions=len(subscription.pending_transactions),
         pending_entries=cursor.pending.entries if cursor.pending is not None else 0,
     )  # fmt: skip
+
+
+async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
+    """An entry that is lost, or that no bookie gives in time, makes no statistics impossible."""
+    try:
+        async with asyncio.timeout(OLDEST_S):
+            return await topic.life.oldest_ms(subscription) or 0
+    except (MagnetarError, TimeoutError) as error:
+        _LOG.debug("%s/%s: when its oldest message came is not known: %r", topic.name, subscription.name, error)
+        return 0
 
 
 def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:

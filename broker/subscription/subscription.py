@@ -46,7 +46,7 @@ from .core.deliveries import DispatchLimits
 from .core.dispatch import Dispatcher
 from .core.pending_acks import Settled, first_of, freed
 from .core.policies import EXCLUSIVE, SubscriptionType
-from .core.policies.policy import Blocked, Member, SubscriptionOptions
+from .core.policies.policy import AT_THE_END, Member, SubscriptionOptions
 from .cursors import DurableCursor
 from .delays import DelayedDelivery
 from .pump import Pump
@@ -367,7 +367,7 @@ class Subscription(Pump):
             self._marked, self.activity.marked_ms = self.cursor.mark, self._clock.wall_ms()
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):
+        if self.blocked is not None and (self.blocked not in AT_THE_END or self.dispatcher.replay_entries):
             self.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(

@@ -133,7 +133,8 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
             record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
             record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
             record["markDeletePositions"].append(str(each.mark_delete))
-            record["blocked"] = record["blocked"] or each.blocked
+            if record["blocked"] in ("", values.Blocked.CAUGHT_UP):  # of partitions, what one waits for says more
+                record["blocked"] = each.blocked or record["blocked"]
             record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
             record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
             record["msgDelayed"] += each.delayed
@@ -153,7 +154,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
 def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
     return {
         "backlogSize": 0,
-        "earliestMsgPublishTimeInBacklog": 0,  # filled with the precise backlog
+        "earliestMsgPublishTimeInBacklog": 0,  # none
         "dispatchRateLimitedTimes": 0,
         "type": each.type,
         "durable": each.durable,

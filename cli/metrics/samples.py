@@ -181,6 +181,8 @@ async def _topics(
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
     unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
+    delayed = series("subscription_delayed_messages", "gauge", "Subscription: of its backlog, to be delivered later.")
+    held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
     degraded, unread, turns = 0, list[_Unread](), Turns(clock)
     for topic in topics:
         name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
@@ -200,6 +202,8 @@ async def _topics(
                 whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
                 consumers(whose, len(subscription.consumers))
                 unacked(whose, subscription.dispatcher.unacked)
+                delayed(whose, subscription.delayed.core.count if subscription.delayed is not None else 0)
+                held(whose, len(subscription.dispatcher.held))
                 backlog = size_now(log, subscription)
                 if backlog is None:
                     unread.append((topic, subscription, partial(backlogs, whose)))

@@ -267,7 +267,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         )  # fmt: skip
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Of one partition. `precise`: backlogs count batches message by message, and `oldest_ms` is set."""
+        """Of one partition. `precise`: backlogs count batches message by message."""
         return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:

@@ -61,12 +61,15 @@ class Blocked(_Words):
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
     NOT_YET = "an earlier one comes first"
+    FAILED = "a message that failed comes first: it waits for its back-off, or has not been acknowledged again"
     KEYS_BUSY = "the next messages wait for their keys' consumers"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
     MOVING = "the subscription is moved, and the new place is not stored yet"
     FINDING_DELAYS = "the buckets of delayed messages are looked up"
     DELAYS = "delayed messages cannot be stored and take all the memory that they may"
+    DELAYED = "what is left is to be delivered later"
+    HELD = "what is left failed, and waits for its back-off or to be a dead letter"
     CAUGHT_UP = "everything was delivered"
     UNKNOWN = "unknown"
 
@@ -224,7 +227,7 @@ class SubscriptionStats:
     backlog_bytes: int
     """About what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The backlog quota
     bounds it."""
-    oldest_ms: int  # publish time of the oldest message in the backlog; 0: not asked for (`precise`), or none
+    oldest_ms: int  # when the oldest message of the backlog was published; 0: none, or its bookies did not say soon
     unacked: int  # messages that are delivered and not acknowledged
     mark_delete: Position  # everything up to it is acknowledged
     read_position: Position  # what is delivered next

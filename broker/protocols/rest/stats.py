@@ -21,11 +21,13 @@ from ....proto.transactions import TxnId
 from ....runtime.clock import Clock
 from ...subscription.activity import Activity
 from ...subscription.consumer import Consumer
+from ...subscription.core.policies.policy import AT_THE_END
 from ...topic.producer import Producer
 from ...topic.topic import Topic
 
 RATE_S = 1.0
 METERS_MAX = 20_000
+_WAITING = frozenset(each.value for each in AT_THE_END)
 
 Numbers = tuple[float, ...]
 _MODES = {
@@ -223,7 +225,7 @@ def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
         "currentLedgerEntries": newest.entries if newest is not None and newest.state == "open" else 0,
         "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
         "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
-        "waitingCursorsCount": sum(each.blocked == "everything was delivered" for each in stats.subscriptions),
+        "waitingCursorsCount": sum(each.blocked in _WAITING for each in stats.subscriptions),
         "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": _place(found.last_confirmed),
         "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
         "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],

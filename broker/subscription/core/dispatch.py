@@ -166,7 +166,7 @@ class Dispatcher:
         if self.failed and self.policy.holds_back(self.read_position):
             return Blocked.FAILED
         if not self._shape.readable(self.read_position):
-            return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
+            return Blocked.KEYS_BUSY if self.policy.waiting_entries else self._at_the_end()
         if self.delays is not None and self.delays.full and self.delaying:
             return Blocked.DELAYS
         if self.policy.full:
@@ -181,6 +181,12 @@ class Dispatcher:
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_after(position)
         self.read_position = position
+
+    def _at_the_end(self) -> Blocked:
+        """Nothing waits, and there is nothing more to read: what is left comes by itself, or was delivered."""
+        if self.delays is not None and self.delays.count and self.delaying:
+            return Blocked.DELAYED
+        return Blocked.HELD if len(self.held) else Blocked.CAUGHT_UP
 
     @property
     def delaying(self) -> bool:

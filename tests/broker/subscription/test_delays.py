@@ -11,6 +11,7 @@ import pytest
 
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.snapshot_ledger import StateLedgers
+from magnetar.broker.session import statistics
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
@@ -167,7 +168,7 @@ async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
 
         monkeypatch.setattr(TopicLogReader, "read", counted)
         shared = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
+        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
         assert subscription(at).dispatcher.delays is not None
         assert subscription(at).dispatcher.delays.count == 100
         assert reads == [], "the buckets say what waits"
@@ -219,7 +220,7 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
             await at.topic._storage.ledgers.delete(bucket.ledger_id)
         await restarted(at)
         shared = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
+        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
         assert await shared.quiet(), "what is read again is still early"
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
@@ -285,7 +286,7 @@ async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is
         await until(lambda: delays._sealing is None and not delays.core.seals)
         assert delays.core.buckets > 0
         assert delays.core.count == 200
-        assert subscription(at).blocked is Blocked.CAUGHT_UP
+        assert subscription(at).blocked is Blocked.DELAYED
         await moved_on(at, 10)
         assert sorted(await shared.receive_payloads(200)) == sorted(payloads)
 
@@ -326,7 +327,7 @@ async def test_complaint_20_consumers_that_leave_and_return_cause_no_reading(
         read = TopicLogReader.read
         monkeypatch.setattr(TopicLogReader, "read", never)
         second = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
+        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
         assert subscription(at).dispatcher.delays.count == 100  # type: ignore[union-attr]
         monkeypatch.setattr(TopicLogReader, "read", read)
         await moved_on(at, 10 * 60)
@@ -494,3 +495,14 @@ async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_res
             assert (again.data(), again.properties()["RECONSUMETIMES"]) == (b"later", "1")
             assert (again.properties()["DELAY_TIME"], again.properties()["why"]) == ("600000", "busy")
             await mine.acknowledge(again)
+
+
+async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(tmp_path: Path) -> None:
+    async with deployment(tmp_path) as at:
+        shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
+        await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
+        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
+        (found,) = (await statistics.of_topic(at.topic, "here")).subscriptions
+        assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
+        assert found.oldest_ms >= now_ms
+        assert await shared.quiet()

@@ -30,8 +30,8 @@ def topic(number: int) -> Any:
     shape = LogShape()
     shape.add(Span(number, 0, 9, 10, size=1000, open=True))
     subscription = SimpleNamespace(
-        name="s", durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number),
-        cursor=Cursor(shape, CursorState(Position(number, 9))),
+        name="s", durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number, held=()),
+        delayed=None, cursor=Cursor(shape, CursorState(Position(number, 9))),
     )  # fmt: skip
     reader = TopicLogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
     log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
@@ -58,7 +58,7 @@ async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than
         longest = steps.longest
         text = b"".join(page.series_chunks()).decode()
     assert longest < STEP_S * slowness(), f"{longest:.3f} s of {steps.all:.3f} s in one step"
-    assert text.count("\n") == TOPICS * 11 + 22, "eight lines of a topic and three of a subscription, each with a head"
+    assert text.count("\n") == TOPICS * 13 + 26, "eight lines of a topic and five of a subscription, each with a head"
     whose = '{subscription="s",topic="persistent://public/default/topic-42"}'
     assert f"magnetar_subscription_unacked_messages{whose} 42.0\n" in text
     assert page.shown["magnetar_broker_degraded_ledgers", ()] == 1

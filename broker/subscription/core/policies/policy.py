@@ -35,7 +35,13 @@ class Blocked(enum.Enum):
     MOVING = "the subscription is moved, and the new place is not stored yet"
     FINDING_DELAYS = "the buckets of delayed messages are looked up"
     DELAYS = "delayed messages cannot be stored and take all the memory that they may"
+    DELAYED = "what is left is to be delivered later"
+    HELD = "what is left failed, and waits for its back-off or to be a dead letter"
     CAUGHT_UP = "everything was delivered"
+
+
+AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
+"""Nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by itself."""
 
 
 class Entry(Protocol):

@@ -28,7 +28,7 @@ from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import first_of, freed
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member, SubscriptionOptions
+from magnetar.broker.subscription.core.policies.policy import AT_THE_END, Blocked, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.policies.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.returns import Returns
 from magnetar.proto import wire_pb2 as wire
@@ -166,7 +166,7 @@ class Walk:
         assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.want()}"
         assert self.cursor.mark == self.shape.last
         assert self.dispatcher.replay_entries == 0
-        assert self.dispatcher.want() in (Blocked.CAUGHT_UP, Blocked.NO_PERMITS)
+        assert self.dispatcher.want() in (*AT_THE_END, Blocked.NO_PERMITS)
 
     # ------------------------------------------------------------------ the log
     def grow(self) -> None:

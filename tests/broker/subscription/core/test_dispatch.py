@@ -285,7 +285,7 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     member = desk.join(1, permits=99)
     assert desk.dispatcher.want() == Read(Position(10, 1))
     given, why = desk.pump(chunk=8)
-    assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.CAUGHT_UP)
+    assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.DELAYED)
     desk.dispatcher.due(later.due(1, 99))
     given, _ = desk.pump()
     assert [each.entry.position.entry_id for each in given] == [0, 3]
@@ -295,6 +295,22 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
     desk.ack(member, Position(10, 4))
     desk.dispatcher.due(later.due(2, 99))
     assert [each.entry.position.entry_id for each in desk.pump()[0]] == [7]
+
+
+def test_what_is_left_and_comes_by_itself_is_not_called_delivered() -> None:
+    desk = Desk(SHARED, shape_of(3))
+    later = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
+    later.hold(Position(10, 1), 5)
+    member = desk.join(1, permits=99)
+    assert desk.pump()[1] is Blocked.DELAYED
+    desk.dispatcher.held.hold(Position(10, 2), 9)
+    desk.dispatcher.redeliver(member, [Position(10, 2)])
+    assert desk.pump()[1] is Blocked.DELAYED, "also of what failed"
+    desk.ack(member, Position(10, 1))
+    assert desk.pump()[1] is Blocked.HELD
+    for entry in (0, 2):
+        desk.ack(member, Position(10, entry))
+    assert desk.pump()[1] is Blocked.CAUGHT_UP
 
 
 def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_comes_once() -> None:
