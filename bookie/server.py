@@ -63,7 +63,7 @@ class BookieConfig(msgspec.Struct, frozen=True):
     held_bytes_max: int = 32 << 20  # adds that wait for room; from half of it the socket is read slowly, past it BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
     reads_bytes_max: int = 256 << 20  # … and what they may bring together; past either BUSY
-    free_bytes_min: int = 256 << 20  # below it, or 5 % of the disk, clients' adds are refused; recovery may still write
+    free_bytes_min: int = -1  # free, or clients' adds are refused, not recovery; -1: 256 MiB, at most 5 % of the disk
     disk_full_share: float = 0.95  # used share of the disk at which clients' adds are refused
     disk_low_water_share: float = 0.90  # used share below which they are taken again
     disk_warn_share: float = 0.90  # used share at which major compaction waits, which takes room before it gives some
@@ -88,6 +88,8 @@ class BookieConfig(msgspec.Struct, frozen=True):
             raise InvalidConfiguration("a bookie needs a data directory")
         if not 0 < self.disk_low_water_share <= self.disk_full_share <= 1:
             raise InvalidConfiguration("disk_low_water_share must not be above disk_full_share, nor that above 1")
+        if self.free_bytes_min < -1:
+            raise InvalidConfiguration("free_bytes_min is a number of bytes, or -1: not set")
         if not 0 <= self.gc_minor_share <= self.gc_major_share <= 1:
             raise InvalidConfiguration("gc_minor_share must not be above gc_major_share, nor that above 1")
         if self.gc_bytes_per_s < 1 << 10:

@@ -6,12 +6,13 @@
 |---|---|---|
 | WRITABLE | | nothing |
 | TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
-| FULL | used ≥ `disk_full_share`, or free < the floor; until used < `disk_low_water_share` | adds of clients |
+| FULL | used ≥ `disk_full_share`, or free < the floor; until both are past what `judge` says | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
-The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only and registers as
-such. It still takes recovery adds and fences, and writes checkpoints and the ledger index. Each pass of garbage
+The floor is `free_bytes_min` as it is set, whatever share of the disk that is; unset: FLOOR_BYTES, at most 5 % of the
+disk. A bookie leaves FULL below `disk_low_water_share`, with the floor and a tenth of it free. In FULL and NO_ROOM it
+is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the ledger index. Each pass of garbage
 collection then compacts (garbage.py). When no other room is left, the store gives up its reserve for this work
 (bookie/store/space/reserve.py). The bookie leaves both states by itself. It checks the disk every `upkeep_interval_s`,
 and at once when a write finds no room.
@@ -32,8 +33,11 @@ from .registration import Registration
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 
+FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
-"""The floor in bytes is at most this share of the disk."""
+"""A floor that nobody set is FLOOR_BYTES, and at most this share of the disk."""
+LEAVES_SHARE = 1.1
+"""Of the floor: so much has to be free again, so that a bookie at its floor does not come and go at each check."""
 
 
 class DiskState(enum.Enum):
@@ -51,7 +55,10 @@ class DiskLimits(NamedTuple):
     full_share: float
     low_water_share: float
     warn_share: float
-    free_bytes_min: int
+    free_bytes_min: int  # -1: not set
+
+    def floor(self, total: int) -> int:
+        return self.free_bytes_min if self.free_bytes_min >= 0 else min(FLOOR_BYTES, int(total * SMALL_SHARE))
 
 
 class Usage(NamedTuple):
@@ -65,7 +72,7 @@ class Usage(NamedTuple):
 
 def judge(usage: Usage, limits: DiskLimits, was: DiskState, *, no_room: bool) -> DiskState:
     """The state now. `no_room`: a write found no room and none has been found since, or the reserve is missing."""
-    floor = min(limits.free_bytes_min, int(usage.total * SMALL_SHARE))
+    floor = limits.floor(usage.total) * (LEAVES_SHARE if was.read_only else 1.0)
     if no_room:
         return DiskState.NO_ROOM
     if usage.used_share >= limits.full_share or usage.free < floor:
@@ -127,11 +134,19 @@ class DiskMonitor:
 
     def _become(self, state: DiskState, usage: Usage | None = None) -> None:
         if state is not self.state:
-            free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free"
+            free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free{self._floor_told(usage)}"
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
             _LOG.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
         self.state = state
         self._on_read_only(self.read_only)
+
+    def _floor_told(self, usage: Usage) -> str:
+        floor = self._limits.floor(usage.total)
+        if usage.free >= floor:
+            return ""
+        why = "free_bytes_min" if self._limits.free_bytes_min >= 0 else "the least where free_bytes_min is not set"
+        never = "; the disk is smaller: the bookie is never writable" if floor > usage.total else ""
+        return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
         """For ever."""

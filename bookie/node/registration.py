@@ -1,7 +1,7 @@
 """Registration of a bookie: an ephemeral node `paths.bookie(uuid)` with its endpoint and whether it takes adds.
 
 The bookie writes the node when it begins to serve, when it becomes read-only or writable, when its free disk has
-changed by `FREE_DRIFT`, and again after its session was lost. It always replaces the node of a former process, so that
+changed by `FREE_DRIFT`, or at all within `FREE_AGE_S`, and again after its session was lost. It always replaces the node of a former process, so that
 the node belongs to this session. It registers only while its cookie record exists: a bookie that was forgotten while it
 started, or had no session, does not return. A bookie that is not registered still serves the brokers that know it.
 
@@ -38,6 +38,8 @@ ALIVE_S = 2.0
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
 """Share of the whole disk: when the free space has changed by so much, the bookie registers again."""
+FREE_AGE_S = 60.0
+"""What operators see of the free space is at most so old: one commit a minute of a bookie that is written to."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
@@ -58,6 +60,7 @@ class Registration:
         self._retry_s = retry_s
         self._record = record
         self._said: records.BookieRecord | None = None
+        self._said_at = 0.0  # in the time of the loop
 
     async def refuse_a_second(self, world: World, bookie: UUID) -> None:
         """Raises Busy when another process serves as this bookie; before anything of the directory is changed."""
@@ -100,7 +103,7 @@ class Registration:
                 await self.metadata.commit([Check(cookie, node.version), *put])
             except BadVersion:
                 continue  # the cookie record has a new position of the journal
-            self._said = record
+            self._said, self._said_at = record, asyncio.get_running_loop().time()
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
@@ -112,13 +115,13 @@ class Registration:
             self._said = None
 
     def says(self, *, read_only: bool, free_bytes: int) -> bool:
-        """Whether the node has this already; free bytes to within `FREE_DRIFT`: they weigh in the choice of bookies."""
+        """Whether the node has this already; free bytes, which weigh in the choice of bookies, to within `FREE_DRIFT`
+        for `FREE_AGE_S`."""
         said = self._said
-        return (
-            said is not None
-            and said.read_only == read_only
-            and abs(said.free_bytes - free_bytes) <= said.total_bytes * FREE_DRIFT
-        )
+        if said is None or said.read_only != read_only:
+            return False
+        is_old = asyncio.get_running_loop().time() - self._said_at >= FREE_AGE_S
+        return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
     async def keep(self) -> None:
         """For ever: registers again in a new session when the old one is lost."""

@@ -54,7 +54,8 @@ def list_bookies(session: Session, registered: bool) -> None:
     """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
 
     writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
-    registered), forgotten (no cookie any more, and ledgers still name it).
+    registered), forgotten (no cookie any more, and ledgers still name it). The free space is what each bookie says now;
+    of one that does not answer, and with --registered, what it registered, a minute ago at most.
 
     \b
     Examples:
@@ -63,6 +64,7 @@ def list_bookies(session: Session, registered: bool) -> None:
     """
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
+    from ..storage.admin_port import answers
     from ..storage.ledgers import ask_any
 
     known = {
@@ -78,10 +80,13 @@ def list_bookies(session: Session, registered: bool) -> None:
         for bookie in session.admin.bookies()
     }
     if known and not registered:
+        for id_, state in answers(session, "state").items():
+            if id_ in known:
+                known[id_].update(freeBytes=state["freeBytes"], totalBytes=state["totalBytes"])
         try:
             for each in ask_any(session, "bookies")["bookies"]:
                 read_only = each["state"] in ("read-only", "departing")
-                known[each["id"]] = {**known.get(each["id"], {}), **each, "readOnly": read_only}
+                known[each["id"]] = {**each, **known.get(each["id"], {}), "state": each["state"], "readOnly": read_only}
         except (MagnetarError, Failure) as error:
             click.echo(f"only what is registered, no bookie answers: {error}", err=True)
     columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")

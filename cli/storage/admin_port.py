@@ -100,3 +100,21 @@ def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict
                 await peer.close()
 
     return asyncio.run(ask())
+
+
+def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
+    """By id what each registered bookie answers; those that do not answer, or not this command, are left out."""
+    from ...proto.errors import MagnetarError
+
+    async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:
+        try:
+            return peer.id, await peer.ask(verb)
+        except (MagnetarError, Failure):
+            return None
+        finally:
+            await peer.close()
+
+    async def ask_all() -> dict[str, dict[str, Any]]:
+        return dict(filter(None, await asyncio.gather(*map(ask, find(session, None)))))
+
+    return asyncio.run(ask_all())

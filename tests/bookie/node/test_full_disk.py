@@ -49,13 +49,44 @@ def test_the_state_of_the_disk(used: float, was: DiskState, no_room: bool, now: 
     assert judge(usage(used), LIMITS, was, no_room=no_room) is now
 
 
-def test_the_floor_is_never_more_than_a_twentieth_of_the_disk() -> None:
-    limits = LIMITS._replace(full_share=0.99, free_bytes_min=1 << 40)
+def test_a_floor_that_nobody_set_is_never_more_than_a_twentieth_of_the_disk() -> None:
+    limits = LIMITS._replace(full_share=0.99, free_bytes_min=-1)
     assert judge(usage(0.94), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
     assert judge(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
-    limits = limits._replace(free_bytes_min=20_000)
-    assert judge(usage(0.96), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
-    assert judge(usage(0.981), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    limits = limits._replace(full_share=1.0)
+    assert judge(Usage(1 << 40, (256 << 20) - 1), limits, DiskState.WRITABLE, no_room=False) is DiskState.FULL
+    assert judge(Usage(1 << 40, 256 << 20), limits, DiskState.WRITABLE, no_room=False) is DiskState.TIGHT
+
+
+@pytest.mark.parametrize("floor", [0, 1, 20_000, 50_001, 300_000, 256 << 20, 1 << 40])
+def test_a_floor_that_is_set_holds_whatever_share_of_the_disk_it_is(floor: int) -> None:
+    limits = DiskLimits(1.0, 1.0, 1.0, floor)
+    for free in (0, 999, 1000, 19_999, 20_000, 49_000, 50_000, 50_001, 299_999, 300_000, 999_999):
+        state = judge(Usage(1_000_000, free), limits, DiskState.WRITABLE, no_room=False)
+        assert state.read_only == (free < floor or free == 0), (free, state)
+
+
+def test_a_bookie_at_its_floor_does_not_come_and_go_at_each_check() -> None:
+    limits = DiskLimits(0.95, 0.9, 0.9, 300_000)
+    assert judge(Usage(1_000_000, 300_001), limits, DiskState.FULL, no_room=False) is DiskState.FULL
+    assert judge(Usage(1_000_000, 330_001), limits, DiskState.FULL, no_room=False) is DiskState.WRITABLE
+
+
+def test_a_floor_that_makes_the_bookie_read_only_is_told_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(cluster: Cluster) -> None:
+        cluster.simulation.node(NODE).disk.capacity_bytes = CAPACITY
+        bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY // 2 + (4 << 20))
+        assert bookie.upkeep.state is DiskState.WRITABLE
+        assert not caplog.messages
+        await bookie.close()
+        bookie = await cluster.start(store=CONFIG, free_bytes_min=CAPACITY + 1)
+        assert await registered_read_only(cluster, bookie)
+        assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.READ_ONLY
+        (said,) = [each for each in caplog.messages if "free_bytes_min" in each]
+        assert f"fewer than the {CAPACITY + 1} of free_bytes_min" in said
+        assert "never writable" in said
+
+    with_cluster(main)
 
 
 CAPACITY = 16 << 20

@@ -13,6 +13,7 @@ from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.update import get_record
 from magnetar.proto.errors import Busy
+from magnetar.runtime.sim.files import SimFiles
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE
 
@@ -56,5 +57,34 @@ def test_a_process_that_was_replaced_while_it_was_silent_ends_when_it_finds_out(
         found = await get_record(cluster.metadata, paths.bookie(second.id), records.BookieRecord)
         assert found is not None
         assert found[0].endpoint == str(second.endpoint)
+
+    with_cluster(main)
+
+
+def test_the_free_space_that_is_registered_is_a_minute_old_at_most() -> None:
+    async def main(cluster: Cluster) -> None:
+        disk = cluster.simulation.node(NODE).disk
+        disk.capacity_bytes = 1 << 30
+        bookie = await cluster.start(upkeep_interval_s=10.0)
+
+        async def registered() -> records.BookieRecord:
+            found = await get_record(cluster.metadata, paths.bookie(bookie.id), records.BookieRecord)
+            assert found is not None
+            return found[0]
+
+        before = await registered()
+        file = SimFiles(disk).open("/ballast", create=True)
+        file.allocate(before.total_bytes // 50)
+        file.fdatasync()
+        SimFiles(disk).sync_directory("/")
+        await asyncio.sleep(30)
+        assert await registered() == before, "it weighs little in the choice of bookies"
+        await asyncio.sleep(41)
+        after = await registered()
+        assert after.free_bytes <= before.free_bytes - before.total_bytes // 50
+        _, revision = await get_record(cluster.metadata, paths.bookie(bookie.id), records.BookieRecord) or (None, 0)
+        await asyncio.sleep(300)
+        _, later = await get_record(cluster.metadata, paths.bookie(bookie.id), records.BookieRecord) or (None, 1)
+        assert later == revision, "nothing new is told once"
 
     with_cluster(main)
