@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 HOT = [
     "bookie/format/framing.py",
@@ -114,6 +115,23 @@ ignore_missing_imports = True
 EXTRA_HEADERS = ["-include", "CPy.h", "-include", "bytearray_extra_ops.h", "-include", "bytes_extra_ops.h"]
 """mypyc leaves them out of files that only use them through others."""
 
+
+class Modules(build_py):
+    """The repository's folder is the package's: this file is there, and is none of its modules. A second name
+    (`magnetar.asyncio`) is a stub there, because a file asyncio.py would hide Python's from every program that runs in
+    that folder; what is installed has the module too, for tools that look for a stub's source. `magnetar` itself
+    never loads it (`_SecondNames`)."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        return [each for each in super().find_package_modules(package, package_dir) if each[1:2] != ("setup",)]
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for stub in Path().glob("*.pyi"):
+                self.copy_file(str(stub), str(Path(self.build_lib, "magnetar", f"{stub.stem}.py")))
+
+
 wanted = os.environ.get("MAGNETAR_COMPILE", "") not in ("", "0")
 try:
     extensions = compiled() if wanted else []
@@ -121,4 +139,7 @@ except ImportError:
     if "egg_info" not in sys.argv:  # pip's first call, which asks what is needed
         sys.exit("MAGNETAR_COMPILE needs mypy: pip install mypy types-protobuf, or leave --no-build-isolation out")
     extensions = []
-setup(ext_modules=extensions, setup_requires=["mypy>=1.19", "types-protobuf", "setuptools>=77"] if wanted else [])
+setup(
+    cmdclass={"build_py": Modules}, ext_modules=extensions,
+    setup_requires=["mypy>=1.19", "types-protobuf", "setuptools>=77"] if wanted else [],
+)  # fmt: skip

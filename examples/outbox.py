@@ -10,8 +10,11 @@ import tempfile
 from pathlib import Path
 from uuid import uuid4
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, func, insert, select
-from sqlalchemy.orm import Session
+try:
+    from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, func, insert, select
+    from sqlalchemy.orm import Session
+except ModuleNotFoundError:
+    sys.exit("SQLAlchemy is missing: pip install 'magnetar[outbox]'")
 
 import magnetar
 from magnetar.admin import Admin, Policies

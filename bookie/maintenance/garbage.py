@@ -223,9 +223,7 @@ class Collector:
         left = None if force else refused
         if doubtful and not dead:
             self._doubtful = len(suspects)
-            _LOG.warning(
-                "%d of %d ledgers here were deleted; their data goes after %g s", len(wanted), len(local), wait_s
-            )
+            _LOG.info("%d of %d ledgers here were deleted; their data goes after %g s", len(wanted), len(local), wait_s)
             return len(suspects), left, []
         if dead and not await store.delete(dead):
             return len(suspects), left, []

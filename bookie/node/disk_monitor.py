@@ -12,10 +12,10 @@
 An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until the operator cancels it.
 The floor is `free_bytes_min` as it is set, whatever share of the disk that is; unset: FLOOR_BYTES, at most 5 % of the
 disk. A bookie leaves FULL below `disk_low_water_share`, with the floor and a tenth of it free. In FULL and NO_ROOM it
-is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the ledger index. Each pass of garbage
-collection then compacts (garbage.py). When no other room is left, the store gives up its reserve for this work
-(bookie/store/space/reserve.py). The bookie leaves both states by itself. It checks the disk every `upkeep_interval_s`,
-and at once when a write finds no room.
+is read-only and registers as such. It still takes recovery adds and fences, and writes checkpoints and the ledger
+index. Each pass of garbage collection then compacts (garbage.py). When no other room is left, the store gives up its
+reserve for this work (bookie/store/space/reserve.py). The bookie leaves both states by itself. It checks the disk every
+`upkeep_interval_s`, and at once when a write finds no room.
 Guarded by tests/bookie/node/test_full_disk.py.
 """
 

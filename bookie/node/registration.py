@@ -1,9 +1,10 @@
 """Registration of a bookie: an ephemeral node `paths.bookie(uuid)` with its endpoint and whether it takes adds.
 
 The bookie writes the node when it begins to serve, when it becomes read-only or writable, when its free disk has
-changed by `FREE_DRIFT`, or at all within `FREE_AGE_S`, and again after its session was lost. It always replaces the node of a former process, so that
-the node belongs to this session. It registers only while its cookie record exists: a bookie that was forgotten while it
-started, or had no session, does not return. A bookie that is not registered still serves the brokers that know it.
+changed by `FREE_DRIFT`, or at all within `FREE_AGE_S`, and again after its session was lost. It always replaces the
+node of a former process, so that the node belongs to this session. It registers only while its cookie record exists: a
+bookie that was forgotten while it started, or had no session, does not return. A bookie that is not registered still
+serves the brokers that know it.
 
 *One process of a uuid.* For the metadata a copy of a directory at the same place is the same bookie: two processes
 would answer for one uuid, and neither has the entries of the other. So a start first asks at the registered endpoint

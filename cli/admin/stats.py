@@ -39,6 +39,9 @@ _SUMMED = {
 """Pulsar's name → field of TopicStats (client/admin/values.py)."""
 
 
+_CAUGHT_UP = "everything was delivered"
+
+
 def replies(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
     """The statistics of each partition, from its owner (of the topic, where it has no partitions)."""
     return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
@@ -133,7 +136,7 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
             record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
             record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
             record["markDeletePositions"].append(str(each.mark_delete))
-            if record["blocked"] in ("", values.Blocked.CAUGHT_UP):  # of partitions, what one waits for says more
+            if record["blocked"] in ("", _CAUGHT_UP):  # of partitions, what one waits for says more
                 record["blocked"] = each.blocked or record["blocked"]
             record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
             record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked

@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..common.extras import without_extra
+
 if TYPE_CHECKING:
     from .django.inbox import DjangoInbox
     from .keys import message_key
@@ -19,6 +21,9 @@ _PLACES = {"DjangoInbox": "django.inbox", "SQLAlchemyInbox": "tables", "message_
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    try:
+        value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        raise without_extra(error, f"magnetar.inbox.{name}") from error
     globals()[name] = value
     return value

@@ -22,6 +22,18 @@ def test_what_is_produced_is_consumed_in_order(cli: Cli) -> None:
     assert cli("consume", "talk", "-s", "s", "-n", "3").out == "one\ntwo\ndrei ☃\n"
 
 
+def test_consume_without_a_subscription_reads_all_and_leaves_none(cli: Cli) -> None:
+    cli("topics", "create-partitioned-topic", "glanced-parts", "-p", "2")
+    for topic in ("glanced", "glanced-parts"):
+        cli("produce", topic, "-m", "one", "-m", "two")
+        for _ in range(2):
+            assert sorted(cli("consume", topic, "-n", "2").out.split()) == ["one", "two"]
+        assert cli("consume", topic, "-p", "latest", "--idle", "0.3").out == ""
+        assert "(no subscriptions" in cli("topics", "subscriptions", topic).out
+        assert "name it with -s" in cli("consume", topic, "-t", "shared", code=2).err
+    assert "name of the subscription" in cli("consume", "--help").out.lower()
+
+
 def test_lines_of_a_pipe_and_of_a_file_are_messages(cli: Cli, tmp_path: Path) -> None:
     cli("produce", "lines", stdin="a\nb\n")
     file = tmp_path / "lines"

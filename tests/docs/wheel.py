@@ -63,6 +63,8 @@ def _complete(names: list[str]) -> None:
         top, _, below = package.partition(".")
         folder = layout.ROOT / roots[top] / below.replace(".", "/")
         wanted |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
+    wanted.remove("magnetar/setup.py")
+    assert "magnetar/setup.py" not in names, "the build's own file is none of the package"
     assert wanted <= set(names), f"not in the wheel: {sorted(wanted - set(names))}"
     assert not [name for name in names if name.split("/")[1] in ("tests", "benchmarks")]
     assert {"LICENSE", "entry_points.txt"} <= {name.rpartition("/")[2] for name in names if ".dist-info/" in name}
