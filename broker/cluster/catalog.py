@@ -238,12 +238,13 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
-    async def partitions_or_create(self, topic: TopicName) -> int:
-        """As `partitions`; one that is missing is made with the namespace's default where that is allowed. While the
-        metadata does not answer, what it said last counts (broker/common/last_known.py)."""
-        return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic))
+    async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
+        """As `partitions`; one that is missing is made with the namespace's default where that is allowed. `by_use`:
+        with a default of 0 it is not made, but by who uses it then (`ensure_stored`): to Pulsar's clients this is a
+        question. While the metadata does not answer, what it said last counts (broker/common/last_known.py)."""
+        return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
-    async def _partitions_or_create(self, topic: TopicName) -> int:
+    async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
         found = await self.partitions(topic)
         if found is not None and topic.persistent:
             return found
@@ -251,6 +252,8 @@ class Catalog:
         if found is not None:
             return found
         self._check_auto_creation(topic, policies)
+        if by_use and not policies.default_partitions:
+            return 0
         with contextlib.suppress(AlreadyExists):  # another broker was faster, with any number
             await self._create_topic(topic.base, policies.default_partitions)
             return policies.default_partitions

@@ -89,15 +89,16 @@ class Topics:
         owner = await self._broker.lookup(topic)
         return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
-    async def partitions(self, topic: TopicName, *, create: bool) -> Partitions:
-        """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed."""
+    async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
+        """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed; `by_use`:
+        one without partitions is not made before it is used."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
         if not create:
             await catalog.namespace(topic.namespace_name)
             return Partitions(await catalog.existing_partitions(topic))
-        count, owner = await catalog.partitions_or_create(topic), None
+        count, owner = await catalog.partitions_or_create(topic, by_use=by_use), None
         if not count:
             with contextlib.suppress(MagnetarError):  # the look-up says why
                 owner = await self.lookup(topic)

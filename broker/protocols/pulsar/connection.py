@@ -6,7 +6,8 @@ taken in steps, so that they hold the event loop for a slice at a time. The answ
 
 Bounds: a frame has MAX_MESSAGE and 64 KiB; one of more than LONG_FRAME_BYTES waits for its place among what arrives on
 all connections (runtime/memory/arrivals.py); HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that
-have not left, past which the connection is not read; REQUESTS_MAX under way; `connection_ids` producers and consumers.
+have not left, and REQUESTS_MAX requests under way beside one of each producer and consumer, past which the connection
+is not read: what waits is no refusal; `connection_ids` producers and consumers.
 While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
 holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
 
@@ -175,6 +176,8 @@ class Connection:
         for each in self._frames.whole():
             if self._ended is not None:
                 raise self._ended
+            if self._busy:
+                await self._unless_ended(self._has_turn)
             command, rest = parse(each)
             if self.version == 0:
                 await self._connect(command)
@@ -390,9 +393,16 @@ class Connection:
 
     # ------------------------------------------------------------------ tasks
     @property
-    def busy(self) -> bool:
-        """It has as many requests under way as it may."""
-        return len(self._tasks) >= REQUESTS_MAX
+    def _busy(self) -> bool:
+        """It has as many requests under way as it may. Each producer and consumer has one of its own, its opening: one
+        that waits for exclusive access may wait until the client closes another, which then has to be read."""
+        return len(self._tasks) >= REQUESTS_MAX + len(self._producers) + len(self._consumers)
+
+    async def _has_turn(self) -> None:
+        """Returns when the next command may be taken."""
+        while self._busy:
+            await asyncio.sleep(ROOM_S)
+            self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "pulsar-request")
@@ -422,7 +432,7 @@ class Connection:
 
     def _has_ids(self, request_id: int) -> bool:
         limit = self.broker.config.connection_ids
-        if len(self._producers) + len(self._consumers) < limit and not self.busy:
+        if len(self._producers) + len(self._consumers) < limit:
             return True
         self.error(request_id, InvalidRequest(f"a connection carries {limit} producers and consumers, and no more"))
         return False

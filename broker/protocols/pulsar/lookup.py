@@ -15,7 +15,6 @@ from ....proto import pulsar_pb2 as pulsar
 from ....proto import subscription_types
 from ....proto.checksum import crc32c
 from ....proto.errors import (
-    BackPressure,
     IncompatibleSchema,
     InvalidRequest,
     MagnetarError,
@@ -54,8 +53,6 @@ async def answer(connection: Connection, command: Command) -> None:
         return
     work, failed = answers
     try:
-        if connection.busy:
-            raise BackPressure("too many requests of this connection are under way")
         found = await work(connection, asked)
     except Exception as error:
         found = failed(asked.request_id, typed(error))
@@ -99,7 +96,8 @@ async def _partitions(connection: Connection, asked: pulsar.CommandPartitionedTo
         count = await broker.transactions.count()
     else:
         await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
-        count = (await Topics(broker).partitions(topic, create=asked.metadata_auto_creation_enabled)).count
+        create = asked.metadata_auto_creation_enabled
+        count = (await Topics(broker).partitions(topic, create=create, by_use=True)).count
     return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
         request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
         partitions=count,
@@ -211,8 +209,6 @@ _ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, Magne
 async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
     """SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
-        if connection.busy:
-            raise BackPressure("too many requests of this connection are under way")
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")
         if kind == Command.SEEK:

@@ -44,11 +44,6 @@ class Connection(Protocol):
         ...
 
     @property
-    def busy(self) -> bool:
-        """It has as many requests under way as it may."""
-        ...
-
-    @property
     def full(self) -> bool:
         """More than it should be of its deliveries has not left yet."""
         ...

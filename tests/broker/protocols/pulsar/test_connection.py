@@ -126,6 +126,36 @@ def test_requests_about_no_consumer_are_answered_in_their_own_kind() -> None:
     simulate(scenario)
 
 
+async def _partitions_of(raw: Raw, topic: str, **flags: bool) -> Any:
+    raw.send(partitioned_metadata=pulsar.CommandPartitionedTopicMetadata(request_id=1, topic=topic, **flags))
+    return await raw.next("partitioned_metadata_response")
+
+
+async def _topics(raw: Raw) -> list[str]:
+    raw.send(get_topics_of_namespace=pulsar.CommandGetTopicsOfNamespace(request_id=1, namespace="public/default"))
+    return sorted((await raw.next("get_topics_of_namespace_response")).topics)
+
+
+def test_who_asks_for_the_partitions_of_a_topic_makes_none() -> None:
+    """As in Pulsar: it is made by who uses it, unless the namespace's topics have partitions."""
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        for flags in ({}, {"metadata_auto_creation_enabled": True}):
+            found = await _partitions_of(raw, T, **flags)
+            assert (found.response, found.partitions) == (found.Success, 0)
+        found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
+        assert (found.response, found.error) == (found.Failed, pulsar.TopicNotFound)
+        assert await _topics(raw) == []
+        for use in (raw.open_producer(1), raw.subscribe(2, T + "2")):
+            assert not isinstance(await use, pulsar.CommandError)
+        assert await _topics(raw) == [T, T + "2"]
+        found = await _partitions_of(raw, T, metadata_auto_creation_enabled=False)
+        assert (found.response, found.partitions) == (found.Success, 0)
+
+    simulate(scenario)
+
+
 # ------------------------------------------------------------------ producers
 def test_receipts_echo_the_sequence_ids_in_order() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
@@ -703,6 +733,85 @@ def test_a_connection_holds_a_bounded_number_of_ids_and_requests(monkeypatch: py
         assert {each.error for each in found if each.response == each.Failed} <= {pulsar.ServiceNotReady}
 
     simulate(scenario, connection_ids=3)
+
+
+@pytest.mark.parametrize("requests_max", [5, connection_module.REQUESTS_MAX])
+def test_what_is_asked_for_at_once_waits_and_is_not_refused(
+    requests_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "REQUESTS_MAX", requests_max)
+    many = 1100 if requests_max > 5 else 40
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        for number in range(many):
+            raw.send(producer=pulsar.CommandProducer(topic=T, producer_id=number, request_id=number))
+            raw.send(subscribe=pulsar.CommandSubscribe(
+                topic=T, consumer_id=number, request_id=number, subscription="s",
+                subType=pulsar.CommandSubscribe.Shared,
+            ))  # fmt: skip
+            raw.send(lookup=pulsar.CommandLookupTopic(request_id=number, topic=T))
+            raw.send(partitioned_metadata=pulsar.CommandPartitionedTopicMetadata(request_id=number, topic=T))
+        kinds = ("producer_success", "success", "lookup_response", "partitioned_metadata_response")
+        found: dict[str, set[int]] = {kind: set() for kind in kinds}
+        for _ in range(4 * many):
+            answer = await raw.next(*kinds, "error")
+            assert not isinstance(answer, pulsar.CommandError), answer
+            if isinstance(answer, pulsar.CommandLookupTopicResponse | pulsar.CommandPartitionedTopicMetadataResponse):
+                assert answer.response != answer.Failed, answer
+            kind = type(answer).__name__.removeprefix("Command")
+            found[{
+                "ProducerSuccess": kinds[0], "Success": kinds[1], "LookupTopicResponse": kinds[2],
+                "PartitionedTopicMetadataResponse": kinds[3],
+            }[kind]].add(answer.request_id)  # fmt: skip
+        assert all(each == set(range(many)) for each in found.values())
+
+    simulate(scenario)
+
+
+def test_openings_that_wait_for_their_turn_do_not_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 2)
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        mode = pulsar.ProducerAccessMode
+        await raw.open_producer(0, producer_access_mode=mode.Exclusive)
+        for number in range(1, 9):
+            raw.send(producer=pulsar.CommandProducer(
+                topic=T, producer_id=number, request_id=number, producer_access_mode=mode.WaitForExclusive
+            ))  # fmt: skip
+        for number in range(8):
+            raw.send(close_producer=pulsar.CommandCloseProducer(producer_id=number, request_id=50 + number))
+            while True:
+                ready = await raw.next("producer_success")
+                if ready.producer_ready:
+                    break
+            assert ready.request_id == number + 1
+
+    simulate(scenario)
+
+
+def test_openings_and_closings_without_end_leave_a_bounded_number_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
+    start, most = connection_module.Connection.start, [0]
+
+    def counted(self: connection_module.Connection, work: Any) -> Any:
+        most[0] = max(most[0], len(self._tasks))
+        return start(self, work)
+
+    monkeypatch.setattr(connection_module.Connection, "start", counted)
+
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        for number in range(300):
+            raw.send(producer=pulsar.CommandProducer(topic=T, producer_id=1, request_id=number))
+            raw.send(close_producer=pulsar.CommandCloseProducer(producer_id=1, request_id=1000 + number))
+            raw.send(lookup=pulsar.CommandLookupTopic(request_id=number, topic=T))
+        for _ in range(300):
+            await raw.next("lookup_response")
+
+    simulate(scenario)
+    assert most[0] <= 5 + 2
 
 
 def test_a_connection_that_is_lost_leaves_nothing() -> None:
