@@ -131,6 +131,14 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
+    from .client.native import (
+        ClientConfiguration,
+        ConsumerConfiguration,
+        ProducerConfiguration,
+        ReaderConfiguration,
+        SchemaInfo,
+        SchemaType,
+    )
     from .client.transactions.checks import Decision, HalfCheck, HalfContent
     from .client.transactions.output import Output
     from .client.transactions.process import ProcessStatistics
@@ -155,6 +163,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "BytesSchema",
     "ChecksumError",
     "Client",
+    "ClientConfiguration",
     "CompressionType",
     "ConnectError",
     "ConsoleLogger",
@@ -162,6 +171,7 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ConsumerAssignError",
     "ConsumerBatchReceivePolicy",
     "ConsumerBusy",
+    "ConsumerConfiguration",
     "ConsumerCryptoFailureAction",
     "ConsumerDeadLetterPolicy",
     "ConsumerKeySharedPolicy",
@@ -221,14 +231,18 @@ __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python'
     "ProducerBlockedQuotaExceededError",
     "ProducerBlockedQuotaExceededException",
     "ProducerBusy",
+    "ProducerConfiguration",
     "ProducerFenced",
     "ProducerNotInitialized",
     "ProducerQueueIsFull",
     "PulsarException",
     "ReadError",
     "Reader",
+    "ReaderConfiguration",
     "RegexSubscriptionMode",
     "Result",
+    "SchemaInfo",
+    "SchemaType",
     "SerDe",
     "ServiceInfo",
     "ServiceInfoProvider",
@@ -285,6 +299,10 @@ _PLACES = {
     "client.model.message_batch": ("MessageBatch",),
     "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
     "client.model.schema": ("BytesSchema",),
+    "client.native": (
+        "ClientConfiguration", "ConsumerConfiguration", "ProducerConfiguration", "ReaderConfiguration", "SchemaInfo",
+        "SchemaType",
+    ),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.model.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",
@@ -298,6 +316,7 @@ _PLACES = {
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 _MODULES = {
+    "_pulsar": "client.native",
     "asyncio": "client.aio",
     "schema": "client.model.schemas",
     "admin": "client.admin",

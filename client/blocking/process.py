@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..common.checks import FUNCTION, check_one, instance
-from ..common.errors import InvalidConfiguration
+from ..common.errors import CtrlC, InvalidConfiguration
 from ..common.guard import ignored, run
 from ..model.message import Message
 from ..transactions.process import Applied, Apply, Loop, Options, ProcessStatistics, outputs_of
@@ -103,6 +103,8 @@ def _apply(function: Callable[[Message], Any], messages: list[Message], outcome:
     for message in messages:
         try:
             results.append(Applied(message, [inner_output(each) for each in outputs_of(function(message))], None))
+        except CtrlC:  # a blocking call of the function's; it is no fault of the message
+            raise
         except Exception as error:
             results.append(Applied(message, (), error))
 

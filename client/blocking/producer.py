@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
+from weakref import finalize
 
 from .. import client as aio
 from ..common.checks import check_message
@@ -20,6 +21,7 @@ from ..common.send_memory import SendMemory
 from ..core.batcher import Callback
 from ..model.message_id import MessageId
 from ..model.options import given
+from ..model.settings import ProducerAccessMode
 from ..produce.messages import Extras
 from ..produce.partition_producer import PartitionProducer
 from ..produce.producer import Producer as AsyncProducer
@@ -58,6 +60,13 @@ class Producer(Handle[AsyncProducer]):
     def _reopen(self) -> None:
         super()._reopen()
         self._ready()
+
+    def _when_dropped(self) -> finalize[..., Any]:
+        """One that took its topic for itself has it until it, or its client, is closed, also when it is dropped."""
+        dropped = super()._when_dropped()
+        if self._inner.settings.access_mode is not ProducerAccessMode.Shared:
+            dropped.detach()
+        return dropped
 
     def producer_name(self) -> str:
         """The name, given by the program or by the broker."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, overload
 from ...proto.transactions import TxnId
 from .. import client as aio
 from ..common.checks import WrongMessageType, shown
-from ..common.errors import Interrupted, PulsarException, TransactionEnded
+from ..common.errors import CtrlC, Interrupted, PulsarException, TransactionEnded
 from ..common.fork import EPOCH
 from ..core.transaction import TransactionState
 from ..transactions.transaction import LEAVE_S
@@ -39,9 +39,9 @@ def finish(thread: LoopThread, work: Coroutine[Any, Any, None], limit_s: float |
     future = asyncio.run_coroutine_threadsafe(work, thread.loop)
     try:
         result_of(future, limit_s)
-    except PulsarException:
-        raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, PulsarException) and not isinstance(error, CtrlC):
+            raise
         if not future.done():
             with suppress(PulsarException):
                 result_of(future, limit_s)
@@ -135,8 +135,12 @@ class Transaction:
             if state not in ended:  # by hand, in the body
                 self.commit()
         elif state is TransactionState.OPEN:
-            with suppress(PulsarException, TimeoutError):
+            try:
                 self._finish(self._inner.abort(), LEAVE_S)
+            except CtrlC:
+                raise
+            except (PulsarException, TimeoutError):  # the time-out of the transaction aborts it
+                pass
 
     def __repr__(self) -> str:
         return repr(self._inner)

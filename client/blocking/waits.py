@@ -1,4 +1,4 @@
-"""Waits of an application's thread that Ctrl-C always ends.
+"""Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
 
 A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
 the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
@@ -13,6 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TypeVar
 
 from ...runtime.clock import SystemClock
+from ..common.errors import CtrlC
 
 T = TypeVar("T")
 
@@ -27,8 +28,11 @@ def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
         if left <= 0:
             return False
-        if gate.acquire(timeout=left):
-            return True
+        try:
+            if gate.acquire(timeout=left):
+                return True
+        except KeyboardInterrupt as pressed:
+            raise CtrlC("Ctrl-C while a call waited") from pressed
 
 
 def result_of(future: Future[T], timeout_s: float | None = None) -> T:
@@ -43,3 +47,7 @@ def result_of(future: Future[T], timeout_s: float | None = None) -> T:
                 return future.result()
             if deadline is not None and monotonic() >= deadline:
                 raise
+        except CtrlC:
+            raise
+        except KeyboardInterrupt as pressed:
+            raise CtrlC("Ctrl-C while a call waited") from pressed

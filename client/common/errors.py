@@ -15,10 +15,9 @@ from `runtime/` is translated here (`translate`) and nowhere else; the original 
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from ...proto import errors as wire_errors
 from ...proto.errors import MagnetarError
+from .enums import ClientEnum
 
 __all__ = [
     "AlreadyClosed",
@@ -81,7 +80,7 @@ __all__ = [
 ]
 
 
-class Result(IntEnum):
+class Result(ClientEnum):
     """Outcomes as callbacks get them; the numbers are Pulsar's."""
 
     Ok = 0
@@ -334,7 +333,12 @@ class MemoryBufferIsFull(PulsarException):
 
 
 class Interrupted(PulsarException):
-    """A blocking call inside a callback would wait for itself."""
+    """A blocking call inside a callback would wait for itself; or Ctrl-C ended it (`CtrlC`)."""
+
+
+class CtrlC(Interrupted, KeyboardInterrupt):
+    """Ctrl-C while a blocking call waited. Programs for Pulsar catch `Interrupted`, others KeyboardInterrupt; a program
+    that catches neither ends as by any Ctrl-C."""
 
 
 class Disconnected(PulsarException):

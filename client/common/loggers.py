@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from enum import IntEnum
 
 from .checks import WrongType, WrongValue, shown
+from .enums import ClientEnum
 
 _OURS = logging.getLogger("magnetar.client")
 _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
 
 
-class LoggerLevel(IntEnum):
+class LoggerLevel(ClientEnum):
     """From which level on a ConsoleLogger or FileLogger takes messages."""
 
     Debug = 0

@@ -44,19 +44,6 @@ class ConsumerBatchReceivePolicy:
         """The policy itself: of Pulsar's client, which has two kinds."""
         return self
 
-    @property
-    def bytes_max(self) -> int:
-        """0: no limit."""
-        if self.max_num_bytes > 0:
-            return self.max_num_bytes
-        return 0 if self.max_num_message > 0 else DEFAULT_BYTES
-
-
-class BatchReceivePolicy(ConsumerBatchReceivePolicy):
-    """The same, with the methods that Pulsar's C++ client gives it."""
-
-    __slots__ = ()
-
     def getMaxNumMessages(self) -> int:
         """`max_num_message`."""
         return self.max_num_message
@@ -68,6 +55,19 @@ class BatchReceivePolicy(ConsumerBatchReceivePolicy):
     def getTimeoutMs(self) -> int:
         """`timeout_ms`."""
         return self.timeout_ms
+
+    @property
+    def bytes_max(self) -> int:
+        """0: no limit."""
+        if self.max_num_bytes > 0:
+            return self.max_num_bytes
+        return 0 if self.max_num_message > 0 else DEFAULT_BYTES
+
+
+class BatchReceivePolicy(ConsumerBatchReceivePolicy):
+    """The same, by its name in Pulsar's C++ client."""
+
+    __slots__ = ()
 
 
 async def receive_batch(

@@ -107,14 +107,14 @@ def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDead
     """The dead-letter topic of this very subscription: nothing leaves it."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
-        chosen is not None and topic.base == TopicName.parse(chosen).base
+        bool(chosen) and topic.base == TopicName.parse(chosen).base
     )
 
 
 def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
     """The topic whose retries it holds; itself, when it holds none of this subscription."""
     suffix = f"-{subscription}-RETRY"
-    if policy.retry_letter_topic is None and topic.base.local.endswith(suffix):
+    if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))
     return topic
 

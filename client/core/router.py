@@ -7,13 +7,12 @@ keeps the one it began with. CustomPartition asks the user's function. The first
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from ...proto.routing import partition_of
+from ..common.enums import ClientEnum
 from .backoff import Chance
 
 
-class PartitionsRoutingMode(IntEnum):
+class PartitionsRoutingMode(ClientEnum):
     """Which partition a message without a key goes to: always one, each in turn, or what `message_router` says."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..common.errors import InvalidConfiguration
+from ..common.checks import INT32_MAX
 from .settings import ConsumerDeadLetterPolicy, ConsumerKeySharedPolicy, KeySharedMode
 
 
@@ -10,7 +10,7 @@ class DeadLetterPolicyBuilder:
     """Makes a `ConsumerDeadLetterPolicy`, whose parameters its methods set."""
 
     def __init__(self) -> None:
-        self._count: int | None = None
+        self._count = INT32_MAX
         self._topic: str | None = None
         self._subscription: str | None = None
 
@@ -30,9 +30,7 @@ class DeadLetterPolicyBuilder:
         return self
 
     def build(self) -> ConsumerDeadLetterPolicy:
-        """InvalidConfiguration: a parameter is wrong, or there is no `maxRedeliverCount`."""
-        if self._count is None:
-            raise InvalidConfiguration("a dead-letter policy needs its maxRedeliverCount")
+        """InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes back for ever."""
         return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
 
 

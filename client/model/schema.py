@@ -11,7 +11,8 @@ import json
 from typing import Any, ClassVar, Protocol
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import WrongMessageType, WrongValue, shown
+from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown
+from ..common.enums import ClientEnum
 from ..common.errors import InvalidMessage
 from .avro_bounds import Parsed
 from .fields import Text
@@ -30,23 +31,70 @@ class Encoded(Protocol):
     def writer(self) -> SchemaInfo | None: ...
 
 
+class SchemaTypeOfClient(ClientEnum):
+    """Types of schemas under the names and numbers of Pulsar's client; those below 0 no topic is told of.
+
+    The numbers above 0 are those of `magnetar.proto.schema.SchemaType`, but for AUTO_CONSUME.
+    """
+
+    AUTO_PUBLISH = -4
+    AUTO_CONSUME = -3
+    BYTES = -1
+    NONE = 0
+    STRING = 1
+    JSON = 2
+    PROTOBUF = 3
+    AVRO = 4
+    BOOLEAN = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    FLOAT = 10
+    DOUBLE = 11
+    DATE = 12
+    TIME = 13
+    TIMESTAMP = 14
+    KEY_VALUE = 15
+    INSTANT = 16
+    LOCAL_DATE = 17
+    LOCAL_TIME = 18
+    LOCAL_DATE_TIME = 19
+    PROTOBUF_NATIVE = 20
+
+
+SchemaTypeOfClient.__name__ = SchemaTypeOfClient.__qualname__ = "SchemaType"
+
+
 class SchemaDescription:
-    """A schema as Pulsar's client describes it."""
+    """A schema as Pulsar's client describes it, where it is called `SchemaInfo`."""
 
-    def __init__(self, info: SchemaInfo | None) -> None:
-        self._info = info
+    def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
+        """`schema`: the text of its definition. InvalidConfiguration: an argument has another type."""
+        check_one("schema_type", enum(SchemaTypeOfClient), schema_type)
+        check_one("name", TEXT, name)
+        check_one("schema", TEXT, schema)
+        self._type, self._name, self._schema = schema_type, name, schema
 
-    def schema_type(self) -> SchemaType:
-        """NONE: bytes."""
-        return SchemaType.NONE if self._info is None else self._info.type
+    @classmethod
+    def of(cls, info: SchemaInfo | None) -> SchemaDescription:
+        """None: bytes."""
+        if info is None:
+            return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
+        kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
+        return cls(kind, info.name, info.data.decode() or "null")
+
+    def schema_type(self) -> SchemaTypeOfClient:
+        """BYTES: the topic is told of none."""
+        return self._type
 
     def name(self) -> str:
         """The name of its type."""
-        return "BYTES" if self._info is None else self._info.name
+        return self._name
 
     def schema(self) -> str:
         """The text of its definition; `null`: it has none."""
-        return (self._info.data.decode() if self._info is not None else "") or "null"
+        return self._schema
 
 
 class Schema:
@@ -97,7 +145,7 @@ class Schema:
 
     def schema_info(self) -> SchemaDescription:
         """What a topic is told of it, in the words of Pulsar's client."""
-        return SchemaDescription(self.info())
+        return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
         """Pulsar's client tells a schema which client uses it; here nothing depends on it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from ...proto.compression import Compression
@@ -16,6 +15,7 @@ from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
 from ...proto.subscription_types import NUMBERS, client_name
 from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
+from ..common.enums import ClientEnum
 from ..core.redelivery import RedeliveryBackoff
 from ..core.router import PartitionsRoutingMode
 from ..crypto.key_reader import KeyReader
@@ -25,7 +25,7 @@ from .schema import BytesSchema, Schema
 __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition", "PartitionsRoutingMode"]
 
 
-class CompressionType(IntEnum):
+class CompressionType(ClientEnum):
     """How a producer compresses its entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
@@ -36,13 +36,13 @@ class CompressionType(IntEnum):
 
 if TYPE_CHECKING:
 
-    class ConsumerType(IntEnum):  # for type checkers alone
+    class ConsumerType(ClientEnum):  # for type checkers alone
         Exclusive = 0
         Shared = 1
         Failover = 2
         KeyShared = 3
 else:
-    ConsumerType = IntEnum("ConsumerType", {client_name(name): number for name, number in NUMBERS.items()})
+    ConsumerType = ClientEnum("ConsumerType", {client_name(name): number for name, number in NUMBERS.items()})
     ConsumerType.__doc__ = """Who gets the messages of a subscription.
 
     Exclusive: its only consumer. Failover: one of several, in order per partition. Shared: all, without an order.
@@ -53,22 +53,22 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 """Types whose messages come in the order of the log. Messages of the others are acknowledged one by one."""
 
 
-class InitialPosition(IntEnum):
+class InitialPosition(ClientEnum):
     """Where a new subscription begins: after the last message, or at the first one that is kept."""
     Latest = 0
     Earliest = 1
 
 
-class BatchingType(IntEnum):
+class BatchingType(ClientEnum):
     """Which messages share an entry: those that follow each other, or those of one key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
-class ProducerAccessMode(IntEnum):
+class ProducerAccessMode(ClientEnum):
     """Who else may publish to the topic.
 
-    Shared: all. Exclusive: no other; ProducerBusy when there is one. WaitForExclusive: waits until there is no other,
+    Shared: all. Exclusive: no other; ProducerFenced when there is one. WaitForExclusive: waits until there is no other,
     without a limit.
     ExclusiveWithFencing: takes the topic over; the others get ProducerFenced.
     """
@@ -78,14 +78,14 @@ class ProducerAccessMode(IntEnum):
     ExclusiveWithFencing = 3
 
 
-class RegexSubscriptionMode(IntEnum):
+class RegexSubscriptionMode(ClientEnum):
     """Which topics a pattern finds. Non-persistent ones are found while brokers have them in memory."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
 
 
-class ConsumerCryptoFailureAction(IntEnum):
+class ConsumerCryptoFailureAction(ClientEnum):
     """What becomes of a message that a consumer cannot decrypt.
 
     FAIL: it is not received and not acknowledged, and comes again after the ack time-out. DISCARD: it is acknowledged.
@@ -96,7 +96,7 @@ class ConsumerCryptoFailureAction(IntEnum):
     CONSUME = 2
 
 
-class KeySharedMode(IntEnum):
+class KeySharedMode(ClientEnum):
     """Who divides the keys of a KeyShared subscription: the broker, or `sticky_ranges` of each consumer."""
     AutoSplit = 0
     Sticky = 1
@@ -184,7 +184,7 @@ class ConsumerKeySharedPolicy:
         self._mode = key_shared_mode
         self._out_of_order = allow_out_of_order_delivery
         _require(sticky_ranges is None or len(sticky_ranges) > 0, "sticky_ranges has at least one range, or is None")
-        self._ranges = tuple((first, last) for first, last in sticky_ranges or ())
+        self._ranges = [(first, last) for first, last in sticky_ranges or ()]
         sticky = self._mode is KeySharedMode.Sticky
         _require(sticky == bool(self._ranges), "sticky_ranges and KeySharedMode.Sticky go together")
         before = -1
@@ -207,17 +207,29 @@ class ConsumerKeySharedPolicy:
         return self
 
     @property
-    def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
+    def sticky_ranges(self) -> list[tuple[int, int]]:
         """(first, last) pairs of hashes, both included; empty with AutoSplit."""
-        return self._ranges
+        return list(self._ranges)
+
+    def get_key_shared_mode(self) -> KeySharedMode:
+        """`key_shared_mode`."""
+        return self._mode
+
+    def is_allow_out_of_order_delivery(self) -> bool:
+        """`allow_out_of_order_delivery`."""
+        return self._out_of_order
+
+    def get_sticky_ranges(self) -> list[tuple[int, int]]:
+        """`sticky_ranges`."""
+        return self.sticky_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
     """What becomes of messages that are given back too often (client/consume/dead_letters.py).
 
-    Topics: None is `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the dead-letter
-    topic, so that nothing in it is lost.
+    Topics: None and "" are `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the
+    dead-letter topic, so that nothing in it is lost. What is not given reads as "", as in Pulsar's client.
     """
 
     max_redeliver_count: int
@@ -227,10 +239,25 @@ class ConsumerDeadLetterPolicy:
 
     def __post_init__(self) -> None:
         check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+        for name in ("dead_letter_topic", "initial_subscription_name", "retry_letter_topic"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, "")
 
     def policy(self) -> ConsumerDeadLetterPolicy:
         """The policy itself: of Pulsar's client, which has two kinds."""
         return self
+
+    def getMaxRedeliverCount(self) -> int:
+        """`max_redeliver_count`."""
+        return self.max_redeliver_count
+
+    def getDeadLetterTopic(self) -> str:
+        """`dead_letter_topic`."""
+        return self.dead_letter_topic or ""
+
+    def getInitialSubscriptionName(self) -> str:
+        """`initial_subscription_name`."""
+        return self.initial_subscription_name or ""
 
 
 @dataclass(frozen=True, slots=True)

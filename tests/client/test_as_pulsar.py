@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import signal
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -117,10 +122,59 @@ def test_who_wants_a_topic_for_itself_and_finds_producers_is_fenced_and_who_shar
                 client.create_producer("alone", access_mode=mode.Exclusive)
             with pytest.raises(magnetar.ProducerBusy):
                 client.create_producer("alone")
-            with pytest.raises(magnetar.ProducerBusy):
+            with pytest.raises(magnetar.ProducerFenced):  # Pulsar's broker asks for the mode before the name
                 client.create_producer("alone", "first", access_mode=mode.Exclusive)
         with client.create_producer("shared"), pytest.raises(magnetar.ProducerFenced):
             client.create_producer("shared", access_mode=mode.Exclusive)
+
+
+def test_an_exclusive_producer_that_is_dropped_has_its_topic_until_its_client_is_closed(url: str) -> None:
+    """As with Pulsar's client: what a program took for itself is not given up because a variable went."""
+    mode = magnetar.ProducerAccessMode
+    with magnetar.Client(url) as client:
+        for name in ("p1", None):
+            client.create_producer("dropped-exclusive" + (name or ""), name, access_mode=mode.Exclusive)
+        gc.collect()
+        for name in ("p1", None):
+            for other in ("p1", "p2", None):
+                with pytest.raises(magnetar.ProducerFenced):
+                    client.create_producer("dropped-exclusive" + (name or ""), other, access_mode=mode.Exclusive)
+    with magnetar.Client(url) as client:
+        client.create_producer("dropped-exclusive", "p2", access_mode=mode.Exclusive).close()
+        client.create_producer("dropped-exclusive", "p2", access_mode=mode.Exclusive).close()
+
+
+@pytest.mark.parametrize("call", ["receive", "read_next", "send", "flush"])
+def test_ctrl_c_in_a_blocking_call_is_pulsars_interrupted_and_a_keyboard_interrupt(
+    call: str, fake: tuple[str, FakeBroker]
+) -> None:
+    url, broker = fake
+    client = magnetar.Client(url)
+    try:
+        if call == "receive":
+            waits: Callable[[], object] = client.subscribe("ctrl-c", "s").receive
+        elif call == "read_next":
+            waits = client.create_reader("ctrl-c", magnetar.MessageId.latest).read_next
+        else:
+            producer = client.create_producer("ctrl-c")
+            broker.silent = True
+            producer.send_async(b"x", lambda *_: None)
+            waits = producer.flush if call == "flush" else lambda: producer.send(b"y")
+        began = time.monotonic()
+        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(magnetar.Interrupted) as caught:
+                waits()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            broker.silent = False
+        assert isinstance(caught.value, KeyboardInterrupt)
+        assert caught.value.error() == Result.Interrupted
+        assert time.monotonic() - began < 30
+    finally:
+        with contextlib.suppress(magnetar.Timeout):  # what was sent has no receipt
+            client.close(timeout=1)
 
 
 def test_a_lower_sequence_id_is_dropped_with_success_and_no_position_where_publishes_are_deduplicated(

@@ -106,7 +106,8 @@ class ProducerTable:
                 if other.instance and registration.instance and other.instance != registration.instance:
                     if registration.mode == EXCLUSIVE_WITH_FENCING:
                         continue  # it is fenced below, as all others are
-                    answer.denied = Denied.NAME_TAKEN
+                    alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
+                    answer.denied = Denied.HAS_PRODUCERS if alone else Denied.NAME_TAKEN
                     return answer
                 if registration.connection < other.connection:
                     answer.denied = Denied.STALE

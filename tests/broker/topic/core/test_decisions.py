@@ -55,6 +55,8 @@ def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table = ProducerTable()
     table.join(ProducerRegistration(1, "a", EXCLUSIVE, "x"))
     assert table.join(ProducerRegistration(2, "a", SHARED, "y")).denied is Denied.NAME_TAKEN
+    alone = table.join(ProducerRegistration(2, "a", EXCLUSIVE, "y"))
+    assert alone.denied is Denied.HAS_PRODUCERS  # what it asked for decides before its name does, as in Pulsar
     again = table.join(ProducerRegistration(3, "a", EXCLUSIVE, "x"))
     assert again.registered
     assert [each.id for each in again.replaced] == [1]
