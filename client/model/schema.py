@@ -15,6 +15,7 @@ from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum,
 from ..common.enums import ClientEnum
 from ..common.errors import InvalidMessage
 from .avro_bounds import Parsed
+from .avro_names import reader_for
 from .fields import Text
 from .record import Record
 
@@ -263,7 +264,8 @@ class AvroSchema(Schema):
         self._is_record = record_cls is not None
         self._schema = self._avro.parse_schema(self._definition)
         self._own = Parsed(self._schema)
-        self._writers = {b"" if self._told is None else self._told.data: self._own}
+        own = b"" if self._told is None else self._told.data
+        self._writers: dict[bytes, tuple[Parsed, Any]] = {own: (self._own, None)}  # … and what reads it; None: itself
 
     def encode(self, obj: Any) -> bytes:
         self._check(obj)
@@ -279,24 +281,20 @@ class AvroSchema(Schema):
         return out.getvalue()
 
     def decode(self, data: bytes) -> Any:
-        return self._decoded(data, self._own)
+        return self._decoded(data, self._own, None)
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
         if writer is None:
             return self.decode(payload)
-        schema = self._writers.get(writer.data)
-        if schema is None:
-            schema = self._writers[writer.data] = Parsed(self._renamed(parsed_avro(writer)))
-        return self._decoded(payload, schema)
+        known = self._writers.get(writer.data)
+        if known is None:
+            schema = parsed_avro(writer)
+            reader = self._avro.parse_schema(reader_for(self._schema, schema))
+            known = self._writers[writer.data] = Parsed(schema), reader
+        return self._decoded(payload, *known)
 
-    def _renamed(self, writer: Any) -> Any:
-        """Under our name: programs name their classes as they like, as with Pulsar's client."""
-        if isinstance(writer, dict) and isinstance(self._schema, dict) and "name" in writer and "name" in self._schema:
-            return {**writer, "name": self._schema["name"]}
-        return writer
-
-    def _decoded(self, payload: bytes, writer: Parsed) -> Any:
-        plain = read_avro(payload, writer, None if writer is self._own else self._schema)
+    def _decoded(self, payload: bytes, writer: Parsed, reader: Any) -> Any:
+        plain = read_avro(payload, writer, reader)
         return self._record_cls.from_plain(plain, Text.AVRO) if self._is_record else plain
 
 

@@ -1,8 +1,11 @@
 """Whether one schema reads what another one wrote (pure).
 
 `unreadable(reader, writer)` follows Avro's rules of resolution; its answer names the first field that breaks and why.
-Names of records, enums and fixed match without their namespaces, or by an alias of the reader's. A pair of types that
-is being compared counts as readable (recursive records); when it is not, what was found meanwhile is found anew.
+Names of enums and fixed match without their namespaces, or by an alias of the reader's. **Names of records are not
+compared**, as Avro's Java library, and with it Pulsar's check, does not: a record takes what the record in its place
+wrote; aliases of its fields count where the full names are the same, or an alias. In a union the branch of the writer's
+full name decides, if there is one; else any that reads it. A pair of types that is being compared counts as readable
+(recursive records); when it is not, what was found meanwhile is found anew.
 PAIRS_MAX bounds the work of two schemas with many unions.
 Guarding tests: tests/broker/schema/test_compatibility.py.
 """
@@ -58,7 +61,9 @@ class _Comparison:
         if writer.kind == "union":
             return next((why for each in writer.branches if (why := self.of(reader, each, where))), None)
         if reader.kind == "union":
-            if any(self.of(each, writer, where) is None for each in reader.branches):
+            self._count(len(reader.branches))
+            named = [each for each in reader.branches if each.kind == writer.kind and _is_of(each, writer)]
+            if any(self.of(each, writer, where) is None for each in named or reader.branches):
                 return None
             return _at(where, f"no branch of the union reads {writer}")
         if reader.kind != writer.kind:
@@ -67,9 +72,7 @@ class _Comparison:
             return _at(where, f"{reader} does not read {writer}")
         if reader.logical and writer.logical and reader.logical != writer.logical:
             return _at(where, "the decimals have another precision or scale")
-        if reader.kind in ("record", "enum", "fixed") and reader.short != writer.short and (
-            writer.name not in reader.aliases
-        ):
+        if reader.kind in ("enum", "fixed") and reader.short != writer.short and writer.name not in reader.aliases:
             return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")
         match reader.kind:
             case "record":
@@ -92,15 +95,20 @@ class _Comparison:
     def _record(self, reader: Node, writer: Node, where: str) -> str | None:
         self._count(len(reader.fields) + len(writer.fields))
         written = {each.name: each for each in writer.fields}
+        is_of = _is_of(reader, writer)
         for field in reader.fields:
             inside = f"{where}.{field.name}" if where else field.name
-            source = _source(field, written)
+            source = _source(field, written) if is_of else written.get(field.name)
             if source is None:
                 if not field.has_default:
                     return _at(inside, "it has no default, and the writer's schema does not have it")
             elif why := self.of(field.type, source.type, inside):
                 return why
         return None
+
+
+def _is_of(reader: Node, writer: Node) -> bool:
+    return bool(writer.name) and (reader.name == writer.name or writer.name in reader.aliases)
 
 
 def _source(field: Field, written: dict[str, Field]) -> Field | None:

@@ -51,7 +51,7 @@ UNREADABLE: list[tuple[Any, Any, str]] = [
     ("int", ["null", "int"], "int does not read null"), (["null", "int"], "string", "no branch of the union"),
     (record(("a", "int")), record(), "field `a`: it has no default"),
     (record(("a", "int")), record(("a", "string")), "field `a`: int does not read string"),
-    (record(name="S"), record(), "another name"), (enum("A"), enum("A", "B"), "lacks the symbol 'B'"),
+    (enum("A", name="F"), enum("A"), "another name"), (enum("A"), enum("A", "B"), "lacks the symbol 'B'"),
     ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 8}, "4 bytes, not 8"),
     ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}, "array does not read map"),
     ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, "field `[]`"),
@@ -70,6 +70,143 @@ def test_what_avro_resolves_is_readable(reader: Any, writer: Any) -> None:
 @pytest.mark.parametrize(("reader", "writer", "why"), UNREADABLE)
 def test_what_avro_does_not_resolve_is_refused_with_the_field_that_breaks(reader: Any, writer: Any, why: str) -> None:
     assert why in (unreadable(parse(reader), parse(writer)) or "it is readable")
+
+
+# ---------------------------------------------------------------- the matrix of Avro's Java library, which Pulsar asks
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+PROMOTED = {
+    ("long", "int"), ("float", "int"), ("double", "int"), ("float", "long"), ("double", "long"), ("double", "float"),
+    ("bytes", "string"), ("string", "bytes"),
+}  # fmt: skip
+ARRAY, MAP = {"type": "array", "items": "int"}, {"type": "map", "values": "int"}
+ENUM, FIXED, POINT = enum("A"), {"type": "fixed", "name": "F", "size": 4}, record(("x", "int"), name="P")
+COMPLEX = {"array": ARRAY, "map": MAP, "enum": ENUM, "fixed": FIXED, "record": POINT}
+
+
+@pytest.mark.parametrize("reader", PRIMITIVES)
+@pytest.mark.parametrize("writer", PRIMITIVES)
+@pytest.mark.parametrize("inside", ["alone", "field", "array", "map", "union of the reader", "union of the writer"])
+def test_primitives_are_promoted_as_by_avros_java(inside: str, reader: str, writer: str) -> None:
+    def put(of: str) -> Any:
+        match inside:
+            case "field":
+                return record(("a", of))
+            case "array" | "map":
+                return {"type": inside, "items" if inside == "array" else "values": of}
+            case _:
+                return of
+
+    read, written = put(reader), put(writer)
+    if inside == "union of the reader":
+        read = [ENUM, reader]
+    elif inside == "union of the writer":
+        written = [writer]
+    assert (unreadable(parse(read), parse(written)) is None) == (reader == writer or (reader, writer) in PROMOTED)
+
+
+@pytest.mark.parametrize("reader", COMPLEX)
+@pytest.mark.parametrize("writer", [*COMPLEX, *PRIMITIVES])
+def test_types_of_another_kind_read_nothing_of_each_other(reader: str, writer: str) -> None:
+    found = unreadable(parse(COMPLEX[reader]), parse(COMPLEX.get(writer, writer)))
+    assert (found is None) == (reader == writer)
+    back = unreadable(parse(COMPLEX.get(writer, writer)), parse(COMPLEX[reader]))
+    assert (back is None) == (reader == writer)
+
+
+def _in(type_: Any, **more: Any) -> dict[str, Any]:
+    return record(("a", type_), **more)
+
+
+def _point(name: str, *more: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+    return record(("x", "int"), *more, name=name, **options)  # type: ignore[arg-type]
+
+
+_Y, _Y_DEFAULT = ("y", "int"), ("y", "int", 0)
+MATRIX: list[tuple[str, Any, Any, bool]] = [
+    ("a record of another name", _point("Q"), _point("P"), True),
+    ("… of another namespace", _point("n.P"), _point("m.P"), True),
+    ("… in a field", _in(_point("Q")), _in(_point("P")), True),
+    ("… in an array", _in({"type": "array", "items": _point("Q")}), _in({"type": "array", "items": _point("P")}), True),
+    ("… in a map", _in({"type": "map", "values": _point("Q")}), _in({"type": "map", "values": _point("P")}), True),
+    ("… in a union of the reader's", _in(["null", _point("Q")]), _in(_point("P")), True),
+    ("… in both unions", _in(["null", _point("Q")]), _in(["null", _point("P")]), True),
+    ("… in a union of the writer's", _in(_point("Q")), _in([_point("P")]), True),
+    ("… and a field that is missing", _point("Q", _Y), _point("P"), False),
+    ("… and one that has a default", _point("Q", _Y_DEFAULT), _point("P"), True),
+    ("… and a field of another type", record(("x", "string"), name="Q"), _point("P"), False),
+    ("a record by its alias", _point("Q", aliases=["P"]), _point("P"), True),
+    ("a branch of the writer's name decides", [_point("P", _Y), _point("Q")], _point("P"), False),
+    ("… also by its alias", [_point("R", _Y, aliases=["P"]), _point("Q")], _point("P"), False),
+    ("a branch of another name that reads it", ["null", _point("R", _Y), _point("Q")], _point("P"), True),
+    ("no branch that reads it", ["null", _point("R", _Y)], _point("P"), False),
+    ("a field of another name", record(("z", "int"), name="P"), _point("P"), False),
+    ("an enum of the same symbols", enum("A", "B"), enum("A", "B"), True),
+    ("… in another order", enum("B", "A"), enum("A", "B"), True),
+    ("… with more", enum("A", "B", "C"), enum("A", "B"), True),
+    ("… with fewer", enum("A"), enum("A", "B"), False),
+    ("… with fewer and a default", enum("A", default="A"), enum("A", "B"), True),
+    ("… none of them, and a default", enum("C", default="C"), enum("A", "B"), True),
+    ("… where the writer has a default", enum("A"), enum("A", "B", default="A"), False),
+    ("an enum of another name", enum("A", name="F"), enum("A"), False),
+    ("… by an alias", enum("A", name="F", aliases=["E"]), enum("A"), True),
+    ("… of another namespace", enum("A", namespace="n"), enum("A", namespace="m"), True),
+    ("a fixed of another size", {**FIXED, "size": 5}, FIXED, False),
+    ("… of another name", {**FIXED, "name": "G"}, FIXED, False),
+    ("… by an alias", {**FIXED, "name": "G", "aliases": ["F"]}, FIXED, True),
+    ("… of another namespace", {**FIXED, "namespace": "n"}, FIXED, True),
+    ("… as bytes", "bytes", FIXED, False),
+    ("… from bytes", FIXED, "bytes", False),
+    ("a union of the same branches", ["null", "int"], ["null", "int"], True),
+    ("… in another order", ["int", "null"], ["null", "int"], True),
+    ("… with more", ["null", "int", "string"], ["null", "int"], True),
+    ("… with fewer", ["null", "int"], ["null", "int", "string"], False),
+    ("… one of which is promoted", ["null", "double"], ["null", "int"], True),
+    ("… one of which is not", ["null", "int"], ["null", "double"], False),
+    ("one branch, of the writer's", "int", ["int"], True),
+    ("… promoted", "long", ["int"], True),
+    ("two branches, each of which is read", "double", ["int", "float"], True),
+    ("… one of which is not", "double", ["int", "string"], False),
+    ("an empty union of the writer's", "int", [], True),
+    ("a field that is new, with a default", _point("P", _Y_DEFAULT), _point("P"), True),
+    ("… null, with null as a default", _point("P", ("y", ["null", "int"], None)), _point("P"), True),
+    ("… null, without a default", _point("P", ("y", ["null", "int"])), _point("P"), False),
+    ("… without one", _point("P", _Y), _point("P"), False),
+    ("a field that is gone", _point("P"), _point("P", _Y), True),
+    ("fields in another order", record(_Y, ("x", "int"), name="P"), _point("P", _Y), True),
+    ("a record without fields", record(name="P"), _point("P"), True),
+    ("… written", _point("P"), record(name="P"), False),
+    ("a nested field that is new, with a default", _in(_point("P", _Y_DEFAULT)), _in(_point("P")), True),
+    ("… without one", _in(_point("P", _Y)), _in(_point("P")), False),
+    ("items that are promoted", {"type": "array", "items": "double"}, ARRAY, True),
+    ("items that are not", {"type": "array", "items": "string"}, ARRAY, False),
+    ("values that are promoted", {"type": "map", "values": "long"}, MAP, True),
+    ("values that are not", {"type": "map", "values": "boolean"}, MAP, False),
+    ("a record that contains itself, of another name",
+     record(("next", ["null", "M"], None), name="M"), record(("next", ["null", "L"], None), name="L"), True),
+    ("… with a field that is missing",
+     record(("next", ["null", "M"], None), _Y, name="M"), record(("next", ["null", "L"], None), name="L"), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "writer", "readable"), [row[1:] for row in MATRIX], ids=[row[0] for row in MATRIX])
+def test_the_matrix_of_avros_java(reader: Any, writer: Any, readable: bool) -> None:
+    why = unreadable(parse(reader), parse(writer))
+    assert (why is None) == readable, why
+
+
+@pytest.mark.parametrize(
+    ("reader_name", "aliases", "readable"),
+    [("P", [], True), ("Q", ["P"], True), ("Q", [], False), ("n.P", [], False)],
+    ids=["same name", "alias", "another name", "another namespace"],
+)
+def test_aliases_of_fields_count_in_records_of_the_same_name(
+    reader_name: str, aliases: list[str], readable: bool
+) -> None:
+    reader = {
+        "type": "record", "name": reader_name, "aliases": aliases,
+        "fields": [{"name": "z", "type": "int", "aliases": ["x"]}],
+    }  # fmt: skip
+    assert (unreadable(parse(reader), parse(_point("P"))) is None) == readable
 
 
 def test_a_type_is_not_readable_because_a_branch_that_failed_was_being_compared() -> None:

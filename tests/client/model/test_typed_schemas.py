@@ -15,6 +15,8 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from magnetar import schema
+from magnetar.broker.schema.core import avro
+from magnetar.broker.schema.core.compatibility import unreadable
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.proto.schema import SchemaInfo, SchemaType, key_value
 from magnetar.schema import AutoConsumeSchema, AvroSchema, JsonSchema, KeyValueEncodingType, KeyValueSchema
@@ -114,6 +116,39 @@ def test_avro_is_read_with_the_writers_schema_under_any_name() -> None:
 LINKED = record({"name": "n", "type": ["null", "R"]})
 TREE = record({"name": "of", "type": {"type": "array", "items": "R"}})
 NULLS = {"type": "array", "items": "null"}
+
+
+def _named(name: str, *fields: tuple[str, object]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields]}
+
+
+X, X2 = _named("n.P", ("x", "int")), _named("Q", ("x", "long"))
+NEXT = _named("L", ("x", "int"), ("next", ["null", "L"]))
+NEXT2 = _named("M", ("x", "int"), ("next", ["null", "M"]))
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "value"),
+    [
+        (X, X2, {"x": 1}),
+        (["null", X], ["null", X2], {"x": 1}), (X, ["null", X2], {"x": 1}), ([X], X2, {"x": 1}),
+        (["null", X], ["null", _named("R", ("y", "int")), X2], {"x": 1}),
+        ({"type": "array", "items": X}, {"type": "array", "items": X2}, [{"x": 1}]),
+        ({"type": "map", "values": ["null", X]}, {"type": "map", "values": ["null", X2]}, {"k": {"x": 1}}),
+        (NEXT, NEXT2, {"x": 1, "next": {"x": 2, "next": None}}),
+        (_named("O", ("p", X), ("q", "n.P")), _named("S", ("p", X2), ("q", _named("T", ("x", "double")))),
+         {"p": {"x": 1}, "q": {"x": 2}}),
+    ],
+    ids=["field", "unions", "to a union", "from a union", "a branch that fits", "array", "map", "itself", "twice"],
+)  # fmt: skip
+def test_records_of_another_name_are_read_wherever_they_are(written: object, read: object, value: object) -> None:
+    """Brokers let them in: names of records are not compared."""
+    writer, reader = (_named(name, ("a", type_)) for name, type_ in (("W", written), ("Other", read)))
+    assert unreadable(avro.parse(reader), avro.parse(writer)) is None
+    payload = AvroSchema(None, writer).encode({"a": value})
+    info = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(writer).encode())
+    for _ in range(2):
+        assert AvroSchema(None, reader).decode_written(payload, info) == {"a": value}
 
 
 @pytest.mark.parametrize(
