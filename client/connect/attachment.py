@@ -28,15 +28,13 @@ from ...proto.names import TopicName
 from ...proto.varint import varint
 from ...runtime.tasks import Tasks
 from ..common.guard import run
-from .broker_stream import BrokerStream
+from .broker_stream import CLOSE, BrokerStream
 from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
 """Of ClientFrame.publish, field 3, length-delimited."""
 WAITED_S = 1.0
 """The broker took the opening and lets it wait: it did not just fail."""
-CLOSE = 1 << 62
-"""The request id of `close`: no other request has it."""
 
 
 class AttachedOwner(Protocol):
@@ -62,12 +60,13 @@ class AttachedOwner(Protocol):
 class Attachment:
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks", "broke",
-        "on_frames",
+        "on_frames", "topic",
     )  # fmt: skip
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
         self.on_frames = owner.on_frames
         self.broke = owner.broke
+        self.topic = owner.topic
         self._connections = connections
         self._owner = owner
         self._stream: BrokerStream | None = None

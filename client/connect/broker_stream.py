@@ -6,12 +6,14 @@
 
 Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
 read at once. There is one task per stream, none per owner.
+**Silence.** A stream with owners that gets nothing for a while asks another broker who owns their topics
+(`silence.py`): those of a topic that another broker owns are `lost`, the others wait on.
 **The end.** When the stream breaks, each owner is told once, by `lost`, and a new stream is a new object. A stream
 without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `broke` is told.
 **Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one frame
 each: an id with much to publish delays another's frame by that much and no more. What an id may have waiting is bounded
 by its credit. A read is handed on in slices, and the loop's other work runs in between after TURN_S.
-Guards: tests/client/connect/test_broker_stream.py.
+Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, Protocol
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError
+from ...proto.names import TopicName
 from ...runtime.network import (
     Channel,
     EndOfStream,
@@ -34,6 +37,7 @@ from ...runtime.network import (
 )
 from ...runtime.tasks import Tasks
 from ..common.guard import ignored, run
+from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
 """How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
@@ -42,6 +46,10 @@ HELD_FROM_BYTES = 2 << 20
 envelope has a single frame, because nothing waits when the write before it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
+LATE_S = 0.01
+"""A timer may be early by the clock's step."""
+CLOSE = 1 << 62
+"""The request id of `close`: no other request has it."""
 
 
 Frame = wire.ClientFrame | Pieces
@@ -50,9 +58,11 @@ Frame = wire.ClientFrame | Pieces
 class Owner(Protocol):
     """A producer or a consumer. Nothing here may wait."""
 
+    topic: TopicName
+
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def lost(self, error: MagnetarError) -> None:
-        """The stream broke; the id is not attached any more."""
+        """The stream broke, or another broker owns the topic; the id is not attached any more."""
         ...
 
     def broke(self, error: Exception) -> None:
@@ -61,10 +71,15 @@ class Owner(Protocol):
 
 
 class BrokerStream:
-    def __init__(self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object]) -> None:
+    def __init__(
+        self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: Silence
+    ) -> None:
         """In the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
         attached any more."""
         self.is_over = False
+        self._channel = channel
+        self._silence = silence
+        self._watch: asyncio.TimerHandle | None = None  # whether it is silent; or it is being asked
         self._now = now
         self.received_at = now()  # when frames came last
         self._on_end = on_end
@@ -73,6 +88,7 @@ class BrokerStream:
         self._last = 0
         self._held: dict[int, deque[Frame]] = {}  # in the order of their turns
         self._sending = False  # what is held
+        self._rounds = 0  # of questions while it is silent
         self._idle: asyncio.TimerHandle | None = None
         self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
         self._tasks = Tasks(self._failed)
@@ -86,6 +102,8 @@ class BrokerStream:
             self._idle = None
         self._last += 1
         self._owners[self._last] = owner
+        if self._watch is None:
+            self._watch_from(self._now())
         return self._last
 
     def detach(self, id_: int) -> None:
@@ -171,6 +189,51 @@ class BrokerStream:
             if owner is not None:
                 run(partial(owner.on_frames, own), owner.broke)
 
+    # ------------------------------------------------------------------------------ silence
+    def _watch_from(self, since: float) -> None:
+        after_s = max(since + SILENT_S - self._now(), 0.0)
+        self._watch = self._loop.call_later(after_s, run, self._look, ignored)
+
+    def _look(self) -> None:
+        now = self._now()
+        if not self._owners:
+            self._watch = None  # the next owner begins anew
+        elif now - self.received_at < SILENT_S - LATE_S:
+            self._watch_from(self.received_at)
+        elif not self._silence.others(self._channel.endpoint):
+            self._watch_from(now)
+        else:
+            self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
+
+    async def _ask(self) -> None:
+        """Until it says something, or has no owner any more."""
+        endpoint, since = self._channel.endpoint, self.received_at
+        try:
+            while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
+                moved = await self._silence.moved(endpoint, self._topics())
+                if self.received_at == since:
+                    self._leave(moved)
+            if self._owners:
+                self._silence.answered(endpoint)
+        finally:
+            if not self.is_over:
+                self._watch_from(self._now())
+
+    def _topics(self) -> list[TopicName]:
+        """Each round begins at another one."""
+        topics = list({owner.topic: None for owner in self._owners.values()})
+        self._rounds += 1
+        at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0
+        return topics[at:] + topics[:at]
+
+    def _leave(self, moved: set[TopicName]) -> None:
+        error = ConnectionLost(f"{self._channel.endpoint} says nothing, and another broker owns the topic")
+        for id_, owner in [each for each in self._owners.items() if each[1].topic in moved]:
+            if self._owners.get(id_) is owner:  # what one does may detach another
+                self.send(id_, wire.ClientFrame(id=id_, close=CLOSE))
+                self.detach(id_)
+                run(partial(owner.lost, error), owner.broke)
+
     # ------------------------------------------------------------------------------ the end
     def _failed(self, error: Exception) -> None:
         self._end(ConnectionLost(f"the stream failed: {error!r}"))
@@ -183,6 +246,8 @@ class BrokerStream:
         self._held.clear()
         if self._idle is not None:
             self._idle.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         self._stream.cancel()
         owners, self._owners = self._owners, {}
         for owner in owners.values():

@@ -1,9 +1,9 @@
 """Connections: one channel per broker, questions that any broker answers, and who owns a topic.
 
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
-An attempt that may succeed elsewhere goes to the next endpoint of the service URL. Raises the last error at the
-deadline, and at once an error that will stay (`retryable` is False). Until a broker was reached it gives up sooner
-(client/first_contact.py).
+An attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
+(silence.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until a
+broker was reached it gives up sooner (client/first_contact.py).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .broker_stream import BrokerStream
 from .discovery import Discovery
 from .first_contact import FirstContact, how_unreached
 from .service_url import ServiceUrl
+from .silence import UNANSWERED_S, Silence
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class Connections:
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
         self._streams: dict[Endpoint, BrokerStream] = {}
+        self._silence = Silence(world.clock.monotonic, self._known, self._asked_owner)
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._wakes: Wakes | None = None
         self.transactions: object | None = None  # of the client (client/transactions/), when there are some
@@ -91,8 +93,8 @@ class Connections:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
         if found is None:
-            streams = self._streams
-            found = BrokerStream(channel, self.world.clock.monotonic, lambda: streams.pop(channel.endpoint, None))
+            streams, now = self._streams, self.world.clock.monotonic
+            found = BrokerStream(channel, now, lambda: streams.pop(channel.endpoint, None), self._silence)
             streams[channel.endpoint] = found
         return found
 
@@ -142,10 +144,20 @@ class Connections:
             await asyncio.sleep(delay)
 
     async def any(self) -> Channel:
-        """To a broker of the service URL, the next one each time. What its discovery raises."""
+        """To a broker of the service URL, the next one each time that is not silent, as long as there is one. What its
+        discovery raises."""
         self._endpoints = await self._discovery.endpoints()
-        self._next = (self._next + 1) % len(self._endpoints)
+        for _ in self._endpoints:
+            self._next = (self._next + 1) % len(self._endpoints)
+            if not self._silence.is_silent(self._endpoints[self._next]):
+                break
         return self.channel(self._endpoints[self._next])
+
+    def _known(self) -> list[Endpoint]:
+        return list(dict.fromkeys((*self._endpoints, *self._channels)))
+
+    async def _asked_owner(self, endpoint: Endpoint, topic: TopicName) -> Endpoint:
+        return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
         """A question that every broker answers."""
@@ -192,7 +204,7 @@ class Connections:
         for left in reversed(range(len(self._endpoints))):
             asked = await self.any()
             try:
-                return await self._owner_by(asked, topic)
+                return await self._owner_by(asked, topic, self.settings.connection_timeout_s)
             except MagnetarError as error:
                 if how_unreached(error) is not None:
                     self._discovery.forget()  # the broker may have come back at another port
@@ -200,12 +212,17 @@ class Connections:
                     raise
         raise AssertionError("a service URL names at least one broker")
 
-    async def _owner_by(self, asked: Channel, topic: TopicName) -> Channel:
+    async def _owner_by(self, asked: Channel, topic: TopicName, timeout_s: float) -> Channel:
         request = wire.LookupRequest(topic=topic.full, listener=self.settings.listener_name)
-        reply: wire.LookupReply = await asked.call(
-            rpc("Broker", "Lookup"), request, timeout_s=self.settings.connection_timeout_s
-        )
-        return asked if reply.here else self._named(reply.owner, topic)
+        reply: wire.LookupReply = await asked.call(rpc("Broker", "Lookup"), request, timeout_s=timeout_s)
+        return self._told_by(asked, reply, topic)
+
+    def _told_by(self, asked: Channel, reply: wire.LookupReply, topic: TopicName) -> Channel:
+        if not reply.here:
+            return self._named(reply.owner, topic)
+        with contextlib.suppress(ValueError):  # it does not tell its own address
+            self._silence.named(asked.endpoint, Endpoint.parse(reply.owner))
+        return asked
 
     def _named(self, owner: str, topic: TopicName) -> Channel:
         try:
@@ -226,7 +243,7 @@ class Connections:
             )
             named = reply.HasField("owner") and not self.settings.listener_name  # by the address of all
             if named and len(self._told) < TOLD_MAX:
-                self._told[topic] = asked if reply.owner.here else self._named(reply.owner.owner, topic)
+                self._told[topic] = self._told_by(asked, reply.owner, topic)
             return reply.partitions
 
         return await self.retry(attempt)

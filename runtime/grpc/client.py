@@ -526,6 +526,13 @@ class GrpcChannel:
         else:
             stream.over(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
 
+    async def answers(self, timeout_s: float) -> bool:
+        connection = self._opened()
+        if connection is not None:
+            return await connection.answers(timeout_s)
+        await asyncio.sleep(timeout_s)
+        return self._opened() is not None
+
     async def close(self) -> None:
         """Cancels the calls in progress."""
         self._closed = True

@@ -17,6 +17,7 @@ and what is refused is charged (`charge`). A server has PATIENCE for a stranger 
 a call that was admitted; it grows by PATIENCE_RATE a second. Past it the connection ends: ENHANCE_YOUR_CALM.
 **Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
+`answers` pings on behalf of a service that wants to know earlier (client/connect/silence.py), and ends nothing.
 
 What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
 Guarding tests: tests/runtime/http2/. The windows are conserved (`check`).
@@ -203,6 +204,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._cutting: asyncio.Handle | None = None
+        self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
@@ -594,6 +596,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(_size_error(not id_), "a PING that is none")
         if not flags & frames.ACK:
             self.write(frames.ping(payload, frames.ACK))
+        elif self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.set_result(None)
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
@@ -900,6 +905,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             stream.connection = None
             stream.lost(error, None)
         self.was_lost(error)
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the other end answers a PING in time, this one or an earlier one."""
+        if self._answer is None:
+            self._answer = self._loop.create_future()
+        self.write(frames.ping(b"magnetar"))
+        done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
+        return bool(done)
 
     def check(self) -> None:
         """The windows are conserved: what the other end may send, what came and is not credited, and what is on its way

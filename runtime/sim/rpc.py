@@ -102,6 +102,16 @@ class SimChannel:
         self._openers = [task for task in self._openers if not task.done()] + [opener]
         return stream
 
+    async def answers(self, timeout_s: float) -> bool:
+        end = self._end
+        if end is None or not end.open:
+            await asyncio.sleep(timeout_s)
+            return self._end is not None and self._end.open
+        answer = asyncio.get_running_loop().create_future()
+        self._wires.ping(end, answer)
+        done, _ = await asyncio.wait((answer,), timeout=timeout_s)
+        return bool(done)
+
     async def close(self) -> None:
         self._closed = True
         for opener in self._openers:

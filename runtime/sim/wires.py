@@ -33,6 +33,9 @@ from .trace import Trace
 DIAL_TIMEOUT_S = 20.0
 """A connection attempt into a partition ends after this (as runtime/grpc/client.py)."""
 
+PING_S = 0.0005
+"""Of a ping, each way."""
+
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")
 
@@ -235,6 +238,21 @@ class Wires:
             end.open = False
             self._forget(end)
             self._tell_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
+
+    # ------------------------------------------------------------------ pings
+    def ping(self, end: End, answer: asyncio.Future[None]) -> None:
+        """There and back: of the connection itself, which no service reads. It draws no number."""
+        self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
+
+    def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:
+        if not at.open or not at.owner.alive or at.receive is _ignore or answer.done():
+            return
+        if self.is_blocked(at.other.owner.node, at.owner.node):
+            self._loop.call_later(1.0, self._pinged, end, at, answer, context=at.owner.context)
+        elif at is end:
+            answer.set_result(None)
+        else:
+            self._loop.call_later(PING_S, self._pinged, end, end, answer, context=end.owner.context)
 
     # ------------------------------------------------------------------ messages
     def _send(self, end: End, message: Any, what: str, droppable: bool) -> None:

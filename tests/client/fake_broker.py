@@ -86,6 +86,7 @@ class FakeBroker:
         self.streams: list[Any] = []
         self.opened: list[Callable[[MagnetarError], None]] = []
         self.owner = ""
+        self.owner_here = ""  # its address, as brokers tell it
 
     @property
     def services(self) -> list[tuple[str, object]]:
@@ -97,7 +98,7 @@ class FakeBroker:
     # ------------------------------------------------------------------------------ unary
     async def lookup(self, request: Any, context: Any) -> wire.LookupReply:
         self.lookups += 1
-        return wire.LookupReply(owner=self.owner, here=not self.owner)
+        return wire.LookupReply(owner=self.owner or self.owner_here, here=not self.owner)
 
     async def partitions(self, request: Any, context: Any) -> wire.PartitionsReply:
         name = TopicName.parse(request.topic)

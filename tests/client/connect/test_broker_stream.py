@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from magnetar.client.connect.broker_stream import HELD_FROM_BYTES, IDLE_S, BrokerStream
+from magnetar.client.connect.silence import Silence
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError
+from magnetar.proto.names import TopicName
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.world import Simulation
 
 
+async def not_asked(asked: Endpoint, topic: TopicName) -> Endpoint:
+    raise AssertionError("there is one broker")
+
+
 class Owner:
+    topic = TopicName.parse("t")
+
     def __init__(self, fault: Exception | None = None) -> None:
         self.credits: list[int] = []
         self.reads = 0
@@ -67,7 +75,8 @@ def simulate(body: Any) -> None:
             ended: list[bool] = []
             world = simulation.world("client")
             channel, now = world.network.connect(Endpoint("broker", 1)), world.clock.monotonic
-            stream = BrokerStream(channel, now, lambda: ended.append(True))
+            silence = Silence(now, lambda: [channel.endpoint], not_asked)
+            stream = BrokerStream(channel, now, lambda: ended.append(True), silence)
             await body(stream, broker, ended)
             await stream.close()
             assert ended == [True], "told once"

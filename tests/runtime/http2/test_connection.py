@@ -411,6 +411,22 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
     assert bytes(pair.up.written).endswith(frames.ping(b"magnetar"))
 
 
+async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing(pair: Pair) -> None:
+    rng = random.Random(6)
+    await pair.run(rng, 1000)
+    asking = asyncio.ensure_future(pair.client.answers(60.0))
+    await pair.run(rng, 1000)
+    assert await asking
+    assert not await pair.client.answers(0.0)
+    later = asyncio.ensure_future(pair.client.answers(60.0))
+    await pair.run(rng, 1000)
+    assert await later, "the answer to the one before counts, too"
+    await pair.run(rng, 1000)
+    assert not pair.client.is_lost
+    pair.client.abort(ConnectionLost("the test is over"))
+    assert not await pair.client.answers(0.0)
+
+
 async def test_a_connection_without_settings_is_given_up() -> None:
     pair = Pair()
     for _ in range(http2.HANDSHAKE_LOOKS):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.client.connect.silence import UNANSWERED_S
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, Unauthenticated
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind
@@ -211,6 +212,19 @@ async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.Monk
     assert not served.end.is_lost
     give(served.end, frames.ping(bytes(8)) * 30_001)
     assert served.end.is_lost
+
+
+async def test_an_idle_client_that_pings_every_few_seconds_uses_no_patience_for_days(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await known(served)
+    now = served.end._loop.time()
+    monkeypatch.setattr(served.end, "_loop", Clock(lambda: now))
+    for _ in range(int(2 * http2.PATIENCE_KNOWN)):
+        give(served.end, frames.ping(bytes(8)))
+        served.wire.written.clear()
+        now += UNANSWERED_S
+    assert not served.end.is_lost
 
 
 class Clock:
