@@ -38,6 +38,9 @@ from .memory import AppendMemory
 
 _LOG = logging.getLogger("magnetar.ledger")
 
+PAUSE_PART = 4
+"""A busy bookie is asked again after one part in so many of the time-out, at the latest."""
+
 
 class Bookies:
     """The table of bookies of one `LedgerClient`: registrations, connections, quarantine, racks and damage reports.
@@ -93,20 +96,23 @@ class Bookies:
         return future
 
     async def ask(
-        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
+        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
         """The answer; None when none arrives within `timeout_s` or it cannot be decoded: the outcome is unknown.
 
-        A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over.
+        A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over. It lives,
+        and others are before us: with each such answer the time begins anew, for `busy_s` in all.
         """
         clock = self._world.clock.monotonic
-        deadline, pause_s = clock() + timeout_s, self._config.retry_s
+        began, pause_s = clock(), self._config.retry_s
+        deadline = began + timeout_s
         while True:
             try:
                 reply = await self.request(bookie, head, frames, timeout_s=max(deadline - clock(), 0.0))
                 answer = decode_answer(reply.head)
                 if answer.status is not Status.BUSY:
                     return answer, reply.frames
+                deadline = max(deadline, min(clock() + timeout_s, began + busy_s))
             except BackPressure:
                 _LOG.debug("the queue to bookie %s is full", bookie)
             except (MagnetarError, ValueError) as error:
@@ -115,7 +121,7 @@ class Bookies:
             if clock() + pause_s >= deadline:
                 return None
             await asyncio.sleep(pause_s)
-            pause_s *= 2
+            pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: for a while it is chosen last, and asked last."""

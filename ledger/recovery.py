@@ -16,6 +16,7 @@ from functools import partial
 from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
+from ..runtime.files import Buffer
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core import metadata as transitions
@@ -39,7 +40,7 @@ from .core.recovery import (
     SendRead,
 )
 from .core.stored import StoredCopy, seal, unseal
-from .format.peer import Flags, Op, RequestHead, Status, encode_add
+from .format.peer import AnswerHead, Flags, Op, RequestHead, Status, encode_add
 from .records import apply
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
@@ -132,9 +133,14 @@ class _Attempt:
             op, Flags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key
         ).encode()
 
+    async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
+        """A busy bookie, as while brokers take over the topics of another one, is waited for: to start over would ask
+        it for more."""
+        config = self._config
+        return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
+
     async def _fence(self, effect: SendFence) -> Fact:
-        head = self._head(Op.READ_LAC, -1)
-        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        found = await self._ask(effect.bookie, self._head(Op.READ_LAC, -1))
         if found is not None and found[0].status is Status.OK:
             return Fenced(effect.slot, found[0].lac, found[0].entry)
         if found is not None and found[0].status in _CERTAIN:
@@ -143,8 +149,7 @@ class _Attempt:
 
     async def _read(self, effect: SendRead) -> Fact:
         """Only OK with undamaged bytes is a positive vote, only a definite miss is a negative one (M05, M06)."""
-        head = self._head(Op.READ, effect.entry)
-        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
             stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:

@@ -425,6 +425,36 @@ async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Clu
     assert not client._bookies.quarantined()
 
 
+@pytest.mark.parametrize("op", [Op.READ_LAC, Op.READ])
+async def test_a_recovery_waits_for_bookies_that_say_they_are_busy_and_does_not_start_over(
+    cluster: Cluster, op: Op
+) -> None:
+    """They live, and have a queue: only one that is silent is given up after the time-out."""
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    client = cluster.client(replace(QUICK, fence_timeout_s=0.05))
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+        bookie.status[op] = Status.BUSY
+    recovering = asyncio.ensure_future(client.recover(writer.ledger_id))
+    asked = asyncio.gather(*(bookie.wait_requests(op, 5) for bookie in cluster.bookies))  # for longer than the time-out
+    await asyncio.wait([recovering, asked], return_when=asyncio.FIRST_COMPLETED)
+    for bookie in cluster.bookies:
+        bookie.status.clear()
+    assert (await recovering).last_entry == 0
+    fences = [head for bookie in cluster.bookies for head in bookie.requests if head.op is Op.READ_LAC]
+    assert op is Op.READ_LAC or len(fences) == 3, "it began once"
+
+
+async def test_a_recovery_gives_up_when_bookies_are_busy_for_ever(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    for bookie in cluster.bookies:
+        bookie.status[Op.READ] = Status.BUSY
+    with pytest.raises(Unavailable, match="neither found nor proven absent"):
+        await cluster.client(replace(QUICK, fence_timeout_s=0.05, close_timeout_s=0.3)).recover(writer.ledger_id)
+
+
 async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_below_the_ack_quorum(
     cluster: Cluster,
 ) -> None:

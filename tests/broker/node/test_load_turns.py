@@ -79,3 +79,30 @@ async def test_a_load_that_does_not_end_delays_no_other_and_a_failed_one_ends_it
     async with turns.turn("last"):
         never.set()
         await task
+
+
+async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_topics_are_loaded_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow machine: turns that end too soon would make it slower still, until no load ends in time."""
+    monkeypatch.setattr(load_turns, "TURN_S", 0.01)
+    turns, second = LoadTurns(1), asyncio.Event()
+
+    async def load() -> None:
+        async with turns.turn("second"):
+            second.set()
+
+    async with turns.turn("first"):
+        task = asyncio.create_task(load())
+        await second.wait()  # the turn of the first one is over before its load is
+    await task
+    before = turns.turn_s
+    assert 0.01 < before <= load_turns.TURN_S_MAX
+    with pytest.raises(ValueError, match="broken"):
+        async with turns.turn("failed"):
+            raise ValueError("broken")
+    assert turns.turn_s == before, "how long a failure takes says nothing"
+    for _ in range(100):
+        async with turns.turn("quick"):
+            pass
+    assert turns.turn_s == pytest.approx(0.01)
