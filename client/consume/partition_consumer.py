@@ -25,7 +25,8 @@ from ...proto.schema import SchemaInfo
 from ..common.due_timer import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
 from ..common.receive_memory import Claim
-from ..connect.attachment import CLOSE, Attachment
+from ..connect.attachment import Attachment
+from ..connect.broker_stream import CLOSE
 from ..connect.connections import Connections
 from ..connect.handshake import subscribe
 from ..connect.writer_schemas import WriterSchemas
