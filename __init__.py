@@ -113,7 +113,6 @@ if TYPE_CHECKING:
     from .client.functions.function import Function
     from .client.functions.serde import IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
-    from .client.model.builders import DeadLetterPolicyBuilder, KeySharedPolicy
     from .client.model.message import Message
     from .client.model.message_batch import MessageBatch
     from .client.model.message_id import MessageId
@@ -131,7 +130,8 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
-    from .client.native import (
+    from .client.native.builders import DeadLetterPolicyBuilder, KeySharedPolicy
+    from .client.native.names import (
         ClientConfiguration,
         ConsumerConfiguration,
         ProducerConfiguration,
@@ -295,11 +295,11 @@ _PLACES = {
     "client.functions.context": ("Context",),
     "client.functions.function": ("Function",),
     "client.functions.serde": ("IdentitySerDe", "PickleSerDe", "SerDe"),
-    "client.model.builders": ("DeadLetterPolicyBuilder", "KeySharedPolicy"),
+    "client.native.builders": ("DeadLetterPolicyBuilder", "KeySharedPolicy"),
     "client.model.message_batch": ("MessageBatch",),
     "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
     "client.model.schema": ("BytesSchema",),
-    "client.native": (
+    "client.native.names": (
         "ClientConfiguration", "ConsumerConfiguration", "ProducerConfiguration", "ReaderConfiguration", "SchemaInfo",
         "SchemaType",
     ),
@@ -316,7 +316,7 @@ _PLACES = {
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 _MODULES = {
-    "_pulsar": "client.native",
+    "_pulsar": "client.native.names",
     "asyncio": "client.aio",
     "schema": "client.model.schemas",
     "admin": "client.admin",

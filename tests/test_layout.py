@@ -60,6 +60,7 @@ DOMAINS = {
     "client.admin": ("blocking", "common", "connect", "model"),
     "client.outbox": ("admin", "blocking", "common", "core", "model", "produce", "transactions"),
     "client.inbox": ("model",),
+    "client.native": ("common", "connect", "consume", "model"),
     "bookie.format": (),
     "bookie.store": ("format",),
     "bookie.node": ("format", "store"),

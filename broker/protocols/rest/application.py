@@ -8,6 +8,7 @@ anything would change, is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
 AUTHENTICATIONS = Limits().authentications
 """At a time."""
+
+_ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
 assert routes, "its modules register the routes"
 
@@ -68,8 +71,11 @@ class Application:
         self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Routes are matched with the path as it came: its segments are decoded after that."""
+        """Routes are matched with the path as it came: its segments are decoded after that. A target in absolute form
+        (RFC 9112 §3.2.2: what a client says to a proxy) is that path too."""
         path = scope["raw_path"].decode("ascii")
+        if absolute := _ABSOLUTE.match(path):
+            path = path[absolute.end() :]
         scope["path"] = path.rstrip("/") or "/"
         await self._app(scope, receive, send)
 

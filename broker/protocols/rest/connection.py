@@ -7,7 +7,8 @@ Bounds: a request's head has HEAD_BYTES and HEAD_LINES_MAX; what came is handled
 between two; between its first byte and its last it takes `request_s`, not counted while the
 server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
 left, nothing more of it is made, and a caller that takes nothing for UNREAD_S is cut. A caller that leaves cancels
-nothing: what it asked for goes on to its end.
+nothing: what it asked for goes on to its end. One that is answered before it has sent all (413) is read on, for
+LINGER_S and LINGER_BYTES at most: to close at once would reset the connection, and the answer would be lost.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ LINES_AT_ONCE = 32
 KEEP_ALIVE_S = 60
 UNREAD_S = 30.0
 READ_BYTES = 64 << 10
+LINGER_S = 5.0
+LINGER_BYTES = 64 << 20
 
 
 class Connections:
@@ -140,6 +143,10 @@ class _Connection:
         try:
             await asyncio.wait([closed, reading], return_when=asyncio.FIRST_COMPLETED)
             await self._answered()
+            if self._is_answered_early:
+                reading.cancel()
+                await asyncio.wait([reading])
+                await self._linger()
         except asyncio.CancelledError:  # the server closes, and its grace is over
             for task in self._state.tasks:
                 task.cancel()
@@ -148,6 +155,21 @@ class _Connection:
             self._protocol.connection_lost(None)
             await self._tasks.close()
             await self._end_requests()
+
+    @property
+    def _is_answered_early(self) -> bool:
+        """It has its answer, and still sends what was not waited for."""
+        connection = self._protocol.conn
+        return connection.their_state in (h11.SEND_BODY, h11.ERROR) and connection.our_state in (
+            h11.DONE, h11.MUST_CLOSE, h11.CLOSED
+        )  # fmt: skip
+
+    async def _linger(self) -> None:
+        taken = 0
+        with contextlib.suppress(TimeoutError, ConnectionLost):
+            async with asyncio.timeout(LINGER_S):
+                while taken < LINGER_BYTES and (data := await self._some()):
+                    taken += len(data)
 
     def shut_down(self) -> None:
         with contextlib.suppress(h11.LocalProtocolError):  # in the middle of a request

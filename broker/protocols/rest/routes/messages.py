@@ -31,6 +31,8 @@ from ..table import SUBSCRIPTION, TOPIC, route
 
 PIECE_BYTES = 64 << 10
 """Of an answer that leaves in pieces."""
+HEADERS_BYTES_MAX = 16 << 10
+"""What the key, the properties and the rest of a message may have in headers: Java's clients take 64 KiB of a head."""
 
 
 def message_id(found: Any) -> dict[str, int]:
@@ -138,10 +140,22 @@ async def _entry(call: Call, found: Any) -> Response:
     except BaseException:
         answer.leave()
         raise
-    for name, value in headers.items():
-        if value:  # Java's admin client compares the case of names, which starlette's `headers` do not keep
-            answer.raw_headers.append((name.encode(), quote(value, safe=_SAFE).encode()))
+    # Java's admin client compares the case of names, which starlette's `headers` do not keep
+    answer.raw_headers.extend(_encoded(headers))
     return answer
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    """Those that have a value, and HEADERS_BYTES_MAX at most; the names of others are in X-Magnetar-Left-Out."""
+    found, left_out, room = [], [], HEADERS_BYTES_MAX
+    for name, value in headers.items():
+        encoded = quote(value, safe=_SAFE).encode() if len(value) <= room else b""
+        if value and 0 < len(encoded) <= room:
+            room -= len(encoded)
+            found.append((name.encode(), encoded))
+        elif value:
+            left_out.append(name)
+    return [*found, (b"X-Magnetar-Left-Out", ", ".join(left_out).encode())] if left_out else found
 
 
 def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:

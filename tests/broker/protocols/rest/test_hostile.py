@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+from http import client as http_client
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,56 @@ async def test_a_body_is_bounded_before_it_is_read(tmp_path: Path) -> None:
         assert (await http.send(head + chunks)).status == 413
         assert broker.owned.memory.requests.held == 0
         assert (await http.ask("GET", "/healthz")).status == 200
+
+
+@pytest.mark.parametrize("size", [BODY_BYTES_MAX + 1, 24 << 20])
+async def test_who_sends_a_long_body_before_it_reads_is_told_that_it_is_too_long(tmp_path: Path, size: int) -> None:
+    """Python's http.client, as others, sends all first: a connection that is closed at once takes the answer along."""
+
+    def send(url: str, body: object) -> tuple[int, str]:
+        connection = http_client.HTTPConnection(url.partition("://")[2], timeout=20)
+        try:
+            connection.request("POST", f"{V2}/tenants/x", body=body)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())["reason"]
+        finally:
+            connection.close()
+
+    async with serving(tmp_path) as (http, broker, _):
+        pieces = [bytes(1 << 16)] * (size >> 16) + [b"x"]
+        for body in (bytes(size), pieces):  # the second one in chunks
+            for _ in range(3):
+                status, reason = await asyncio.to_thread(send, broker.http_url, body)
+                assert (status, reason) == (413, f"a body has at most {BODY_BYTES_MAX} bytes")
+        assert (await http.ask("GET", "/healthz")).status == 200
+
+
+async def test_who_goes_on_sending_after_the_answer_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "LINGER_BYTES", 1 << 20)
+    async with serving(tmp_path) as (http, _, _):
+        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+        writer.write(f"PUT {V2}/tenants/x HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
+        assert b" 413 " in await reader.readuntil(b"\r\n")
+
+        async def send() -> None:
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send(), 20)
+        writer.transport.abort()
+
+
+async def test_a_target_in_absolute_form_is_its_path(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        for origin in (f"http://{http.endpoint}", "HTTP://other.example", "https://other.example:8443"):
+            assert (await http.ask("GET", f"{origin}/healthz")).status == 200
+            assert await http.get(f"{origin}{V2}/namespaces/public") == ["public/default"]
+            await http.get(f"{origin}{V2}/persistent/public/default/none/partitions?checkAllowAutoCreation=false", 404)
+            assert (await http.ask("GET", f"{origin}{V2}/tenants/..")).status == 412
+        for nothing in ("http://", "http://x", "ftp://x/healthz", "http:/healthz", "healthz"):
+            assert (await http.ask("GET", nothing)).status in (400, 404), nothing
 
 
 async def test_a_body_of_single_bytes_is_handled_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,3 +294,18 @@ async def test_payloads_that_unfold_have_their_place_in_memory_until_they_have_l
                 await asyncio.sleep(0.01)
         assert (await http.ask("GET", path)).status == 200
         await raw.stream.close()
+
+
+async def test_a_message_with_a_long_key_is_shown_and_what_has_no_room_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k" * 1_000_000)
+        metadata.properties.add(key="p", value="\u00e9" * 10_000)
+        raw.send(encode_entry(metadata, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        shown = await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=1")
+        assert (shown.status, shown.body) == (200, b"m")
+        assert shown.headers["x-magnetar-left-out"] == "X-Pulsar-partition-key, X-Pulsar-PROPERTY"
+        assert shown.headers["x-pulsar-producer-name"] == "p"
+        assert "x-pulsar-partition-key" not in shown.headers

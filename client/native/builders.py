@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..common.checks import INT32_MAX
-from .settings import ConsumerDeadLetterPolicy, ConsumerKeySharedPolicy, KeySharedMode
+from ..model.settings import ConsumerDeadLetterPolicy, ConsumerKeySharedPolicy, KeySharedMode
 
 
 class DeadLetterPolicyBuilder:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .model.configurations import ClientConfiguration, ConsumerConfiguration, ProducerConfiguration, ReaderConfiguration
-from .model.schema import SchemaDescription as SchemaInfo
-from .model.schema import SchemaTypeOfClient as SchemaType
-from .model.settings import ConsumerDeadLetterPolicy as DeadLetterPolicy
+from ..model.schema import SchemaDescription as SchemaInfo
+from ..model.schema import SchemaTypeOfClient as SchemaType
+from ..model.settings import ConsumerDeadLetterPolicy as DeadLetterPolicy
+from .configurations import ClientConfiguration, ConsumerConfiguration, ProducerConfiguration, ReaderConfiguration
 
 __all__ = [
     "ClientConfiguration", "ConsumerConfiguration", "DeadLetterPolicy", "ProducerConfiguration", "ReaderConfiguration",
@@ -22,4 +22,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(__name__.removesuffix(".client.native")), name)
+    return getattr(importlib.import_module(__name__.removesuffix(".client.native.names")), name)

@@ -18,10 +18,9 @@ from ..common.checks import instance as instance_of
 from ..common.loggers import ConsoleLogger, FileLogger, LoggerLevel, check_logger
 from ..connect.authentication import Authentication
 from ..consume.batch_receive import BatchReceivePolicy, ConsumerBatchReceivePolicy
-from . import options
-from .builders import DeadLetterPolicyBuilder
-from .schema import SchemaDescription, SchemaTypeOfClient
-from .settings import (
+from ..model import options
+from ..model.schema import SchemaDescription, SchemaTypeOfClient
+from ..model.settings import (
     BatchingType,
     CompressionType,
     ConsumerCryptoFailureAction,
@@ -32,6 +31,7 @@ from .settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .builders import DeadLetterPolicyBuilder
 
 Self = TypeVar("Self", bound="Configuration")
 _INFO = instance_of(SchemaDescription, optional=False)

@@ -1,0 +1,1 @@
+"""The objects of `_pulsar`, the module of Pulsar's C++ client."""
