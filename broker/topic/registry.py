@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
+from ...proto.model import AccessMode
 from ...proto.names import TopicName
 from ..common.applied import Applied
 from ..log.log import Log
@@ -63,7 +64,8 @@ class ProducerRegistry:
         refusal = topic.life.refusal()
         if refusal is not None:
             raise refusal
-        topic.admission.check_producer(topic.applied, producer, self._here.values())
+        if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
+            topic.admission.check_producer(topic.applied, producer, self._here.values())
         change = epoch(producer.mode, producer.epoch, topic.log.record.epoch)
         if change is Epoch.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)

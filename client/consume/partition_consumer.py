@@ -369,6 +369,8 @@ class PartitionConsumer:
         self.in_transactions.end(error)
         if topic_is_gone and self._on_gone is not None:
             self.retire()
+        if isinstance(error, AlreadyClosed):  # nothing of it could be acknowledged
+            self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox.end(error)
         if topic_is_gone and self._on_gone is not None:
             self._on_gone(self)

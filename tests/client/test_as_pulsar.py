@@ -128,6 +128,25 @@ def test_who_wants_a_topic_for_itself_and_finds_producers_is_fenced_and_who_shar
             client.create_producer("shared", access_mode=mode.Exclusive)
 
 
+def test_who_wants_a_topic_for_itself_is_fenced_also_where_no_other_producer_may_be(url: str) -> None:
+    """Pulsar's broker asks for the mode before it counts."""
+    mode = magnetar.ProducerAccessMode
+    with magnetar.admin.Admin(url) as admin:
+        admin.create_topic("one-producer")
+        admin.set_topic_policies("one-producer", Policies(max_producers=1))
+    with magnetar.Client(url) as client:
+        with client.create_producer("one-producer", "first", access_mode=mode.Exclusive):
+            for name in ("first", "second"):
+                with pytest.raises(magnetar.ProducerFenced):
+                    client.create_producer("one-producer", name, access_mode=mode.Exclusive)
+        with client.create_producer("one-producer"):
+            with pytest.raises(magnetar.ProducerFenced):
+                client.create_producer("one-producer", access_mode=mode.Exclusive)
+            with pytest.raises(magnetar.ProducerBusy, match="as many as it may have"):
+                client.create_producer("one-producer")
+        client.create_producer("one-producer", access_mode=mode.Exclusive).close()
+
+
 def test_an_exclusive_producer_that_is_dropped_has_its_topic_until_its_client_is_closed(url: str) -> None:
     """As with Pulsar's client: what a program took for itself is not given up because a variable went."""
     mode = magnetar.ProducerAccessMode
@@ -142,6 +161,26 @@ def test_an_exclusive_producer_that_is_dropped_has_its_topic_until_its_client_is
     with magnetar.Client(url) as client:
         client.create_producer("dropped-exclusive", "p2", access_mode=mode.Exclusive).close()
         client.create_producer("dropped-exclusive", "p2", access_mode=mode.Exclusive).close()
+
+
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "close a reader"])
+def test_what_waits_in_a_consumer_that_is_closed_is_not_received(end: str, fake: tuple[str, FakeBroker]) -> None:
+    with magnetar.Client(fake[0]) as client:
+        earliest = magnetar.InitialPosition.Earliest
+        with client.create_producer("closed") as producer:
+            for number in range(3):
+                producer.send(b"%d" % number)
+        if end == "close a reader":
+            reader = client.create_reader("closed", magnetar.MessageId.earliest)
+            take, leave = reader.read_next, reader.close
+        else:
+            consumer = client.subscribe("closed", "s", initial_position=earliest)
+            take, leave = consumer.receive, getattr(consumer, end)
+        assert take(5000).data() == b"0"
+        leave()
+        for timeout_millis in (100, 0, None):
+            with pytest.raises(magnetar.AlreadyClosed):
+                take(timeout_millis)
 
 
 @pytest.mark.parametrize("call", ["receive", "read_next", "send", "flush"])
