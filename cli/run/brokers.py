@@ -136,6 +136,13 @@ def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
     return first.pop("url"), first
 
 
+def of_cluster(settings: BrokerConfig) -> BrokerConfig:
+    """Of a broker beside which others may run: they share, unless they are told to be of several groups."""
+    import msgspec
+
+    return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)
+
+
 def shared(
     settings: BrokerConfig, number: int, base: str, listening: dict[str, Endpoint | None]
 ) -> BrokerConfig:
@@ -213,7 +220,7 @@ def broker(
         "pulsar_listen": None if pulsar is None else str(pulsar),
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
-    settings = load(BrokerConfig, "broker", file=config, overrides=given)
+    settings = of_cluster(load(BrokerConfig, "broker", file=config, overrides=given))
     one = Given(
         settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
     )  # fmt: skip

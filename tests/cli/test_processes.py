@@ -291,6 +291,12 @@ def test_each_broker_is_reached_at_the_advertised_host_at_ports_after_each_other
     assert brokers.shared(BrokerConfig(), 1, "b", {}).advertised is None
 
 
+def test_brokers_of_a_cluster_share_unless_they_are_told_otherwise() -> None:
+    assert brokers.of_cluster(BrokerConfig()).share_group == "magnetar"
+    assert brokers.of_cluster(BrokerConfig(cluster="eu")).share_group == "eu"
+    assert brokers.of_cluster(BrokerConfig(share_group="mine")).share_group == "mine"
+
+
 def test_a_folder_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
     held = processes.lock(str(tmp_path))
     threading.Timer(0.2, held.close).start()

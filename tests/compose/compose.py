@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,19 @@ class Compose:
         found = {name: self._mapped(service, value, directory) for name, value in given.items()}
         scheme, _, where = given["MAGNETAR_URL"].partition("://")
         return found | {"MAGNETAR_URL": f"{scheme}://{self._mapped(service, where, directory)}"}
+
+    def healthcheck(self, service: str, directory: Path) -> list[str]:
+        """The command of the service's health check, as it is run here."""
+        _, python, *rest = self.services[service]["healthcheck"]["test"]
+        assert python == "python"
+        found = [sys.executable]
+        for part in rest:
+            match = re.fullmatch(r"(https://)?([\w.-]+):(\d+)(/\w+)?", part)
+            if match is None:
+                found.append(self._mapped(service, part, directory))
+            else:
+                found.append(f"{match[1] or ''}{self.address(service, int(match[3]))}{match[4] or ''}")
+        return found
 
     def _mapped(self, service: str, part: str, directory: Path) -> str:
         if part.startswith("/"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import ssl
+import subprocess
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -52,11 +55,13 @@ def test_every_process_that_keeps_something_has_a_volume_of_its_own(compose: Com
 def test_published_ports_are_those_that_brokers_listen_on_and_advertise(compose: Compose) -> None:
     for name in ("broker-1", "broker-2"):
         service = compose.services[name]
-        published, http = service["ports"]
+        published, http, pulsar = service["ports"]
         machine, outside, inside = published.split(":")
         assert machine == "127.0.0.1", "the authority is one of your own"
         assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", http), "the port is the one that is advertised"
         assert f"--http-listen 0.0.0.0:{http.rpartition(':')[2]}" in service["command"]
+        assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", pulsar)
+        assert f"--pulsar-listen 0.0.0.0:{pulsar.rpartition(':')[2]}" in service["command"]
         assert f"--listen 0.0.0.0:{inside}" in service["command"]
         assert f"--advertise {name}:{outside}" in service["command"]
 
@@ -89,6 +94,13 @@ def test_the_image_installs_what_the_lock_file_names_by_hash_and_the_lock_file_h
             assert locked[canonicalize_name(wanted.name)] in wanted.specifier, text
 
 
+def test_each_server_says_whether_it_is_well_and_nothing_starts_before_what_it_needs(compose: Compose) -> None:
+    for name, service in compose.services.items():
+        if name != "security":
+            assert service["healthcheck"]["test"][0] == "CMD", name
+            assert all(each["condition"] != "service_started" for each in service["depends_on"].values())
+
+
 @pytest.mark.processes
 def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: Processes) -> None:
     urls = compose.start(started)
@@ -107,6 +119,18 @@ def test_messages_go_through_the_cluster_of_the_file(compose: Compose, started: 
             message = consumer.receive(timeout_millis=30_000)
             assert message.data() == f"order {number}".encode()
             consumer.acknowledge(message)
+        for number in range(30):
+            one.create_producer(f"spread-{number}").close()
+    brokers = json.loads(run_cli("brokers", "list", "-o", "json", **exec_).out)
+    topics = {each["name"]: each["topics"] for each in brokers}
+    assert all(count > 5 for count in topics.values()), f"both have work, whichever is asked: {topics}"
+    for name in compose.services.keys() - {"security"}:
+        assert subprocess.run(compose.healthcheck(name, started.directory), check=False).returncode == 0, name
+    address = compose.address("broker-2", 6651)
+    context = ssl.create_default_context(cafile=exec_["MAGNETAR_TLS_CA"])
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain, server_hostname=host):
+        pass  # Pulsar's port speaks TLS with the cluster's certificate
     assert run_cli("produce", "orders", "-m", "hello", **exec_).code == 0
     consumed = run_cli("consume", "orders", "-s", "billing", "-n", "1", **exec_)
     assert "hello" in consumed.out, consumed.err
