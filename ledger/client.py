@@ -100,6 +100,13 @@ class LedgerClient:
         self._remember(writer)
         return writer
 
+    async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
+        """NotEnoughBookies: `create` would find no place for a ledger of that shape now."""
+        await self._bookies.ready()
+        if shrink is not Shrink.NOTHING:
+            wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
+        await self._bookies.choose_now(wanted.ensemble_size, write_quorum=wanted.write_quorum)
+
     def _remember(self, writer: LedgerWriter) -> None:
         if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
             self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}

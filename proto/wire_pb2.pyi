@@ -130,7 +130,7 @@ class ClientFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed")
+    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed", "waits")
     ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_OPENED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class ServerFrame(_message.Message):
     END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     id: int
     producer_opened: ProducerOpened
     receipt: Receipt
@@ -157,10 +158,11 @@ class ServerFrame(_message.Message):
     end_of_topic: Empty
     active: bool
     closed: Error
-    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    waits: Error
+    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: bool = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., waits: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "copies")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch", "schema", "hears_waits", "copies")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -187,6 +189,7 @@ class OpenProducer(_message.Message):
     INITIAL_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    HEARS_WAITS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
@@ -197,8 +200,9 @@ class OpenProducer(_message.Message):
     initial_subscription: str
     topic_epoch: int
     schema: SchemaInfo
+    hears_waits: bool
     copies: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., copies: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ..., schema: _Optional[_Union[SchemaInfo, _Mapping]] = ..., hears_waits: bool = ..., copies: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch", "schema_version")

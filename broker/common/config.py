@@ -33,7 +33,7 @@ class BrokerConfig(Applied, frozen=True):
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
-    share_group: str = ""  # brokers of one group share the topics that any is asked for; none: `magnetar broker` sets `cluster`
+    share_group: str = ""  # brokers of one group share what any is asked for; `magnetar broker`: those of `cluster`
     cluster: str = "magnetar"  # what `allowed_clusters` of a tenant name
     authorization_allow_wildcards_matching: bool = False  # a role of a grant may be a pattern: `team-*`, `*-reader`
     listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one

@@ -36,6 +36,8 @@ from .reader import TopicLogReader
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
+TELL_EVERY_S = 2.0
+"""Between two notices to those whose publishes wait for a ledger: a publish that came since is one of them."""
 REROUTE_RETRY_S = 0.2
 """Seconds between two tries to end a ledger or to make one: bookies and metadata need a moment to return."""
 LEDGERS_MAX = 5_000
@@ -58,6 +60,8 @@ class ManagedLedger:
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
         self.recovered_ledgers = 0
+        self.on_waits: Callable[[MagnetarError], None] = lambda error: None
+        self.waits_for = ""  # why the last try to make a ledger failed; empty: it did not
         self.wanted = NOT_ASKED
         """By the policy, when the ledger that is written was made."""
         self._topic = topic
@@ -130,14 +134,19 @@ class ManagedLedger:
         )  # fmt: skip
 
     async def create_anyhow(self) -> LedgerWriter:
-        """Tries until it is made, or the caller's deadline passes."""
-        throttle = LogThrottle(self._world.clock)
+        """Tries until it is made, or the caller's deadline passes; `on_waits` learns why not, every TELL_EVERY_S."""
+        throttle, told_s = LogThrottle(self._world.clock), -TELL_EVERY_S
+        self.waits_for = ""
         while True:
             try:
                 return await self.create()
             except MagnetarError as error:
                 if not error.retryable:
                     raise
+                self.waits_for, now_s = error.message, self._world.clock.monotonic()
+                if now_s - told_s >= TELL_EVERY_S:
+                    self.on_waits(error)
+                    told_s = now_s
                 if throttle.news(error):
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)

@@ -80,7 +80,8 @@ class TopicLogState(enum.Enum):
 class TopicLog:
     """The Log on bookies.
 
-    Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most."""
+    Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most.
+    `on_waits`: what was published waits for a ledger, for that reason; again every TELL_EVERY_S."""
 
     is_compacted = False
 
@@ -89,6 +90,7 @@ class TopicLog:
         topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
+        on_waits: Callable[[MagnetarError], None] = lambda error: None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicLogState.OPENING
@@ -96,6 +98,7 @@ class TopicLog:
             world, metadata, ledgers, cache, topic, replication=replication,
             shrink=allowed(degraded_writes=config.degraded_writes),
         )  # fmt: skip
+        self._chain.on_waits = on_waits
         self.shape, self.reader = self._chain.shape, self._chain.reader
         self.world = world
         self._config = config
@@ -204,7 +207,8 @@ class TopicLog:
                 last_entry = await self._end_ledger()
                 await self._next_ledger(last_entry, prepared)
         except TimeoutError:
-            self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s"))
+            why = f": {self._chain.waits_for}" if self._chain.waits_for else ""
+            self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s{why}"))
         except MagnetarError as error:
             self.lose(error)
         except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever

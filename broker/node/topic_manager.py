@@ -23,10 +23,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
+from ...ledger.core.striping import Striping
 from ...metadata.reconnecting import ReconnectingStore
 from ...metadata.records import BookieRecord, BrokerRecord
 from ...metadata.store import MetadataStore
-from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
+from ...proto.errors import InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import CallerMemory
 from ...runtime.memory.machine import machine_bytes
@@ -49,6 +50,7 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
+from ..log.core.quorums import allowed
 from ..log.read_memory import ReadMemory
 from ..schema.registry import SchemaRegistry
 from ..topic.maintenance import look_after
@@ -73,6 +75,8 @@ LOOKED_AFTER_AT_ONCE = 16
 
 LOADED_AT_ONCE = 32
 """Topics that are loaded at the same time (load_turns.py)."""
+PLACE_S = 1.0
+"""How old the answer may be whether a ledger could be made, and the longest wait for it."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
@@ -162,6 +166,7 @@ class TopicManager:
         self._turns = LoadTurns(LOADED_AT_ONCE)
         self._ending = Tasks()
         self._next_id = 0
+        self._placed = -PLACE_S, ""  # when it was looked, and why no ledger can be made
         self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
@@ -208,10 +213,28 @@ class TopicManager:
     def entered(self) -> bool:
         return self._session is not None
 
-    @property
-    def is_ready(self) -> bool:
-        """It is registered, and knows what it owns."""
-        return self._session is not None and self._session.settled
+    async def why_not_ready(self) -> str:
+        """Empty: it is registered, knows what it owns, and a ledger of the broker's shape could be made, as far as that
+        is known. The bookies are asked for at most every PLACE_S: strangers may ask this."""
+        session, now_s = self._session, self.world.clock.monotonic()
+        if session is None or not session.settled:
+            return "the broker is not registered now"
+        if now_s - self._placed[0] >= PLACE_S:
+            self._placed = now_s, self._placed[1]  # others take the answer before
+            self._placed = now_s, await self._why_no_place(session)
+        return self._placed[1]
+
+    async def _why_no_place(self, session: _OwnershipSession) -> str:
+        config = self.config
+        shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await session.ledgers.check_place(shape, shrink=allowed(degraded_writes=config.degraded_writes))
+        except NotEnoughBookies as error:
+            return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("whether a ledger could be made is not known: %r", error)
+        return ""
 
     def suspend(self) -> None:
         """The metadata session is lost: topics are served on, and `resume` checks them."""

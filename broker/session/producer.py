@@ -270,6 +270,10 @@ class ProducerSession:
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         self._port.failed(sequence_id, error)
 
+    def waits(self, error: MagnetarError) -> None:
+        if self._opened:
+            self._port.waits(error)
+
     def closed(self, error: MagnetarError) -> None:
         if self._opened:
             self.leave()

@@ -56,6 +56,10 @@ class Outcomes(Protocol):
         """The broker closes the producer with this error; nothing more is answered."""
         ...
 
+    def waits(self, error: MagnetarError) -> None:
+        """What is on its way has no outcome yet, for that reason: it is neither stored nor refused."""
+        ...
+
 
 class ProducerOutlet(Outcomes, Protocol):
     """The outcomes, and what they free."""
@@ -252,6 +256,10 @@ class Producer:
         if self._dedup.enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
         self._settle()
+
+    def waits(self, error: MagnetarError) -> None:
+        if self.over is None:
+            self._outlet.waits(error)
 
     def _has_failed(self, publish: Publish) -> None:
         if publish.txn is None:

@@ -63,6 +63,8 @@ class Owner(Protocol):
         """An entry that was just stored has a delivery time."""
 
     def lose(self, error: MagnetarError) -> None: ...
+    def waits(self, error: MagnetarError) -> None:
+        """What was published waits for a ledger, for that reason."""
 
 
 class Storage(Protocol):
@@ -99,7 +101,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
         return TopicLog(
             self.world, self.metadata, self.ledgers, self.cache, self.config, owner.name,
             replication=owner.replication, on_confirmed=owner.confirmed, on_delayed=owner.delayed, on_lost=owner.lose,
-            owned=owner.owned, publish_seconds=self.publish_seconds,
+            owned=owner.owned, publish_seconds=self.publish_seconds, on_waits=owner.waits,
         )  # fmt: skip
 
     async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:

@@ -444,6 +444,11 @@ class Topic(MadeLater):
                 subscription.store.abandon()
         self._on_lost(self)
 
+    def waits(self, error: MagnetarError) -> None:
+        """The log has no ledger now: producers learn why their publishes have no answer."""
+        for producer in self.producers:
+            producer.waits(error)
+
     def _disconnect(self, error: MagnetarError) -> None:
         self.producers.close(error)
         for subscription in list(self.subscriptions.values()):  # readers detach meanwhile

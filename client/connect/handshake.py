@@ -44,6 +44,7 @@ def open_producer(
         connection=connection,
         initial_subscription=settings.initial_subscription_name or "",
         topic_epoch=epoch,
+        hears_waits=True,
     )
     _tell(request, settings.schema)
     return request

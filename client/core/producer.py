@@ -375,6 +375,12 @@ class ProducerCore:
                 self._settle(batch, why if batch.connections <= 1 else uncertain(why), effects)
         return effects
 
+    def waits(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
+        """The broker says why what was sent has no answer yet; it is neither stored nor refused."""
+        if self._entries.sent and (text := self._reasons.note(error, now)) is not None:
+            return [Warn(f"messages are not acknowledged yet: {text}")]
+        return []
+
     @property
     def is_full(self) -> bool:
         return self.pending >= self.max_pending

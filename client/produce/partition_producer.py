@@ -214,6 +214,8 @@ class PartitionProducer:
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
                     opened.topic_epoch, now, self._wall_ms(), opened.schema_version,
                 )  # fmt: skip
+            case "waits":
+                return self.core.waits(from_wire(frame.waits), now)
             case "done":
                 self._attachment.done()
             case "closed":

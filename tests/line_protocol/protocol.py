@@ -189,6 +189,9 @@ class _ProducerLines:
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         self._connection.send("failed", self._id, sequence_id, error.code)
 
+    def waits(self, error: MagnetarError) -> None:
+        self._connection.send("waits", self._id, error.message)
+
     def credit(self, size: int) -> None:
         self._connection.send("credit", self._id, size)
 

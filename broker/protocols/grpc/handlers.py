@@ -278,13 +278,15 @@ class Handler:
 class ProducerHandler(Handler):
     """Is its session's port (broker/session/producer.py `ProducerPort`)."""
 
-    __slots__ = ("_session",)
+    __slots__ = ("_hears_waits", "_session")
 
     def __init__(self, connection: Connection, number: int) -> None:
         super().__init__(connection, number)
         self._session: ProducerSession | None = None
+        self._hears_waits = False
 
     async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        self._hears_waits = frame.open_producer.hears_waits
         options = translate.producer_options(frame.open_producer, self._connection.broker.config)
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.producer_opened(self.number, self._session)
@@ -332,6 +334,10 @@ class ProducerHandler(Handler):
             return
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
         self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
+
+    def waits(self, error: MagnetarError) -> None:
+        if self._hears_waits:
+            self._connection.send(wire.ServerFrame(id=self.number, waits=to_wire(error)))
 
     def credit(self, size: int) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, credit=size))

@@ -184,6 +184,9 @@ class ProducerHandler:
         first, highest, _ = self._sent.popleft()
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
+    def waits(self, error: MagnetarError) -> None:
+        """Pulsar's protocol has no word for it."""
+
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
             self._send_error(error)

@@ -471,11 +471,14 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
         raise NotEnoughBookies("none")
 
     monkeypatch.setattr(owner.ledgers, "create", none_left)
+    told: list[str] = []
+    owner.log._chain.on_waits = lambda error: told.append(error.message)
     owner.publish(4)
     outcomes = await owner.settled(5)
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
     assert owner.log.state is TopicLogState.LOST
-    assert owner.lost
+    assert told == ["none"], "those that wait learn it while they wait, and not at each try"
+    assert [error.message for error in owner.lost] == [f"topic {TOPIC}: no new ledger within 0.5 s: none"]
     assert caplog.text.count("no new ledger yet") == 1, "one line for one reason"
 
 

@@ -35,6 +35,9 @@ class Port:
     def closed(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
+    def waits(self, error: MagnetarError) -> None:
+        raise AssertionError(str(error))
+
     def credit(self, size: int) -> None: ...
 
 

@@ -54,6 +54,9 @@ class Told:
     def closed(self, error: MagnetarError) -> None:
         self.told.append(("closed", -1))
 
+    def waits(self, error: MagnetarError) -> None:
+        self.told.append(("waits", -1))
+
     def freed(self, size: int) -> None:
         self.told.append(("freed", size))
 

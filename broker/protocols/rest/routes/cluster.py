@@ -33,10 +33,11 @@ async def healthz(call: Call) -> Response:
     return PlainTextResponse("ok\n")
 
 
-@route("GET", "/readyz", "The broker is registered and serves topics; else 503.", answer='text "ok"', is_open=True)
+@route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.", answer='text "ok"',
+       is_open=True)  # fmt: skip
 async def readyz(call: Call) -> Response:
-    ready = call.broker.is_ready
-    return PlainTextResponse("ok\n" if ready else "not ready\n", 200 if ready else 503)
+    why = await call.broker.why_not_ready()
+    return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
 
 
 @route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
@@ -92,8 +93,8 @@ async def leader(call: Call) -> object:
 
 @route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
 async def health(call: Call) -> Response:
-    if not call.broker.is_ready:
-        raise Unavailable("the broker is not registered now")
+    if why := await call.broker.why_not_ready():
+        raise Unavailable(why)
     return PlainTextResponse("ok")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.broker.node import topic_manager
 from magnetar.broker.protocols.rest.openapi import document, plain_path
 from magnetar.broker.protocols.rest.routes import cluster as _cluster
 from magnetar.broker.protocols.rest.table import ROUTES
@@ -207,6 +209,28 @@ async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
         assert (await http.ask("GET", "/healthz")).status == 200
         await broker.owned.resume(running.sessions[0])
         assert (await http.ask("GET", "/readyz")).status == 200
+
+
+async def test_readyz_says_that_no_ledger_can_be_made_while_bookies_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_manager, "PLACE_S", 0.5)
+    async with serving(tmp_path) as (http, broker, running):
+        assert (await http.ask("GET", "/readyz")).status == 200
+        for bookie in running.bookies:
+            await bookie.close()
+        wanted = broker.owned.config.ensemble_size
+        text = f"no new ledger can be made: {wanted} writable bookies are needed, 0 are registered"
+        async with asyncio.timeout(20):
+            while (found := await http.ask("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (found.status, text in found.body.decode()) == (503, True), found.body
+        assert text in (await http.ask("GET", f"{V2}/brokers/health")).body.decode()
+        assert (await http.ask("GET", "/healthz")).status == 200
+        await running.add_bookie()
+        async with asyncio.timeout(20):
+            while (await http.ask("GET", "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: Path) -> None:
