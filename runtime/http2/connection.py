@@ -12,6 +12,8 @@ gets `writable`.
 stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
 **Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
 beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
+What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
+tenth of the loop, and the steps of an honest call have their turns between.
 **Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
 and what is refused is charged (`charge`). A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with
 a call that was admitted; it grows by PATIENCE_RATE a second. Past it the connection ends: ENHANCE_YOUR_CALM.
@@ -71,6 +73,10 @@ SLICE_BYTES = 2 << 10
 """Between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
 CALL_S = 0.0001
 """Of a slice, for a call that begins: its task runs after the slice."""
+
+CHARGED_A_TURN = 100
+"""Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
+REST_S = 0.002
 
 PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
 """Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
@@ -194,6 +200,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._patience_rate = 0.0
         self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
         self._patience_since = self._loop.time()
+        self._charged = 0.0  # less CHARGED_A_TURN for each slice
         self._granted = 0  # by the other end: of the connection's window …
         self._granted_streams = 0  # … and of all streams'
         self._granted_most = 0  # more than was sent, of the connection's window …
@@ -255,6 +262,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._heard = True
         if not self._is_full:
             self._until = perf_counter() + SLICE_S
+            self._charged = max(self._charged - CHARGED_A_TURN, 0.0)
         self._is_full = nbytes >= self._room
         try:
             if self._direct:
@@ -283,13 +291,18 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._rest, self._ahead = rest, b""
         if self._later is None and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._later = self._loop.call_soon(self._go_on)
+        tired = self._charged >= CHARGED_A_TURN
+        self._later = self._rest_later() if tired else self._loop.call_soon(self._go_on)
+
+    def _rest_later(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(REST_S, self._go_on)
 
     def _go_on(self) -> None:
         if self.is_lost:
             return
         self._heard = True  # what waits here has come
         self._until = perf_counter() + SLICE_S
+        self._charged = max(self._charged - CHARGED_A_TURN, 0.0)
         rest = self._rest
         try:
             taken = self._take(rest)
@@ -334,7 +347,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         unpack = frames.HEADER.unpack_from
         while offset < end and not self.is_lost:
             if offset >= look:
-                if perf_counter() >= self._until:
+                if perf_counter() >= self._until or self._charged >= CHARGED_A_TURN:
                     return offset
                 look = offset + SLICE_BYTES
             if self._data_left:
@@ -549,6 +562,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._input_ended(stream)
         elif self.is_idle(id_):
             self._until -= CALL_S
+            if not self.is_known:
+                self._charged += REFUSED  # its task finds out later who calls
             self.stream_opened(id_, head, ended)
         else:
             self.charge(self._decoder.cost + REFUSED)
@@ -669,6 +684,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def charge(self, frames_: int = 1) -> None:
         """For what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        if self._patience_max == math.inf:
+            return
+        self._charged += frames_
         self._patience -= frames_
         if self._patience < 0:
             now = self._loop.time()

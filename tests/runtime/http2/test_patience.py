@@ -204,6 +204,7 @@ async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: 
 
 async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await known(served)
+    monkeypatch.setattr(http2, "CHARGED_A_TURN", 1e9)
     now = served.end._loop.time()
     monkeypatch.setattr(served.end, "_loop", Clock(lambda: now))
     for _ in range(10):
@@ -337,6 +338,67 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
     assert not served.end.is_lost
     if flood[3] == frames.PING:
         assert bytes(served.wire.written).count(frames.ping(bytes(8), frames.ACK)) == count
+
+
+AT_ONCE = {
+    "headers-in-Huffman's-code": 1100, "a-thousand-headers": 300, "headers-by-their-index": 300,
+    "settings-of-thousands": 650, "data-of-a-stream-that-is-over": 500, "empty-messages": 500,
+    "empty-messages-of-a-call": 500 * http2.REFUSED,
+}  # fmt: skip
+"""What is charged at most between two looks, of one frame or of SLICE_BYTES; of the others less than 200."""
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
+@pytest.mark.parametrize("what", FLOODS)
+async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
+    served: Served, what: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in what is charged, on a clock that stands still: however fast the machine is."""
+    await known(served) if is_known else give(served.end, OPENED)
+    served.end.be_patient(1e9, 0)
+    served.end.is_known = is_known
+    monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
+    charged = [0]
+    honest = served.end.charge
+
+    def charge(frames_: int = 1) -> None:
+        charged[-1] += frames_
+        honest(frames_)
+
+    def rest() -> asyncio.Handle:
+        charged.append(0)
+        return asyncio.get_running_loop().call_soon(served.end._go_on)
+
+    monkeypatch.setattr(served.end, "charge", charge)
+    monkeypatch.setattr(served.end, "_rest_later", rest)
+    sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BYTES]
+    served.end.get_buffer(-1)[: len(sent)] = sent
+    served.end.buffer_updated(len(sent))
+    async with asyncio.timeout(30):
+        while not served.wire.is_read and not served.end.is_lost:  # noqa: ASYNC110 - turns are counted
+            await asyncio.sleep(0)
+    assert len(charged) > sum(charged) / (http2.CHARGED_A_TURN + AT_ONCE.get(what, 200))
+    assert max(charged) <= http2.CHARGED_A_TURN + AT_ONCE.get(what, 200)
+
+
+async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a client whose hundreds of calls wait for the admission of the first."""
+    pair, rng = Pair(), random.Random(5)
+    rests = list[bool]()
+    monkeypatch.setattr(pair.client, "_rest_later", lambda: pytest.fail("a client rests"))
+    honest = pair.server._rest_later
+    monkeypatch.setattr(pair.server, "_rest_later", lambda: (rests.append(pair.server.is_known), honest())[1])
+    calls = [pair.call(f"t{each}") for each in range(60)]
+    async with asyncio.timeout(30):
+        while not all(call.done.done() for call in calls):
+            await pair.run(rng, 1 << 20)
+    stream = pair.stream()
+    for _ in range(200):
+        stream.send_nowait(wire.ClientFrame(publish=rng.randbytes(rng.choice((1, 100, 100_000)))))
+        await pair.run(rng, 1 << 20)
+        await stream.receive()
+    assert not any(rests), "once it is known"
+    await pair.close()
 
 
 async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
