@@ -14,6 +14,7 @@ import urllib.request
 from .harness import Options, Run, Usage, progress, server
 
 TOPICS = 1_000
+BUSY = "magnetar_bookie_busy_total"
 
 
 def recover_topics(options: Options) -> Run:
@@ -31,7 +32,7 @@ def recover_topics(options: Options) -> Run:
             elapsed,
             detail={
                 "topics": count, "ready_s": round(ready, 3), "slowest_topic_s": round(max(seconds), 3),
-                "busy_per_topic": round(_busy(running.metrics_url) / count, 3),
+                "busy_per_topic": round(busy(running.metrics_url) / count, 3),
             },
             processes={"server": Usage(running.pid, from_start=True).read()},
         )  # fmt: skip
@@ -51,8 +52,11 @@ async def _used(url: str, count: int, text: str, seconds: list[float]) -> None:
         await asyncio.gather(*[use(number) for number in range(count)])
 
 
-def _busy(url: str) -> int:
+def busy(url: str) -> int:
     """Requests that the bookies answered with BUSY."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("magnetar_bookie_busy"))
+    found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(BUSY)]
+    if not found:
+        raise RuntimeError(f"{url} does not show {BUSY}")
+    return int(sum(found))

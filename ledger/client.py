@@ -156,8 +156,8 @@ class LedgerClient:
         IN_RECOVERY, try again.
         """
         await self._bookies.ready()
-        record = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
-        return LedgerReader(record, self._bookies, self._metadata, self._config)
+        found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
+        return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last)
 
     async def record(self, ledger_id: int) -> LedgerRecord:
         return await records.read(self._metadata, ledger_id)

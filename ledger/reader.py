@@ -56,13 +56,14 @@ class LedgerReader:
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
-        confirmed: Callable[[], int] | None = None,
+        confirmed: Callable[[], int] | None = None, known: StoredCopy | None = None,
     ) -> None:  # fmt: skip
         self._record = record
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process; it never lags
+        self._known = known  # the entry that whoever recovers a ledger reads next, its last one
         self._bound = Bound(record)
         self.speculations = 0  # times another replica was asked because none answered
         self.damaged_replies = 0  # answers that were not the entry: a disk or a bug
@@ -101,6 +102,8 @@ class LedgerReader:
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
                 ledger=self.ledger_id, first=first, last=last, bound=self.last_entry,
             )  # fmt: skip
+        if self._known is not None and first == self._known.entry:
+            return [self._known]
         bytes_max = self._config.read_bytes_max if bytes_max is None else bytes_max
         answer = await self._read_once(first, last, bytes_max)
         if isinstance(answer, Failed):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
@@ -47,9 +48,16 @@ _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
+class Recovered(NamedTuple):
+    """`last`: the last entry, if this recovery read it."""
+
+    record: LedgerRecord
+    last: StoredCopy | None = None
+
+
 async def recover(
     ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
-) -> LedgerRecord:
+) -> Recovered:
     """The CLOSED record of the ledger, also when another client closed it.
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided,
@@ -61,7 +69,7 @@ async def recover(
     if isinstance(outcome, transitions.Refused):
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
     if outcome.record.state == CLOSED:
-        return outcome.record
+        return Recovered(outcome.record)
     return await _Attempt(outcome.record, bookies, metadata, config).run()
 
 
@@ -77,9 +85,9 @@ class _Attempt:
         self._config = config
         self._core = Recovery(record, self._choose, batch=config.recovery_batch)
         self._tasks: dict[asyncio.Task[Fact], None] = {}
-        self._result: asyncio.Future[LedgerRecord] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[Recovered] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> LedgerRecord:
+    async def run(self) -> Recovered:
         try:
             self._run(self._core.start())
             return await self._result
@@ -106,7 +114,9 @@ class _Attempt:
             elif isinstance(effect, CloseRecovered):
                 self._start(self._close(effect))
             elif isinstance(effect, Finish):
-                self._result.set_result(effect.record)
+                last = self._core.last_copy
+                known = last is not None and last.entry == effect.record.last_entry  # another one may have closed it
+                self._result.set_result(Recovered(effect.record, last if known else None))
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
 

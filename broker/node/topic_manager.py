@@ -73,8 +73,8 @@ _LOG = logging.getLogger("magnetar.broker")
 LOOKED_AFTER_AT_ONCE = 16
 """Topics that are maintained at the same time: a few that wait for bookies must not delay the others."""
 
-LOADED_AT_ONCE = 32
-"""Topics that are loaded at the same time (load_turns.py)."""
+LOADED_AT_ONCE = 64
+"""Topics that are loaded at the same time (load_turns.py): so many share a sync of the metadata and of a journal."""
 PLACE_S = 1.0
 """How old the answer may be whether a ledger could be made, and the longest wait for it."""
 

@@ -180,6 +180,7 @@ class Recovery:
         self.fragments = list(record.fragments)
         self.end: int | None = None  # last entry, once an absent one is proven
         self.lac0 = -1
+        self.last_copy: StoredCopy | None = None  # of the last entry that was found
         self._choose = choose
         self._batch = batch
         self._last = record.fragments[-1]
@@ -290,7 +291,7 @@ class Recovery:
                 self._votes.clear()
                 break
             if votes.found is not None:
-                self._length = votes.found.length
+                self._length, self.last_copy = votes.found.length, votes.found
             elif len(votes.missing) == len(votes.of):
                 self._is_lac0_lost = True
             if entry > self.lac0:

@@ -19,7 +19,7 @@ from benchmarks.tables import as_plot, as_table, compared, ratio_line
 from tests import layout
 
 NAMES = [
-    "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
+    "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover", "recover-topics",
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
     "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",

@@ -7,6 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
+from magnetar.ledger import recovery
+from magnetar.ledger.core.recovery import CloseRecovered
 from magnetar.ledger.format.peer import Flags, Op
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, Fragment
@@ -64,3 +66,39 @@ async def test_a_reader_of_a_closed_ledger_finds_its_entries_at_the_bookies_they
     assert [bytes(e.payload) for e in await reader.read(0, 3)] == [b"%d" % i for i in range(4)]
     for bookie in spares:
         await bookie.stop()
+
+
+async def test_whoever_recovers_a_ledger_has_its_last_entry_without_another_read(cluster: Cluster) -> None:
+    """A broker looks at it next, for where the log goes on."""
+    writer = await cluster.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(3)))
+    reader = await cluster.client().recover(writer.ledger_id)
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+    (last,) = await reader.read(2, 2)
+    assert (last.entry_id, bytes(last.payload)) == (2, b"2")
+    assert not any(bookie.requests for bookie in cluster.bookies)
+    assert [bytes(each.payload) for each in await reader.read(0, 2)] == [b"0", b"1", b"2"]
+    joined = await cluster.client().recover(writer.ledger_id)  # it is closed already
+    assert [bytes(each.payload) for each in await joined.read(2, 2)] == [b"2"]
+
+
+async def test_the_end_that_another_recoverer_stored_is_adopted_and_not_the_entry_that_was_found(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await cluster.client().create()
+    for i in range(2):
+        await writer.append(b"%d" % i)
+    cluster.bookies[0].silent.add(Op.ADD)  # what is written back; two are enough
+    record = await cluster.client().record(writer.ledger_id)
+    close = recovery._Attempt._close
+
+    async def late(attempt: recovery._Attempt, effect: CloseRecovered) -> recovery.Fact:
+        shorter = msgspec.structs.replace(record, state=CLOSED, last_entry=0, length=1)
+        await put_record(cluster.metadata, paths.ledger(record.ledger_id), shorter)
+        return await close(attempt, effect)
+
+    monkeypatch.setattr(recovery._Attempt, "_close", late)
+    reader = await cluster.client().recover(writer.ledger_id)
+    assert reader.last_entry == 0
+    assert [bytes(each.payload) for each in await reader.read(0, 0)] == [b"0"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from asyncio import Future
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -239,6 +240,8 @@ class Index:
         self._logs: dict[int, _Log] = {}
         self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
         self.generation = 0
+        self.loading: dict[tuple[int, int], Future[None]] = {}
+        """By log and ledger: done when the run has been loaded (reads/search.py)."""
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: Group) -> None:

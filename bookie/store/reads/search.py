@@ -10,11 +10,12 @@ Guarded by tests/bookie/store/index/test_index.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from ....runtime.workers import Worker
 from ..entrylog.files import EntryLogReader
-from ..index.index import ExtentPlace, Index, Run
+from ..index.index import ExtentPlace, Index, Missing, Run
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
@@ -65,16 +66,32 @@ class Search:
 
 
 async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
-    """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True)."""
+    """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True).
+
+    Who asks while they are loaded waits for that: a recovery reads an entry and the next one at once.
+    """
     missing = index.lookup(number, ledger)
+    if isinstance(missing, Missing) and (other := index.loading.get((number, ledger))) is not None:
+        await asyncio.wait([other])
+        missing = index.lookup(number, ledger)  # of damaged pages, or a group that came meanwhile, it is not all
     if isinstance(missing, Run):
         return missing, True
+    loaded = index.loading[number, ledger] = asyncio.get_running_loop().create_future()
+    try:
+        return await _load(index, reader, worker, missing)
+    finally:
+        loaded.set_result(None)
+        if index.loading.get((number, ledger)) is loaded:
+            del index.loading[number, ledger]
+
+
+async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: Missing) -> tuple[Run, bool]:
     found: list[ExtentPlace] = []
     whole = True
     for first in range(0, len(missing.pages), PAGES_MAX):
         pages = missing.pages[first : first + PAGES_MAX]
         try:
-            places, bad = await worker.run(reader.read_pages, missing.log, ledger, pages)
+            places, bad = await worker.run(reader.read_pages, missing.log, missing.ledger, pages)
         except OSError as error:
             _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)

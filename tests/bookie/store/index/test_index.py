@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HE
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
 from magnetar.bookie.store.index.cache import Lru
-from magnetar.bookie.store.index.index import ExtentPlace, Group, Index, Run, find, run_end
+from magnetar.bookie.store.index.index import ExtentPlace, Group, Index, Page, Run, find, run_end
 from magnetar.bookie.store.reads.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
@@ -233,6 +234,45 @@ def test_a_damaged_page_is_noticed_and_not_kept() -> None:
         disk.flip_bit(path, FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 100)
         with pytest.raises(Damaged):
             list(log_files.read_extents(bench.files, FOLDER, 1, UUID, None))
+
+    simulate(main)
+
+
+def test_who_asks_for_a_run_that_is_being_loaded_waits_for_it() -> None:
+    """A recovery asks for an entry and for the next one at once."""
+
+    async def main(simulation: Simulation) -> None:
+        bench, loads = Bench(simulation), list[int]()
+        bench.group(1, [(5, 0, 1, 1), (6, 0, 1, 1)], fillers=300)
+        read_pages = bench.reader.read_pages
+
+        def counted(log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
+            loads.append(ledger)
+            return read_pages(log, ledger, pages)
+
+        bench.reader.read_pages = counted  # type: ignore[method-assign]
+
+        def ask(ledger: int, entry: int) -> asyncio.Task[ExtentPlace | None]:
+            return asyncio.ensure_future(Search(bench.index, bench.reader, bench.worker, ledger, entry).next())
+
+        first, second, other = ask(5, 0), ask(5, 1), ask(6, 0)
+        found, missing, of_other = await asyncio.gather(first, second, other)
+        assert found is not None
+        assert missing is None
+        assert of_other is not None
+        assert sorted(loads) == [5, 6]
+        assert not bench.index.loading
+        bench.restart()
+        gone, left = ask(5, 0), ask(5, 0)
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await left is not None, "whose caller is gone is loaded by the next one"
+        assert not bench.index.loading
+        bench.restart()
+        simulation.node(NODE).disk.flip_bit(f"{FOLDER}/{index_name(1)}", FILE_HEADER_BYTES + GROUP_HEADER_BYTES + 9)
+        searches = [Search(bench.index, bench.reader, bench.worker, 5, 0) for _ in range(3)]
+        assert await asyncio.gather(*(each.next() for each in searches)) == [None] * 3
+        assert all(each.damaged for each in searches), "each of them knows that the page is damaged"
 
     simulate(main)
 

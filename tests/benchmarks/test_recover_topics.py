@@ -1,0 +1,58 @@
+"""What recover-topics says of bookies that were busy is what they counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.recover_topics import busy
+from magnetar.bookie.requests.waiting import Waiting
+from magnetar.cli.metrics.samples import Measured
+from magnetar.ledger.format.peer import Status
+from magnetar.runtime.monitoring.metrics import Page
+from magnetar.runtime.monitoring.metrics_server import MetricsServer
+from magnetar.runtime.network import Endpoint
+from tests.bookie.bookies import Cluster, with_cluster
+from tests.bookie.stores import NODE, SMALL
+
+
+def test_each_request_that_a_bookie_answers_with_busy_is_counted() -> None:
+    refused, pages = list[int](), list[Page]()
+
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start(reads_max=1, store=replace(SMALL, read_cache_bytes=0))
+        caller = cluster.caller(bookie)
+        for entry in range(30):
+            await caller.add(1, entry, bytes(300))
+        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+        cluster.simulation.node(NODE).disk_delays.mean_s = 0.02
+        bookie._service._waiting_reads = Waiting(8_000)
+        for fence in (False, True):
+            reads = [caller.read(1, entry, fence=fence) for entry in range(30)]
+            refused.append(sum(head.status is Status.BUSY for head, _ in await asyncio.gather(*reads)))
+            pages.append(Page())
+            await Measured(bookies=[bookie])(pages[-1])
+
+    with_cluster(main)
+    assert all(refused), "bookies were busy, also for a recovery"
+    assert [asyncio.run(_shown(page)) for page in pages] == [refused[0], sum(refused)]
+
+
+def test_a_page_without_the_number_is_no_zero() -> None:
+    with pytest.raises(RuntimeError, match="magnetar_bookie_busy_total"):
+        asyncio.run(_shown(Page()))
+
+
+async def _shown(page: Page) -> int:
+    """As the benchmark reads it."""
+
+    async def measure(into: Page) -> None:
+        into.__dict__.update(page.__dict__)
+
+    server = await MetricsServer.start(Endpoint("127.0.0.1", 0), measure)
+    try:
+        return await asyncio.to_thread(busy, f"http://{server.endpoint}/metrics")
+    finally:
+        await server.close()
