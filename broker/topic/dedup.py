@@ -150,7 +150,9 @@ class Deduplication(MadeLater):
         else:
             self.core.passed(position)
         if aborted:
-            self.core.taken_back({name: BitMap64(range(numbers.first, numbers.last + 1))})
+            back = BitMap64()
+            numbers.note(back)
+            self.core.taken_back({name: back})
         self.replayed += 1
 
     def replay_done(self) -> None:

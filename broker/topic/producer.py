@@ -24,6 +24,7 @@ from ...runtime.files import Buffer
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..common.transactions import writer_of
+from ..log.core.sequence_range import ID_END, SPAN_MAX
 from ..log.log import Log
 from ..log.publish import Publish
 from ..log.topic_log import TopicLogState
@@ -171,6 +172,9 @@ class Producer:
         if dedup.enabled and header.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
+        if txn is not None and dedup.enabled and numbers.is_wide:
+            text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
+            return self.refuse(client_part, InvalidRequest(f"{text}; this one has {numbers.first} to {numbers.last}"))
         if dedup.enabled and (other := self.transactions.holding(self.name, txn, numbers)) is not None:
             return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
+SPAN_MAX = 1 << 20
+"""Ids from the first to the last of an entry whose ids are noted one by one: some hundred bytes."""
+ID_END = 1 << 63
+"""Ids of Pulsar's clients are below."""
+
 
 class SequenceRange(NamedTuple):
     """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
@@ -13,3 +20,13 @@ class SequenceRange(NamedTuple):
     uuid: str = ""
     chunk: int = 0
     chunks: int = 1
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its ids are too many to be noted. A header may declare any two, whatever the entry contains."""
+        return self.last - self.first >= SPAN_MAX or self.last >= ID_END
+
+    def note(self, ids: BitMap64) -> None:
+        """Adds its ids; those of a wide one are left out."""
+        if not self.is_wide:
+            ids.add_range(self.first, self.last + 1)

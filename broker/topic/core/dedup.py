@@ -21,7 +21,7 @@ Rules
   producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
 - **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
   Those ids are its `gaps`: NEW, until something stored has them. GAP_BYTES_MAX of them are known, the highest ones;
-  those below count as left out.
+  those below count as left out. No entry in a transaction may span more than SPAN_MAX ids: each is noted.
 - Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
   the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
 - While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
@@ -43,7 +43,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ....proto.names import Position
-from ...log.core.sequence_range import SequenceRange
+from ...log.core.sequence_range import ID_END, SequenceRange
 
 GAP_BYTES_MAX = 4096
 """Of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any length."""
@@ -150,9 +150,9 @@ class Dedup:
     def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
         """Whether none of its ids is in the log."""
         gaps, last = self._gaps.get(name), self.last(name)
-        if gaps is None or numbers.first > last:
+        end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
+        if gaps is None or numbers.first > end:
             return False
-        end = min(numbers.last, last)  # what is above was never stored
         return int(gaps.range_cardinality(numbers.first, end + 1)) == end + 1 - numbers.first
 
     @staticmethod
@@ -186,9 +186,16 @@ class Dedup:
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
-            self._fill(name, BitMap64(range(numbers.first, numbers.last + 1)))
+            self._filled(name, numbers)
         if name not in self._connected:
             self._away.setdefault(name, self._opened)
+
+    def _filled(self, name: str, numbers: SequenceRange) -> None:
+        """The range is what a header declares: no bitmap is made of it."""
+        gaps = self._gaps[name]
+        gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
+        if not gaps:
+            del self._gaps[name]
 
     def _fill(self, name: str, numbers: BitMap64) -> None:
         gaps = self._gaps[name]

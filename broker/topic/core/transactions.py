@@ -41,7 +41,7 @@ from ....proto.names import Position
 from ....proto.transactions import TxnId
 from ...common.transactions import Settlement
 from ...log.core.log_shape import LogShape
-from ...log.core.sequence_range import SequenceRange
+from ...log.core.sequence_range import ID_END, SequenceRange
 from .dedup import NOTHING, DedupVerdict, SequenceProgress, verdict
 
 NOWHERE = Position(-1, -1)
@@ -279,7 +279,7 @@ class Transactions:
         answer = verdict(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
-            own.sent.add_range(numbers.first, numbers.last + 1)
+            numbers.note(own.sent)
             self._sends(txn, name, numbers.last)
             own.flying += 1
             found.flying += 1
@@ -300,7 +300,7 @@ class Transactions:
             return None
         for other in sender.txns:
             if other != txn and self.known[other].numbers[name].sent.range_cardinality(
-                numbers.first, numbers.last + 1
+                numbers.first, min(numbers.last + 1, ID_END)
             ):
                 return other
         return None
@@ -358,7 +358,7 @@ class Transactions:
             return True
         found = self.known.get(txn)
         if found is not None and name in found.numbers:
-            found.numbers[name].sent.add_range(numbers.first, numbers.last + 1)
+            numbers.note(found.numbers[name].sent)
         return False
 
     def replay_done(self) -> None:
@@ -377,7 +377,7 @@ class Transactions:
         if own is None:
             own = found.numbers[name] = TxnNumbers()
         own.progress, own.last = own.progress.after(numbers), position
-        own.sent.add_range(numbers.first, numbers.last + 1)
+        numbers.note(own.sent)
         self._sends(txn, name, numbers.last)
         if not own.flying:
             own.pushed = own.progress

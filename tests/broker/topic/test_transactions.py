@@ -14,7 +14,8 @@ from magnetar.broker.server import Broker
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.entry import parse_header
+from magnetar.proto.entry import encode_batch, parse_header, plain_items
+from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
     InvalidRequest,
     NotAllowed,
@@ -719,3 +720,51 @@ async def compacted(running: Cluster, broker: Broker) -> list[bytes]:
         found += await reader.receive_payloads(1)
     await reader.close()
     return found
+
+
+def wide(name: str, txn: TxnId | None, first: int, last: int) -> bytes:
+    metadata = MessageMetadata(producer_name=name, sequence_id=first, highest_sequence_id=last, publish_time=1000)
+    if txn is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = txn.most, txn.least
+    return encode_batch(metadata, plain_items((b"x", b"y")), 2)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 1 << 32), ((1 << 64) - 2, (1 << 64) - 1)])
+async def test_with_deduplication_no_header_makes_a_transaction_note_millions_of_ids(
+    tmp_path: Path, coordinator: FakeCoordinator, first: int, last: int
+) -> None:
+    async with cluster(tmp_path, deduplication=True) as running:
+        producer = await TxnProducer(running.world, running.brokers[0], TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        producer.frame(publish=wide("p", txn, first, last))
+        with pytest.raises(InvalidRequest, match="sequence ids"):
+            raise from_wire((await producer.next("failed")).error)
+        await producer.send_in(txn, b"1")
+        topic = await loaded(running.brokers[0])
+        await coordinator.end(topic, txn, committed=False)
+        producer.frame(publish=wide("p", None, 0, last))  # over the gaps
+        assert not (await producer.next("receipt")).duplicate
+        assert topic.dedup.core.last("p") == last
+        assert not topic.dedup.core._gaps
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
+async def test_ids_of_a_header_that_spans_all_are_not_noted(
+    tmp_path: Path, coordinator: FakeCoordinator, crash: bool, committed: bool
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        producer.frame(publish=wide("p", txn, 1, 1 << 32))
+        await producer.next("receipt")
+        if crash:
+            await vanish(running, broker)
+            broker = await running.add_broker()
+            await until_owned_by(running, broker)
+        topic = await loaded(broker)
+        assert not topic.transactions.core.known[txn].numbers["p"].sent
+        await coordinator.end(topic, txn, committed)
+        assert await shown(broker) == [b"x", b"y"] * committed
