@@ -33,6 +33,7 @@ from .core.placement import Shrink, fit
 from .core.striping import Striping
 from .format.peer import KEY_BYTES
 from .handle import LedgerEnd, LedgerWriter
+from .lost import Lost
 from .reader import LedgerReader
 
 _LOG = logging.getLogger("magnetar.ledger")
@@ -158,6 +159,10 @@ class LedgerClient:
         await self._bookies.ready()
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last)
+
+    def lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
+        """Asks what of the ledger is certainly lost (lost.py); sends nothing yet."""
+        return Lost(record, self._bookies, self._metadata, self._config, force=force)
 
     async def record(self, ledger_id: int) -> LedgerRecord:
         return await records.read(self._metadata, ledger_id)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
-from ..proto.errors import DataLost, InvalidRequest, Unavailable
+from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
 from . import records
 from .bookies import Bookies
@@ -40,6 +40,7 @@ from .core.reader import (
 )
 from .core.stored import StoredCopy
 from .format.peer import Flags, Op, RequestHead, Status
+from .lost import Lost
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -110,10 +111,19 @@ class LedgerReader:
             await self._learn_record()
             answer = await self._read_once(first, last, bytes_max)
         if isinstance(answer, Failed):
+            if answer.why is ReadFailure.UNAVAILABLE and await self._is_lost(first):
+                answer = answer._replace(why=ReadFailure.LOST)
             error = self._error(answer, first)
             _LOG.error("%s", error)
             raise error
         return answer.entries
+
+    async def _is_lost(self, entry: int) -> bool:
+        """Whether replicas that did not answer were forgotten, and the others lack it."""
+        try:
+            return await Lost(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
+        except MagnetarError:
+            return False  # nobody knows
 
     async def refresh(self) -> int:
         """Reads the record and, unless it is CLOSED, the largest LAC that a bookie reports; returns `last_entry`.

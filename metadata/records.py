@@ -271,6 +271,18 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     compacted_ms: int = 0
 
 
+class LostRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of a topic that every replica lost, and that an operator passed over (broker/log/skip_lost.py)."""
+
+    ledger_id: int
+    first_entry: int = 0
+    last_entry: int = -1  # -1: to an end that nobody knows
+    first_index: int = 0  # of its messages; no other message ever has these
+    end_index: int = 0
+    skipped_ms: int = 0
+    forced: bool = False  # some replica could not be asked
+
+
 class TopicRecord(Record, frozen=True, kw_only=True):
     """A topic, or one partition: the list of its ledgers."""
 
@@ -284,6 +296,8 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     compacted: Compacted | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
     claim: str = ""  # random, of the owner that changes the record: another value means that the topic was taken over
+    subscriptions: tuple[str, ...] | None = None  # durable ones: one without a record is lost. None: not known, or long
+    lost: tuple[LostRange, ...] = ()  # what was passed over, in order; its indexes are not used again
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):

@@ -947,6 +947,48 @@ class AbortOpenDone(_message.Message):
     error: Error
     def __init__(self, found: _Optional[_Union[TransactionInfo, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
+class SkipLostRequest(_message.Message):
+    __slots__ = ("topic", "ledger_id", "force")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    ledger_id: int
+    force: bool
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., force: bool = ...) -> None: ...
+
+class SkipLostReply(_message.Message):
+    __slots__ = ("ranges", "subscriptions")
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[LostRange]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[LostOfSubscription]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[LostOfSubscription, _Mapping]]] = ...) -> None: ...
+
+class LostRange(_message.Message):
+    __slots__ = ("ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    first_index: int
+    end_index: int
+    forced: bool
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry: _Optional[int] = ..., last_entry: _Optional[int] = ..., first_index: _Optional[int] = ..., end_index: _Optional[int] = ..., forced: bool = ...) -> None: ...
+
+class LostOfSubscription(_message.Message):
+    __slots__ = ("name", "messages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    messages: int
+    def __init__(self, name: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
 class GetSchemaRequest(_message.Message):
     __slots__ = ("topic", "version")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,15 @@ from ...ledger import LedgerClient, LedgerWriter
 from ...ledger.core.placement import Shrink
 from ...metadata.records import TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
-from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, OutcomeUnknown
+from ...proto.errors import (
+    DataLost,
+    LedgerFenced,
+    LedgerNotFound,
+    MagnetarError,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Unavailable,
+)
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
 from ..common.config import Policy, Replication
@@ -44,6 +52,7 @@ LEDGERS_MAX = 5_000
 """A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
+_HOW = ". Restore what has it; or give up what is lost, with `magnetar topics skip-lost`, and the topic opens again"
 NOT_ASKED = Replication(1, 1, 1)
 """What the policy wants, before the first ledger is made."""
 
@@ -105,6 +114,10 @@ class ManagedLedger:
                 each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,
                 closed_ms=each.closed_ms,
             ))  # fmt: skip
+        holes: dict[int, list[tuple[int, int]]] = {}
+        for lost in self.record.lost:
+            holes.setdefault(lost.ledger_id, []).append((lost.first_entry, lost.last_entry))
+        self.shape.pass_over(holes, max((lost.end_index for lost in self.record.lost), default=0))
         self.shape.check()
         await self.delete(gone)
 
@@ -115,7 +128,12 @@ class ManagedLedger:
             text = f"ledger {known.ledger_id} of topic {self._topic} is in its list and does not exist"
             if not await self._list.is_current():
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
-            raise DataLost(text, topic=self._topic, ledger=known.ledger_id) from error
+            raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
+        except (Unavailable, NotEnoughBookies) as error:
+            if not await self._ledgers.lost(await self._ledgers.record(known.ledger_id)).is_beyond_recovery():
+                raise
+            text = f"ledger {known.ledger_id}, the last of topic {self._topic}, was on bookies that were forgotten"
+            raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         self.recovered_ledgers += 1
         end_index = known.first_index
         if reader.last_entry >= 0:
@@ -127,6 +145,7 @@ class ManagedLedger:
     async def create(self) -> LedgerWriter:
         """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
+        above = max([above, *(lost.ledger_id for lost in self.record.lost)])  # a mark may still be there
         wanted = self.wanted = await self._replication()
         return await self._ledgers.create(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from ...ledger import LedgerClient, LedgerConfig
 from ...ledger.core.striping import Striping
 from ...metadata.reconnecting import ReconnectingStore
-from ...metadata.records import BookieRecord, BrokerRecord
+from ...metadata.records import BookieRecord, BrokerRecord, LostRange
 from ...metadata.store import MetadataStore
-from ...proto.errors import InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import CallerMemory
 from ...runtime.memory.machine import machine_bytes
@@ -51,7 +51,9 @@ from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
 from ..log.core.quorums import allowed
+from ..log.ledger_list import TopicFenced
 from ..log.read_memory import ReadMemory
+from ..log.skip_lost import SkipLost
 from ..schema.registry import SchemaRegistry
 from ..topic.maintenance import look_after
 from ..topic.nonpersistent import NonPersistent
@@ -81,6 +83,8 @@ PLACE_S = 1.0
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
 
+SKIP_TRIES = 5
+"""Of a call that passes over lost entries: clients may load the topic in the middle of each."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
@@ -464,6 +468,27 @@ class TopicManager:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
         await self._end(topic)
+
+    async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
+        """Passes over what is lost (broker/log/skip_lost.py). The topic is unloaded before and after: it goes on with
+        the list that this commits. Busy: clients load it again and again meanwhile.
+        """
+        session = self._open()
+        return await unbroken(self._skip_lost(session, name, only, force=force))
+
+    async def _skip_lost(
+        self, session: _OwnershipSession, name: TopicName, only: int, *, force: bool
+    ) -> list[LostRange]:
+        for _ in range(SKIP_TRIES):
+            await self.unload(name)
+            skip = SkipLost(self.world, session.metadata, session.ledgers, name, only=only, force=force)
+            try:
+                found = await skip.run()
+            except TopicFenced:
+                continue
+            await self.unload(name)  # a client may have loaded it with the former list
+            return found
+        raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_delete(self, name: TopicName, *, force: bool) -> None:
         """Whether `delete` would succeed now; changes nothing."""

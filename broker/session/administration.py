@@ -15,13 +15,14 @@ from typing import Protocol
 
 import msgspec
 
-from ...metadata.records import BrokerRecord, GrantsRecord
-from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
-from ...proto.names import NamespaceName, TopicName
+from ...metadata.records import BrokerRecord, GrantsRecord, LostRange
+from ...proto.errors import Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
+from ...proto.names import NamespaceName, Position, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ..common.applied import FIXED, as_policies, resolve
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
+from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -30,6 +31,28 @@ _LOG = logging.getLogger("magnetar.broker")
 class Unloaded(msgspec.Struct, frozen=True):
     topics: int
     bundles: int
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """What was passed over, and how many messages of it each durable subscription had not acknowledged."""
+
+    ranges: list[LostRange]
+    subscriptions: dict[str, int]  # -1: nobody knows how many
+
+
+def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
+    """Messages of the ranges that the subscription will not get; of a range that it has acknowledged in part, their
+    share. -1: nobody knows how many a range had."""
+    total = 0
+    for each in ranges:
+        if each.last_entry < 0:
+            return -1
+        entries = each.last_entry - each.first_entry + 1
+        left = sum(
+            not cursor.is_acked(Position(each.ledger_id, each.first_entry + at)) for at in range(entries)
+        )
+        total += -(-(each.end_index - each.first_index) * left // entries)
+    return total
 
 
 class OtherBrokers(Protocol):
@@ -222,12 +245,40 @@ class Administration:
 
     async def unload_topic(self, name: TopicName) -> None:
         """It need not be loaded."""
+        await self._check_here(name)
+        await self._broker.unload(name)
+
+    async def _check_here(self, name: TopicName) -> None:
+        """NotOwner: another broker serves the topic, or would."""
         if name.full not in self._broker.loaded:
             await self._broker.catalog.existing_partitions(name)
             owner = await self._broker.lookup(name)
             if owner.name != self._broker.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
-        await self._broker.unload(name)
+
+    async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> Skipped:
+        """Passes over the lost entries of a topic, or of one of its ledgers, for all who read it. The topic need not
+        open. `force`: also what a replica that does not answer may have.
+        """
+        await self._check_here(name)
+        if not name.persistent:
+            raise InvalidRequest(f"topic {name} stores nothing that could be lost")
+        cursors = await self._cursors(name)
+        ranges = await self._broker.skip_lost(name, only=ledger_id, force=force)
+        if ranges and not cursors:  # it did not open before
+            cursors = await self._cursors(name)
+        return Skipped(ranges, {each: lost_of(cursor, ranges) for each, cursor in sorted(cursors.items())})
+
+    async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
+        """Of the durable subscriptions; none: the topic does not open."""
+        try:
+            topic = await self._broker.topic(name, create=False)
+        except NotOwner:
+            raise
+        except (DataLost, Unavailable) as error:
+            _LOG.warning("topic %s does not open: %s", name, error)
+            return {}
+        return {each.name: each.cursor for each in topic.subscriptions.values() if each.durable}
 
     async def compact(self, name: TopicName) -> None:
         """Starts it. Busy: it is running."""

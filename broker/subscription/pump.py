@@ -63,7 +63,7 @@ class Pump(MadeLater, ABC):
         "_returns": lambda self: Returns(self.dispatcher, self._counting, self._clock),
         "_at_hand": lambda self: ReadAheadBuffer(
             self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self._tasks, self._memory,
-            self._data_lost,
+            self._data_lost, self.discard,
         ),
         "_tasks": lambda _: Tasks(),
     }  # fmt: skip

@@ -48,6 +48,8 @@ GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 LOST_LOOKED_AT = 100
 """Entries that are read after a lost one, to tell how many are: each costs a question to every replica."""
+PASSED_AT_ONCE = 1000
+"""Lost entries that are acknowledged in one step; the next one takes the next."""
 READ_RETRY_S = 0.5
 """Seconds between two tries to read from bookies that do not answer."""
 
@@ -60,16 +62,17 @@ class ReadAheadBuffer:
     """`wake` makes the subscription pump."""
 
     __slots__ = (
-        "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_dispatcher", "_kept", "_kept_bytes", "_log",
-        "_loop", "_lost", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle",
+        "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_kept", "_kept_bytes",
+        "_log", "_loop", "_lost", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle",
         "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
         wake: Callable[[], None], tasks: Tasks, memory: ReadMemory, lost: Callable[[MagnetarError], None],
+        discard: Callable[[Sequence[Position]], None],
     ) -> None:  # fmt: skip
-        self._lost = lost
+        self._lost, self._discard = lost, discard
         self._subscription = subscription
         self._log = log
         self._clock = clock
@@ -222,6 +225,8 @@ class ReadAheadBuffer:
     async def _read(self, position: Position) -> None:
         seeks = self._seeks
         try:
+            if self._passes_over(position):
+                return
             size = self._memory.chunk(self._config.read_bytes)
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(position, size)
@@ -246,6 +251,8 @@ class ReadAheadBuffer:
 
     async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
         try:
+            if self._passes_over(first):
+                return
             size = self._memory.chunk(self._config.read_bytes)
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(first, size, last.entry_id)
@@ -259,6 +266,15 @@ class ReadAheadBuffer:
             self.reading_again = False
         self.keep([entry for entry in entries if entry.position in wanted])
         self._wake()
+
+    def _passes_over(self, position: Position) -> bool:
+        """Acknowledges lost entries that an operator passed over for all: nobody waits for them."""
+        last = self._log.shape.hole(position)
+        if last is None:
+            return False
+        end = min(last[1], position[1] + PASSED_AT_ONCE - 1)
+        self._discard([Position(position[0], entry) for entry in range(position[1], end + 1)])
+        return True
 
     async def _lost_range(self, position: Position, error: DataLost) -> DataLost:
         """What consumers are told: from where on, and up to where as far as LOST_LOOKED_AT entries show. An operator
@@ -280,7 +296,8 @@ class ReadAheadBuffer:
         return DataLost(
             f"subscription {self._subscription!r} of {self._log.topic}: entries {first} to {last} of ledger "
             f"{ledger_id} are lost: every replica is certain to lack them. Restore a bookie that has them; or pass "
-            "over them on purpose: move the subscription after them (`magnetar subscriptions reset`)",
+            "over them on purpose: for all with `magnetar topics skip-lost`, for this subscription alone with "
+            "`magnetar subscriptions reset`",
             topic=self._log.topic, subscription=self._subscription, ledger=ledger_id, first=first, last=last,
         )  # fmt: skip
 

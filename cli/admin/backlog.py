@@ -173,6 +173,38 @@ def truncate(session: Session, topic: str, yes: bool) -> None:
     session.out.done(f"topic {full(topic)} truncated", topic=full(topic))
 
 
+@click.command("skip-lost")
+@click.argument("topic")
+@click.option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]")
+@click.option(
+    "--force", is_flag=True,
+    help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
+)  # fmt: skip
+@YES
+@connected
+def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
+    """Pass over entries that every replica lost, for all consumers and readers.
+
+    A topic whose last ledger is lost opens again and goes on in a new one. Only what is certainly lost is passed over:
+    a bookie that is gone for good has to be forgotten before (magnetar bookies forget). Nothing brings it back.
+
+    Example: magnetar topics skip-lost orders --yes
+    """
+    confirm(f"Pass over what {full(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes)
+    admin, rows, missed = session.admin, [], []
+    for part in admin.parts(topic):
+        found = admin.skip_lost(part, ledger_id=ledger, force=force)
+        rows += [{"topic": part, **asdict(each)} for each in found.ranges]
+        missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
+    if session.out.json:
+        session.out.document({"ranges": rows, "subscriptions": missed})
+        return
+    columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")
+    session.out.rows(rows, columns, empty="nothing is lost")
+    if missed:
+        session.out.rows(missed, ("topic", "name", "messages"))
+
+
 @click.command()
 @click.option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour.")
 @click.option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record.")

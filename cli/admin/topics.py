@@ -48,6 +48,7 @@ topics = LazyGroup(
             ".admin.compaction", "compact", "Keep the latest message of each key, for who reads compacted."
         ),
         "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
+        "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,

@@ -32,6 +32,8 @@ from .values import KeyDistribution as KeyDistribution
 from .values import LedgerState as LedgerState
 from .values import LedgerStats as LedgerStats
 from .values import LedgerStays as LedgerStays
+from .values import LostOfSubscription as LostOfSubscription
+from .values import LostRange as LostRange
 from .values import NamespaceInfo as NamespaceInfo
 from .values import OrphanLedger as OrphanLedger
 from .values import Orphans as Orphans
@@ -39,6 +41,7 @@ from .values import PendingOfTransaction as PendingOfTransaction
 from .values import Permissions as Permissions
 from .values import ProducerStats as ProducerStats
 from .values import SchemaTest as SchemaTest
+from .values import SkippedLost as SkippedLost
 from .values import SlotRange as SlotRange
 from .values import StoredMessage as StoredMessage
 from .values import SubscriptionStats as SubscriptionStats

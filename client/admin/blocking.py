@@ -94,6 +94,7 @@ class Admin(ClosedAfterWith):
     topic_internal_stats = _blocking(AdminClient.topic_internal_stats)
     unload_topic = _blocking(AdminClient.unload_topic)
     trim_topic = _blocking(AdminClient.trim_topic)
+    skip_lost = _blocking(AdminClient.skip_lost)
     truncate_topic = _blocking(AdminClient.truncate_topic)
     terminate_topic = _blocking(AdminClient.terminate_topic)
     compact = _blocking(AdminClient.compact)

@@ -286,6 +286,13 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
         await self._call(op.TRUNCATE_TOPIC, topic=full_topic(topic))
 
+    async def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
+        """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
+        ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
+        gives those up too. What is passed over does not come back, also when such a replica does."""
+        ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
+        return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
+
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates it: it can be read and not written. Returns the id of its last message."""
         return await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))

@@ -88,6 +88,7 @@ TOPIC_INTERNAL_STATS = _of_topic("TopicInternalStats", values.TopicInternalStats
 UNLOAD_TOPIC = _of_topic("UnloadTopic", NONE)
 TRIM_TOPIC = _of_topic("TrimTopic", NONE)
 TRUNCATE_TOPIC = _of_topic("TruncateTopic", NONE)
+SKIP_LOST = _of_topic("SkipLost", values.SkippedLost)
 TERMINATE_TOPIC = _of_topic("TerminateTopic", MessageId)
 COMPACT = _of_topic("Compact", NONE)
 COMPACTION_STATUS = _of_topic("CompactionStatus", values.CompactionStatus)

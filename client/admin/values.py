@@ -357,6 +357,34 @@ class CompactionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRange:
+    """Entries of a partition that every replica lost, and that are passed over."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int  # -1: to an end that nobody knows
+    first_index: int
+    end_index: int  # no message gets an index before it any more
+    forced: bool  # a replica did not answer, and may have had some
+
+
+@dataclass(frozen=True, slots=True)
+class LostOfSubscription:
+    """What a durable subscription does not get of it."""
+
+    name: str
+    messages: int  # that it had not acknowledged; -1: nobody knows how many
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedLost:
+    """What `skip_lost` passed over; no ranges: nothing is lost."""
+
+    ranges: tuple[LostRange, ...]
+    subscriptions: tuple[LostOfSubscription, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BacklogAnalysis:
     """The backlog of a subscription of one partition, counted message by message."""
 

@@ -102,6 +102,7 @@ RULES: Mapping[str, Rule] = {
     "Admin.UnloadTopic": _MANAGE,
     "Admin.TrimTopic": _MANAGE,
     "Admin.TerminateTopic": _MANAGE,
+    "Admin.SkipLost": _MANAGE_TOPIC,
     "Admin.ListSubscriptions": _topic(Permission.CONSUME),
     "Admin.CreateSubscription": _OF_SUBSCRIPTION,
     "Admin.DeleteSubscription": _OF_SUBSCRIPTION,

@@ -37,9 +37,11 @@ class Span(msgspec.Struct):
 class LogShape:
     """Ordered spans, oldest first. Changed by `add`, `close_span`, `remove`; what is confirmed is noted in the tail."""
 
-    __slots__ = ("_followers", "_ids", "_spans")
+    __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
 
     def __init__(self) -> None:
+        self._holes: dict[int, list[tuple[int, int]]] = {}  # ledger → (first, last) of entries that were passed over
+        self._least_index = 0  # of the next message: lost ones before it had theirs
         self._ids: list[int] = []
         self._spans: dict[int, Span] = {}
         self._followers: list[LogShape] = []  # shapes that hold the same spans, and maybe others
@@ -70,9 +72,22 @@ class LogShape:
         for follower in self._followers:
             follower.remove(ledger_id)
 
+    def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
+        """These entries of its ledgers are lost, and nobody waits for them; no index before that is given again."""
+        self._holes, self._least_index = holes, least_index
+        for follower in self._followers:
+            follower.pass_over(holes, least_index)
+
+    def hole(self, position: Position) -> Position | None:
+        """The last one of the lost entries that this one is among; None: it was not passed over."""
+        found = self._holes.get(position[0]) if self._holes else None
+        lasts = [last for first, last in found or () if first <= position[1] <= last]
+        return Position(position[0], lasts[0]) if lasts else None
+
     def follow(self, follower: LogShape) -> None:
         """It has every span of this one from now on."""
         self._followers.append(follower)
+        follower.pass_over(self._holes, self._least_index)
         for span in self.spans:
             follower.add(span)
 
@@ -100,7 +115,7 @@ class LogShape:
 
     @property
     def end_index(self) -> int:
-        return self.tail.end_index if self._ids else 0
+        return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
         """How many messages at or after it are kept."""

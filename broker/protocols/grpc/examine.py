@@ -40,6 +40,22 @@ class ExamineService:
         await (await self._topic(request.name)).truncate()
         return wire.Empty()
 
+    async def skip_lost(self, request: wire.SkipLostRequest, context: CallContext) -> wire.SkipLostReply:
+        ledger_id = request.ledger_id if request.HasField("ledger_id") else -1
+        found = await self._administration.skip_lost(TopicName.parse(request.topic), ledger_id, force=request.force)
+        return wire.SkipLostReply(
+            ranges=[
+                wire.LostRange(
+                    ledger_id=each.ledger_id, first_entry=each.first_entry, last_entry=each.last_entry,
+                    first_index=each.first_index, end_index=each.end_index, forced=each.forced,
+                )
+                for each in found.ranges
+            ],
+            subscriptions=[
+                wire.LostOfSubscription(name=name, messages=lost) for name, lost in found.subscriptions.items()
+            ],
+        )  # fmt: skip
+
     async def expire_messages(
         self, request: wire.ExpireMessagesRequest, context: CallContext
     ) -> wire.ExpireMessagesReply:

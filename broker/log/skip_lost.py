@@ -1,0 +1,240 @@
+"""Passing over lost entries of a topic on purpose: an operator's act, which nothing does by itself.
+
+Order: the list is read; every ledger that is not closed is recovered, or ended without the entries that are lost
+(ledger/lost.py); each is asked which of its entries every replica is certain to lack; then one compare-and-set commits
+the list, with a claim that no other owner has, and with the ranges (`TopicRecord.lost`). It is the change of a
+take-over, so it works on a topic that does not open because of what it lost, and a broker that has it loaded finds out
+as from another owner (TopicFenced). Nothing is deleted before that commit.
+
+- A ledger of which nothing is left leaves the list. The last one stays, empty, and nobody reads it.
+- Of another one the lost entries are a *hole*: consumers and readers go on after it, and its place is not used again.
+- Indexes of lost messages are never given to others. Where nobody knows how many there were, `LOST_INDEXES` are left.
+- A ledger whose own record is missing is lost when its deletion was noted (ledger/deletions.py). A record that is
+  merely absent says nothing of the entries on the bookies: that needs `force`.
+- Unknown is not lost: what a silent replica may have stays (`force`: it is given up).
+Bounds: `LOST_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ...ledger import LedgerClient, LedgerReader, deletions
+from ...ledger.lost import Run
+from ...metadata.records import CLOSED, LedgerRecord, LostRange, TopicLedger
+from ...metadata.store import MetadataStore
+from ...proto.errors import (
+    DataLost,
+    InvalidRequest,
+    LedgerNotFound,
+    MagnetarError,
+    NotAllowed,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Unavailable,
+)
+from ...proto.names import Position, TopicName
+from ...runtime.world import World
+from .cache import StoredEntry
+from .ledger_list import ManagedLedgerRecord
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+LOST_INDEXES = 1 << 32
+"""More messages than a ledger has: left free after one whose number of messages nobody knows."""
+LOST_MAX = 1000
+"""Ranges in a topic's record, about 100 KB; those of ledgers that are gone are forgotten first, the oldest first."""
+
+
+class _Looked(NamedTuple):
+    """A ledger of the list as it is after this: its row, and the holes in it."""
+
+    row: TopicLedger
+    holes: list[LostRange]
+    gone: bool = False  # nothing of it is left
+
+
+class SkipLost:
+    """One call. `only`: this ledger alone; -1: all of the topic."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, topic: TopicName, *, only: int, force: bool
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._topic = topic
+        self._only = only
+        self._force = force
+        self._list = ManagedLedgerRecord(metadata, topic)
+        self._silent: set[str] = set()
+        self._doubts = 0  # entries that nobody gave, and that are not certainly lost
+
+    async def run(self) -> list[LostRange]:
+        """What was passed over now, durably; empty: nothing is lost. InvalidRequest: no such ledger in the topic.
+        NotAllowed: something may be lost, and nobody knows. TopicFenced: try again.
+        """
+        before = await self._list.read()
+        if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
+            raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
+        looked = [
+            await self._look(each) if self._only in (-1, each.ledger_id) else _Looked(each, [])
+            for each in before.ledgers
+        ]
+        found = [hole for each in looked for hole in each.holes]
+        if not found:
+            if self._doubts:
+                silent = ", ".join(sorted(self._silent))
+                raise NotAllowed(
+                    f"topic {self._topic}: {self._doubts} entries cannot be read, and {silent} may have them: nothing "
+                    "was passed over. What is gone for good has to be forgotten first (`magnetar bookies forget`)",
+                    topic=self._topic,
+                )
+            return []
+        rows = [each.row for each in looked if not each.gone] or [looked[-1].row]
+        await self._list.change(
+            rows, claim=self._world.rng.randbytes(16).hex(), lost=_bounded([*before.lost, *found], rows)
+        )
+        for each in found:
+            _LOG.error("%s: passed over on purpose, for all: %s", self._topic, told(each))
+        kept = {each.ledger_id for each in rows}
+        await self._delete([each.row.ledger_id for each in looked if each.gone and each.row.ledger_id not in kept])
+        return found
+
+    async def _delete(self, ledgers: Sequence[int]) -> None:
+        try:
+            await self._ledgers.delete(*ledgers)
+        except MagnetarError as error:
+            _LOG.warning("%s: ledgers %s are not deleted, no list names them: %s", self._topic, ledgers, error)
+
+    # ------------------------------------------------------------------ one ledger
+    async def _look(self, row: TopicLedger) -> _Looked:
+        if row.entries == 0:
+            return _Looked(row, [])
+        try:
+            record, cut = await self._closed(row)
+        except LedgerNotFound:
+            return await self._without_record(row)
+        lost = self._ledgers.lost(record, force=self._force)
+        found = await lost.survey()
+        if found.unknown:
+            self._doubts += sum(last - first + 1 for first, last in found.unknown)
+            self._silent.update(found.silent)
+        forced = bool(lost.forced)
+        reader = self._ledgers.reader(record)
+        before = set(self._list.record.lost)
+        known = {(each.first_entry, each.last_entry) for each in before if each.ledger_id == row.ledger_id}
+        runs = [run for run in found.lost if run not in known]
+        last = record.last_entry
+        if row.entries < 0:
+            end = await self._end_index(reader, row, found.lost)
+            row = msgspec.structs.replace(
+                row, entries=last + 1, size=record.length, end_index=end, closed_ms=self._world.clock.wall_ms()
+            )
+            cut = cut or (bool(found.lost) and found.lost[-1][1] == last)
+        tail: list[LostRange] = []
+        if cut:  # to an end that nobody knows
+            begins = last + 1
+            if found.lost and found.lost[-1][1] == last:
+                begins = found.lost[-1][0]
+                runs = runs[:-1]
+            tail = [self._range(row, (begins, -1), row.end_index, row.end_index + LOST_INDEXES, forced)]
+        whole = found.lost == [(0, last)] or last < 0
+        if whole and (runs or tail):
+            hole = tail[0] if tail else self._range(row, (0, last), row.first_index, row.end_index, forced)
+            return _Looked(_emptied(row, hole.end_index), [hole], gone=True)
+        holes = [
+            self._range(row, run, await self._index_of(reader, row, run[0], -1),
+                        await self._index_of(reader, row, run[1], 1), forced)
+            for run in runs
+        ]  # fmt: skip
+        return _Looked(row, [*holes, *tail])
+
+    async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
+        """The ledger's record, closed; whether it ended without entries that nobody knows of. LedgerNotFound."""
+        record = await self._ledgers.record(row.ledger_id)
+        if record.state == CLOSED:
+            return record, False
+        try:
+            return (await self._ledgers.recover(row.ledger_id)).record, False
+        except OutcomeUnknown:
+            raise
+        except (Unavailable, NotEnoughBookies) as error:
+            _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
+        lost = self._ledgers.lost(await self._ledgers.record(row.ledger_id), force=self._force)
+        try:
+            return await lost.end(), True
+        except Unavailable as error:
+            raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
+
+    async def _without_record(self, row: TopicLedger) -> _Looked:
+        forced = row.ledger_id not in await deletions.among(self._metadata, [row.ledger_id])
+        if forced and not self._force:
+            self._doubts += max(1, row.entries)
+            self._silent.add(f"the bookies of ledger {row.ledger_id}, whose record is missing,")
+            return _Looked(row, [])
+        if row.entries < 0:
+            hole = self._range(row, (0, -1), row.first_index, row.first_index + LOST_INDEXES, forced)
+        else:
+            hole = self._range(row, (0, row.entries - 1), row.first_index, row.end_index, forced)
+        return _Looked(_emptied(row, hole.end_index), [hole], gone=True)
+
+    def _range(self, row: TopicLedger, run: Run, first_index: int, end_index: int, forced: bool) -> LostRange:
+        return LostRange(
+            ledger_id=row.ledger_id, first_entry=run[0], last_entry=run[1], first_index=first_index,
+            end_index=end_index, skipped_ms=self._world.clock.wall_ms(), forced=forced,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ indexes
+    async def _entry(self, reader: LedgerReader, row: TopicLedger, entry: int) -> StoredEntry:
+        (found,) = await reader.read(entry, entry)
+        return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
+
+    async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
+        """Of the messages that are known: up to the last entry that is there."""
+        last = reader.record.last_entry
+        if lost and lost[-1][1] == last:
+            last = lost[-1][0] - 1
+        return (await self._entry(reader, row, last)).index + 1 if last >= 0 else row.first_index
+
+    async def _index_of(self, reader: LedgerReader, row: TopicLedger, entry: int, step: int) -> int:
+        """The index at an edge of a hole: one past that of the entry before it (-1), the first of the one after (1)."""
+        beside = entry + step
+        if beside < 0:
+            return row.first_index
+        if beside >= row.entries:
+            return row.end_index
+        try:
+            found = await self._entry(reader, row, beside)
+        except (DataLost, Unavailable):  # nobody knows of that one: the edge of the ledger is certain
+            return row.first_index if step < 0 else row.end_index
+        return found.index + 1 if step < 0 else found.first_index
+
+
+def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
+    return msgspec.structs.replace(row, entries=0, size=0, first_index=end_index, end_index=end_index)
+
+
+def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
+    """InvalidRequest: too many ranges are in ledgers that are there."""
+    listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
+    gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
+    drop = set(gone[: max(0, len(lost) - LOST_MAX)])
+    kept = tuple(each for each in lost if each not in drop)
+    if len(kept) > LOST_MAX:
+        raise InvalidRequest(f"{len(kept)} ranges are lost, and a topic notes up to {LOST_MAX}: pass over one ledger")
+    return kept
+
+
+def told(lost: LostRange) -> str:
+    """In words."""
+    if lost.last_entry < 0:
+        return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
+    return (
+        f"entries {lost.first_entry} to {lost.last_entry} of ledger {lost.ledger_id}, "
+        f"indexes {lost.first_index} to {lost.end_index - 1}"
+    )

@@ -1,0 +1,197 @@
+"""Which entries of a ledger are certainly lost; and the end of a ledger that recovery cannot end because they are.
+
+A replica is certain that it lacks an entry when it answers so, with all that it has in order (NO_SUCH_ENTRY,
+NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator took its cookie away (`magnetar bookies forget`), and
+what comes back there is another bookie. An entry is **lost** when each replica of its write set is certain. Silence,
+limbo and damage are unknown, and unknown is not lost.
+
+`end` is for a ledger whose last fragment recovery cannot fence (ledger/core/recovery.py): every bookie of the fragment
+was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after it is
+lost, and nobody knows how much. With `force` bookies that do not answer count as forgotten: what they alone have is
+given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
+Guards: tests/broker/log/test_skip_lost.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from ..metadata import paths
+from ..metadata.records import CLOSED, LedgerRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import LedgerNotFound, Unavailable
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core import metadata as transitions
+from .core.metadata import fragment_of, striping_of
+from .core.stored import unseal
+from .format.held import ENTRIES_MAX, decode_held
+from .format.peer import Flags, Op, RequestHead, Status
+from .records import apply
+
+_CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+_AT_ONCE = 32
+"""Entries that are asked for one by one at the same time."""
+
+Run = tuple[int, int]
+"""(first entry, last entry)."""
+
+
+class Survey(NamedTuple):
+    """Of a closed ledger: what no replica is known to have. `silent`: who could not say."""
+
+    lost: list[Run]
+    unknown: list[Run]
+    silent: list[str]
+
+
+class Lost:
+    """Asks about one ledger. `force`: a bookie that does not answer counts as forgotten."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *,
+        force: bool = False,
+    ) -> None:  # fmt: skip
+        self.record = record
+        self.forced: set[str] = set()  # whose silence counted
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._force = force
+        self._forgotten: set[str] = set()
+        self._silent: set[str] = set()
+        self._empty: set[str] = set()  # have nothing of the ledger
+
+    async def _learn(self, bookies: Iterable[str] = ()) -> None:
+        """Of all, or of these."""
+        await self._bookies.ready()
+        every = {each for fragment in self.record.fragments for each in fragment.bookies}
+        for bookie in bookies or every:
+            if await self._metadata.get(paths.cookie(bookie)) is None:
+                self._forgotten.add(bookie)
+
+    def _lacks(self, bookie: str) -> bool | None:
+        """Of a bookie that does not answer."""
+        if bookie in self._forgotten:
+            return True
+        if self._force:
+            self.forced.add(bookie)
+            return True
+        self._silent.add(bookie)
+        return None
+
+    def _head(self, op: Op, entry: int, count: int, flags: Flags = Flags.NONE) -> bytes:
+        return RequestHead(op, flags, self.record.ledger_id, entry, count, 1, self.record.key).encode()
+
+    # ------------------------------------------------------------------------------ a closed one
+    async def survey(self) -> Survey:
+        """Of a CLOSED ledger. Raises nothing of bookies: those that do not answer are `silent`."""
+        assert self.record.state == CLOSED, "entries of an open ledger are not lost"
+        await self._learn()
+        lost: list[Run] = []
+        unknown: list[Run] = []
+        for first in range(0, self.record.last_entry + 1, ENTRIES_MAX):
+            last = min(self.record.last_entry, first + ENTRIES_MAX - 1)
+            doubtful = await self._not_held(first, last)
+            for at in range(0, len(doubtful), _AT_ONCE):
+                some = doubtful[at : at + _AT_ONCE]
+                for entry, verdict in zip(some, await asyncio.gather(*map(self._is_lost, some)), strict=True):
+                    if verdict is not False:
+                        _extend(lost if verdict else unknown, entry)
+        return Survey(lost, unknown, sorted(self._silent))
+
+    async def is_lost(self, entry: int) -> bool:
+        """Of one entry that could not be read; never of an open ledger. The metadata's errors."""
+        if self.record.state != CLOSED:
+            return False
+        fragment = fragment_of(self.record, entry)[0]
+        await self._learn([fragment.bookies[slot] for slot in striping_of(self.record).write_set(entry)])
+        return bool(self._forgotten) and await self._is_lost(entry) is True
+
+    async def _not_held(self, first: int, last: int) -> list[int]:
+        """Entries that no bookie of theirs names as held; that alone says nothing of them."""
+        left = set(range(first, last + 1))
+        begins = {first, *(part.first_entry for part in self.record.fragments if first <= part.first_entry <= last)}
+        bookies = {each for entry in begins for each in fragment_of(self.record, entry)[0].bookies}
+        for bookie in sorted(bookies):
+            head = self._head(Op.HELD, first, last - first + 1)
+            answer = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
+            if answer is not None:
+                if answer[0].status is Status.NO_SUCH_LEDGER:
+                    self._empty.add(bookie)
+                elif answer[0].status is Status.OK:
+                    for low, high in decode_held(*answer, first, last):
+                        left.difference_update(range(low, high + 1))
+        return sorted(left)
+
+    async def _is_lost(self, entry: int) -> bool | None:
+        """None: nobody knows."""
+        fragment = fragment_of(self.record, entry)[0]
+        slots = striping_of(self.record).write_set(entry)
+        verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+    async def _lacks_entry(self, bookie: str, entry: int) -> bool | None:
+        if bookie in self._empty:
+            return True
+        head = self._head(Op.READ, entry, 1)
+        found = await self._bookies.ask(bookie, head, timeout_s=self._config.read_timeout_s)
+        if found is None:
+            return self._lacks(bookie)
+        if found[0].status in _CERTAIN:
+            return True
+        if found[0].status is Status.OK and found[1] and unseal(found[1][0], self.record.ledger_id, entry) is not None:
+            return False
+        self._silent.add(bookie)  # it is there and cannot say: no force makes that an answer
+        return None
+
+    # ------------------------------------------------------------------------------ one that cannot be recovered
+    async def is_beyond_recovery(self) -> bool:
+        """Whether so many bookies of the last fragment were forgotten that it can never be fenced."""
+        bookies = self.record.fragments[-1].bookies
+        await self._learn(bookies)
+        gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
+        return self.record.state != CLOSED and not striping_of(self.record).is_covered(gone)
+
+    async def end(self) -> LedgerRecord:
+        """Closes a ledger that is in recovery (see the module). Unavailable: a bookie may have more, and is not there.
+        LedgerNotFound."""
+        await self._learn()
+        last_fragment = self.record.fragments[-1]
+        known = last_fragment.first_entry - 1
+        for bookie in dict.fromkeys(last_fragment.bookies):
+            head = self._head(Op.READ_LAC, -1, 1, Flags.FENCE)
+            found = await self._bookies.ask(bookie, head, timeout_s=self._config.fence_timeout_s)
+            if found is not None and found[0].status is Status.OK:
+                known = max(known, found[0].lac, found[0].entry)
+            elif found is not None and found[0].status not in _CERTAIN:
+                self._silent.add(bookie)  # in limbo: it forgot, and others may tell it
+            elif found is None:
+                self._lacks(bookie)
+        if self._silent:
+            raise Unavailable(
+                f"ledger {self.record.ledger_id}: {', '.join(sorted(self._silent))} may have what the others lost, and "
+                "cannot say now. Start it; or, if it is gone for good, forget it (`magnetar bookies forget`)",
+                ledger=self.record.ledger_id,
+            )  # fmt: skip
+        decide = partial(
+            transitions.close_recovered, snapshot=self.record.fragments, fragments=self.record.fragments,
+            last_entry=known, length=0,
+        )  # fmt: skip
+        outcome = await apply(self._metadata, self.record.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        if isinstance(outcome, transitions.Refused):
+            raise LedgerNotFound(f"ledger {self.record.ledger_id}: {outcome.reason.value}")
+        return outcome.record
+
+
+def _extend(runs: list[Run], entry: int) -> None:
+    if runs and runs[-1][1] == entry - 1:
+        runs[-1] = (runs[-1][0], entry)
+    else:
+        runs.append((entry, entry))
+

@@ -1,0 +1,191 @@
+"""What every replica lost is passed over when an operator says so: with real stores, and to the end of the walk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie.node import identity
+from magnetar.broker.log.skip_lost import LOST_INDEXES
+from magnetar.client.admin import AdminClient
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import DataLost, InvalidRequest, NotAllowed
+from magnetar.proto.names import TopicName
+from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+
+
+def _of(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+async def _replace_bookie(running: Cluster) -> str:
+    """Another bookie takes the place of the last one, whose data is gone; the id of that one."""
+    gone, folder = running.bookies[-1], running.folder / f"bookie-{len(running.bookies) - 1}"
+    await running.add_bookie()
+    running.bookies.remove(gone)
+    await gone.close()
+    shutil.rmtree(folder)
+    return gone.id
+
+
+async def _publish(running: Cluster, *numbers: int) -> list[int]:
+    producer = await TestProducer(running.world, running.brokers[-1], TOPIC).opened()
+    found = [(await producer.send(payload)).index for payload in _of(*numbers)]
+    await producer.close()
+    return found
+
+
+def _admin(running: Cluster) -> AdminClient:
+    return AdminClient(f"pulsar://{running.brokers[-1].endpoint}")
+
+
+async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everything_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        earliest = wire.Subscribe.EARLIEST
+        acked = await TestConsumer(world, broker, TOPIC, initial_position=earliest, subscription="half").ready()
+        assert await _publish(running, *range(4)) == [0, 1, 2, 3]
+        await acked.ack(await acked.receive())
+        await acked.leave()
+        await broker.owned.unload(NAME)
+        (ledger,) = [span.ledger_id for span in (await broker.owned.topic(NAME)).log.shape.spans]
+        await (await broker.owned.topic(NAME)).subscribe("late", (await broker.owned.topic(NAME)).log.shape.start)
+        gone = await _replace_bookie(running)
+        assert await _publish(running, 4, 5) == [4, 5]
+        broker.owned.cache.forget(ledger)
+        admin = _admin(running)
+
+        with pytest.raises(NotAllowed, match="may have them: nothing was passed over"):
+            await admin.skip_lost(TOPIC)
+        await identity.forget(running.sessions[-1], gone)
+        consumer = await TestConsumer(world, broker, TOPIC, subscription="late").ready()
+        with pytest.raises(DataLost, match="skip-lost"):
+            await consumer.receive()
+
+        found = await admin.skip_lost(TOPIC)
+        (hole,) = found.ranges
+        assert (hole.ledger_id, hole.first_entry, hole.last_entry) == (ledger, 0, 3)
+        assert (hole.first_index, hole.end_index, hole.forced) == (0, 4, False)
+        assert {each.name: each.messages for each in found.subscriptions} == {"half": 3, "late": 4}
+        for name in ("half", "late", "new"):
+            consumer = await TestConsumer(world, broker, TOPIC, subscription=name, initial_position=earliest).ready()
+            assert await consumer.receive_payloads(2) == _of(4, 5)
+        assert await _publish(running, 6) == [6]
+        assert (await admin.skip_lost(TOPIC)).ranges == (), "nothing is lost any more"
+        with pytest.raises(InvalidRequest, match="has no ledger 999"):
+            await admin.skip_lost(TOPIC, ledger_id=999)
+        await admin.close()
+
+
+async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_twice(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        await TestConsumer(world, broker, TOPIC).ready()
+        assert await _publish(running, *range(3)) == [0, 1, 2]
+        topic = await broker.owned.topic(NAME)
+        ledger = topic.log.shape.tail.ledger_id
+        await vanish(running, broker)  # its ledger stays open
+        gone = await _replace_bookie(running)
+        broker = await running.add_broker()
+        await until_owned_by(running, broker)
+        admin = _admin(running)
+        with pytest.raises(NotAllowed, match="may have what the others lost"):
+            await admin.skip_lost(TOPIC)
+        await identity.forget(running.sessions[-1], gone)
+        with pytest.raises(DataLost, match="skip-lost"):
+            await TestProducer(world, broker, TOPIC).opened()
+
+        found = await admin.skip_lost(TOPIC, ledger_id=ledger)
+        (hole,) = found.ranges
+        assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.first_index) == (ledger, 0, -1, 0)
+        assert {each.name: each.messages for each in found.subscriptions} == {"s": -1}, "nobody knows"
+        for _ in range(2):
+            (index,) = await _publish(running, 9)
+            assert index >= LOST_INDEXES == hole.end_index, "no index is given twice"
+            await broker.owned.unload(NAME)
+        consumer = await TestConsumer(world, broker, TOPIC).ready()
+        assert await consumer.receive_payloads(2) == _of(9, 9)
+        record = (await broker.owned.topic(NAME)).log.record
+        assert [each.ledger_id for each in record.lost] == [ledger], "it is written down"
+        assert min(each.ledger_id for each in record.ledgers) > ledger
+        await admin.close()
+
+
+async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_and_new(tmp_path: Path) -> None:
+    """Entries are striped over two bookies without copies: one of them is lost, and with it each second entry."""
+    async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
+        broker, world = running.brokers[0], running.world
+        topic = await broker.owned.topic(NAME)
+        for name in ("acked", "old"):
+            await topic.subscribe(name, topic.log.shape.start)
+        await _publish(running, *range(6))
+        acked = await TestConsumer(world, broker, TOPIC, subscription="acked").ready()
+        await acked.ack(*[await acked.receive() for _ in range(6)])
+        await acked.leave()
+        await broker.owned.unload(NAME)
+        (span,) = (await broker.owned.topic(NAME)).log.shape.spans
+        gone = await _replace_bookie(running)
+        assert await _publish(running, 6) == [6]
+        broker.owned.cache.forget(span.ledger_id)
+        await identity.forget(running.sessions[-1], gone)
+        admin = _admin(running)
+        found = await admin.skip_lost(TOPIC, ledger_id=span.ledger_id)
+        lost = [each.first_entry for each in found.ranges]
+        assert lost in ([0, 2, 4], [1, 3, 5])
+        assert [(each.last_entry, each.first_index, each.end_index) for each in found.ranges] == [
+            (at, at, at + 1) for at in lost
+        ], "no more than the lost ones"
+        assert {each.name: each.messages for each in found.subscriptions} == {"acked": 0, "old": 3}
+        assert (await admin.skip_lost(TOPIC)).ranges == (), "it is known"
+        left = _of(*(number for number in range(7) if number not in lost))
+        for _ in range(2):
+            for name, durable in (("old", True), ("new", True), ("reader", False)):
+                consumer = await TestConsumer(
+                    world, broker, TOPIC, subscription=name, durable=durable,
+                    initial_position=wire.Subscribe.EARLIEST,
+                ).ready()  # fmt: skip
+                assert await consumer.receive_payloads(len(left)) == left
+            await broker.owned.unload(NAME)
+        for name in ("old", "new"):
+            consumer = await TestConsumer(world, broker, TOPIC, subscription=name).ready()
+            await consumer.ack(*[await consumer.receive() for _ in left])
+            await consumer.leave()
+        topic = await broker.owned.topic(NAME)
+        await topic.trim()
+        assert topic.log.shape.span(span.ledger_id) is None, "nobody waits for the lost ones"
+        await admin.close()
+
+
+async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_written_down(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        await _publish(running, 0, 1)
+        await broker.owned.unload(NAME)
+        (span,) = (await broker.owned.topic(NAME)).log.shape.spans
+        await _replace_bookie(running)
+        admin = _admin(running)
+        (hole,) = (await admin.skip_lost(TOPIC, force=True)).ranges
+        assert (hole.ledger_id, hole.first_entry, hole.last_entry, hole.forced) == (span.ledger_id, 0, 1, True)
+        assert await _publish(running, 2) == [2]
+        await admin.close()
+
+
+async def test_what_is_there_is_never_passed_over(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        await (await broker.owned.topic(NAME)).subscribe("s", (await broker.owned.topic(NAME)).log.shape.start)
+        await _publish(running, 0, 1)
+        await broker.owned.unload(NAME)
+        await _publish(running, 2)
+        admin = _admin(running)
+        for force in (False, True):
+            assert (await admin.skip_lost(TOPIC, force=force)).ranges == ()
+        consumer = await TestConsumer(world, broker, TOPIC).ready()
+        assert await consumer.receive_payloads(3) == _of(0, 1, 2)
+        await admin.close()
