@@ -61,6 +61,14 @@ class StoredEntry:
         )  # fmt: skip
 
     @property
+    def is_continued(self) -> bool:
+        """Whether it is a chunk of a message, and not the last one. Reads the head: for entries with a `chunk_of`."""
+        if not self.chunk_of:
+            return False
+        metadata = parse_stored(self.frames[-1]).metadata
+        return metadata.chunk_id < metadata.num_chunks_from_msg - 1
+
+    @property
     def slots(self) -> tuple[int, ...]:
         """The slots of its messages' keys, that of the first one first; for Key_Shared, which calls `find_slots`
         before.

@@ -32,7 +32,7 @@ Rules
 - **Order of redelivery** (`ordered`, a choice of the subscription). What a consumer gives back because it failed holds
   back what follows it: of its keys on Key_Shared, everything on Exclusive and Failover. What is outstanding of that is
   taken back with it, uncounted, and nothing of it goes out before the failed one is done, which comes after its
-  back-off.
+  back-off. Of a message in chunks the last one holds back what follows the message: the others come before it.
 - What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `release`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
@@ -72,7 +72,7 @@ class Dispatcher:
 
     __slots__ = (
         "_shape", "cursor", "delays", "failed", "full", "held", "limits", "members", "memory_bytes_max", "ordered",
-        "parked", "policy", "read_position", "tracks", "unacked",
+        "parked", "parts", "policy", "read_position", "tracks", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,7 @@ class Dispatcher:
         self.held = BackoffQueue()
         self.ordered = False
         self.failed: set[Position] = set()  # not done: each holds back what follows it
+        self.parts: set[Position] = set()  # not done: chunks before the last; they hold back nothing
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -262,6 +263,8 @@ class Dispatcher:
                 member.redelivered_messages += shown
         if self.tracks:
             outstanding[position] = shown
+            if self.ordered and entry.chunk_of and entry.is_continued:
+                self.parts.add(position)
             member.unacked += shown
             self.unacked += shown
             of_consumer, of_subscription = self.limits
@@ -276,7 +279,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
         """The entry is done: its holder holds it no longer, and it is not replayed."""
-        if self.failed:
+        if self.failed or self.parts:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
             self._drop(other, position) for other in self.members.values()
@@ -290,8 +293,8 @@ class Dispatcher:
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
-        if self.failed:
-            self._recovered(inside(self.failed, ledger_id, entries))
+        if self.failed or self.parts:
+            self._recovered(inside(self.failed | self.parts, ledger_id, entries))
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -322,8 +325,8 @@ class Dispatcher:
 
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
-        if self.failed:
-            self._recovered([each for each in self.failed if each <= mark])
+        if self.failed or self.parts:
+            self._recovered([each for each in self.failed | self.parts if each <= mark])
         for member in self.members.values():
             done = member.held_up_to(mark)
             for position in done:
@@ -374,6 +377,8 @@ class Dispatcher:
             if position not in member.outstanding or self.cursor.is_done(position):
                 continue
             failed.append(position)
+            if position in self.parts:
+                continue
             self.failed.add(position)
             outstanding = {each: holder for holder in self.members.values() for each in holder.outstanding}
             for each in self.policy.failed(position, outstanding):
@@ -382,6 +387,7 @@ class Dispatcher:
 
     def _recovered(self, positions: Iterable[Position]) -> None:
         for position in positions:
+            self.parts.discard(position)
             if position in self.failed:
                 self.failed.discard(position)
                 self.policy.recovered(position)
@@ -432,7 +438,7 @@ class Dispatcher:
 
     def lost(self, positions: Iterable[Position]) -> None:
         """They are no longer in the log (trimmed): nothing to replay."""
-        if self.failed:
+        if self.failed or self.parts:
             self._recovered(positions := list(positions))
         for position in positions:
             self.policy.done(position)
@@ -453,6 +459,7 @@ class Dispatcher:
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self.full = 0, False
         self.failed.clear()
+        self.parts.clear()
         self.policy.forget()
         self.read_position = self._shape.after(self.cursor.mark)
 

@@ -148,3 +148,28 @@ async def test_what_keeps_no_order_is_refused_before_anything_is_sent(options: d
     with pytest.raises((InvalidConfiguration, TypeError, ValueError, magnetar.PulsarException)):
         await client.subscribe(TOPIC, "s", **({"redelivery_order": "key"} | options))
     await client.close()
+
+
+@pytest.mark.parametrize("type_", TYPES)
+async def test_a_message_in_chunks_that_fails_comes_again_whole_and_before_what_follows(
+    tmp_path: Path, type_: ConsumerType
+) -> None:
+    async with cluster(tmp_path, max_message_bytes=20_000) as running:
+        client = Client(f"magnetar://{running.brokers[0].endpoint}")
+        consumer = await client.subscribe(
+            TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
+        )
+        producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
+        sent = [f"{key}{number}".encode() for number in range(MESSAGES) for key in KEYS]
+        for payload in sent:
+            large = b"." * 50_000 if int(payload[1:]) % 2 else b""
+            await producer.send(payload + large, partition_key=payload[:1].decode())
+        program = Program({b"a0": 1, b"a1": 2, b"b2": 1, b"a3": 1, b"b7": 1, b"c1": 1})
+        while not program.over:
+            message = await consumer.receive(20_000)
+            if program.does(message.data()[:2]):
+                await consumer.acknowledge(message)
+            else:
+                await consumer.negative_acknowledge(message)
+        program.check(whole=type_ is not ConsumerType.KeyShared)
+        await client.close()

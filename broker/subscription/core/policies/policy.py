@@ -71,6 +71,11 @@ class Entry(Protocol):
         """The message that it is a chunk of; empty: it is none. For Shared."""
         ...
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether it is a chunk of a message, and not the last one."""
+        ...
+
 
 class PolicyOptions:
     """What a consumer asks of the policy, beside the type. A policy that has options reads a class of its own."""

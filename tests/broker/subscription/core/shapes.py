@@ -37,4 +37,5 @@ class Item:
     size: int = 100
     slots: tuple[int, ...] = ()
     chunk_of: str = ""
+    is_continued: bool = False
     deliver_at_ms: int = 0
