@@ -26,6 +26,12 @@ GATHER_MAX = 512
 """More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
 
 
+def raise_busy(error: OSError) -> None:
+    """Of a read: raises the error of an open that found no descriptor free. It says nothing of the file."""
+    if error.errno in NONE_FREE:
+        raise error
+
+
 class NoSpace(Exception):
     """The disk has no room for what should be written, or no descriptor is free; nothing of it counts."""
 

@@ -23,6 +23,7 @@ from ...proto.errors import Busy
 from ..access import LOCAL, PeerListening, Principal
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
+from .accepted import Accepted
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, refuse
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
@@ -96,6 +97,7 @@ class ZmqPeerServer:
         self._closed = False
         self._slow = False
         self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
+        self._accepted = Accepted(wire.socket, endpoint.port)
         wire.start(self._drain, self._writable)
 
     @property
@@ -117,6 +119,8 @@ class ZmqPeerServer:
             "multiparts_received": self.multiparts_received,
             "answers_dropped": self.answers_dropped,
             "dropped": self._wire.dropped,
+            "connections": self._accepted.count,
+            "connections_cut": self._accepted.cut,
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -130,22 +134,18 @@ class ZmqPeerServer:
         if grace_s:
             await asyncio.sleep(grace_s)
         await self._free_port()
+        self._accepted.close()
         self._wire.close()
         self._leave()
 
     async def _free_port(self) -> None:
         """ZeroMQ stops listening in its own thread: waits for the event, at most a second."""
-        import zmq
-
-        socket = self._wire.socket
-        monitor = socket.get_monitor_socket(zmq.EVENT_CLOSED)
-        socket.unbind(self._address)
+        self._accepted.is_listening = True
+        self._wire.socket.unbind(self._address)
         for _ in range(1000):
-            if monitor.poll(0):
+            if not self._accepted.is_listening:
                 break
             await asyncio.sleep(0.001)
-        socket.disable_monitor()
-        monitor.close(0)
 
     def slow_down(self, slow: bool) -> None:
         """See `PeerServing`."""

@@ -52,7 +52,11 @@ class HeldEntries:
             memory = self._in_memory(ledger, first, last)
             found = Intervals()
             for number in self._index.logs_of(ledger):
-                extents, _ = await load_run(self._index, self._reader, self._worker, number, ledger)
+                try:
+                    extents, _ = await load_run(self._index, self._reader, self._worker, number, ledger)
+                except OSError as error:  # no descriptor is free: not held, as far as it is known
+                    _LOG.warning("cannot read the index of log %d: %s", number, error)
+                    continue
                 for place in extents:
                     if place.extent.first <= last and place.extent.last >= first:
                         await self._add(found, place, first, last)

@@ -24,8 +24,10 @@ from typing import NamedTuple
 
 from ....ledger.format.peer import Status
 from ....runtime.files import Buffer
+from ....runtime.memory.descriptors import NONE_FREE
 from ....runtime.workers import Worker
 from ...format.index import Extent, Table
+from .. import disk
 from ..entrylog.files import EntriesRead, EntryLogReader
 from ..index.cache import Lru
 from ..index.index import ExtentPlace, Index
@@ -67,7 +69,7 @@ class Reads:
         self._read_bytes_max = read_bytes_max
         self.counters = {
             "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_ahead": 0, "reads_disk": 0,
-            "reads_unknown": 0, "damaged": 0,
+            "reads_unknown": 0, "reads_busy": 0, "damaged": 0,
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
@@ -110,14 +112,23 @@ class Reads:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`."""
+        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`.
+
+        BUSY: no descriptor is free, which says nothing of the entry.
+        """
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
             result = await self._read_ahead(ledger, entry, count, bytes_max)
-            while result is None:
-                result = await self._read_disk(ledger, entry, count, bytes_max)
+            try:
+                while result is None:
+                    result = await self._read_disk(ledger, entry, count, bytes_max)
+            except OSError as error:
+                if error.errno not in NONE_FREE:
+                    raise
+                self.counters["reads_busy"] += 1
+                return ReadResult(Status.BUSY, [], -1)
         return result
 
     async def _read_ahead(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
@@ -182,6 +193,7 @@ class Reads:
         try:
             found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
         except OSError as error:
+            disk.raise_busy(error)
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
         if table is None and found.table is not None:
@@ -192,7 +204,8 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked."""
+        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked.
+        OSError: no descriptor is free."""
         while True:
             generation = self._index.generation
             search = Search(self._index, self._reader, self._worker, ledger, entry)
@@ -209,6 +222,7 @@ class Reads:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
+            disk.raise_busy(error)
             ledger = place.extent.ledger
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 
 from ....runtime.workers import Worker
+from .. import disk
 from ..entrylog.files import EntryLogReader
 from ..index.index import ExtentPlace, Index, Missing, Run
 
@@ -68,7 +69,8 @@ class Search:
 async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
     """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True).
 
-    Who asks while they are loaded waits for that: a recovery reads an entry and the next one at once.
+    Who asks while they are loaded waits for that: a recovery reads an entry and the next one at once. OSError: no
+    descriptor is free.
     """
     missing = index.lookup(number, ledger)
     if isinstance(missing, Missing) and (other := index.loading.get((number, ledger))) is not None:
@@ -93,6 +95,7 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
         try:
             places, bad = await worker.run(reader.read_pages, missing.log, missing.ledger, pages)
         except OSError as error:
+            disk.raise_busy(error)
             _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)
         found += places

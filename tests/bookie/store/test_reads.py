@@ -224,6 +224,33 @@ def test_an_error_while_reading_ahead_costs_a_second_try_and_no_answer() -> None
     simulate(main)
 
 
+@pytest.mark.parametrize("name", [".log", ".idx"])
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_as_damaged(name: str, error: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(20)))
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.crash(NODE)
+        store = await open_store(simulation)
+        fault = FileFault("open", name, error, times=1000)
+        simulation.node(NODE).disk.faults.append(fault)
+        result = await simulation.spawn(NODE, store.read(1, 5))
+        assert result.status is Status.BUSY
+        with pytest.raises(OSError, match=f"Errno {error}"):
+            await simulation.spawn(NODE, store.verify(1, 5))
+        if name == ".idx":
+            assert not len(await simulation.spawn(NODE, store.held(1, 0, 19))), "as far as it is known"
+        fault.times = 0
+        result = await simulation.spawn(NODE, store.read(1, 5))
+        assert payload_of(result.entries[0]) == payload(1, 5)
+        assert await simulation.spawn(NODE, store.verify(1, 5)) is Status.OK
+        counters = store.statistics()
+        assert (counters["damaged"], counters["reads_unknown"], counters["reads_busy"]) == (0, 0, 1)
+
+    simulate(main)
+
+
 def test_what_was_read_ahead_of_a_deleted_ledger_is_not_served() -> None:
     async def main(simulation: Simulation) -> None:
         store = await open_store(simulation, AHEAD)
