@@ -1241,6 +1241,26 @@ class ListTopicsRequest(_message.Message):
     in_memory_here: bool
     def __init__(self, namespace: _Optional[str] = ..., partitions: bool = ..., in_memory_here: bool = ...) -> None: ...
 
+class NamespaceStatsRequest(_message.Message):
+    __slots__ = ("namespace", "after")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    after: str
+    def __init__(self, namespace: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class NamespaceStatsReply(_message.Message):
+    __slots__ = ("topics", "next", "here", "brokers")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicStatsReply]
+    next: str
+    here: str
+    brokers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStatsReply, _Mapping]]] = ..., next: _Optional[str] = ..., here: _Optional[str] = ..., brokers: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class TopicSpec(_message.Message):
     __slots__ = ("name", "partitions")
     NAME_FIELD_NUMBER: _ClassVar[int]

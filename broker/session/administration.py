@@ -19,6 +19,7 @@ from ...metadata.records import BrokerRecord, GrantsRecord, LostRange
 from ...proto.errors import Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
+from ..cluster.core.bundles import bundle_of
 from ..common.applied import FIXED, as_policies, resolve
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
@@ -180,6 +181,28 @@ class Administration:
         """Those that are stored, and the non-persistent ones that brokers have in memory; sorted, by full name."""
         stored = await self._broker.catalog.topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
+
+    async def topics_here(self, name: NamespaceName, after: str) -> list[str]:
+        """Partitions, and topics without any, that this broker owns or takes when it is asked; sorted, those that
+        follow `after`. Each bundle is looked up once. A namespace that is missing has none."""
+        broker = self._broker
+        try:
+            stored = await broker.catalog.topics(name, partitions=True)
+            bundles = (await broker.catalog.known_namespace(name)).bundles
+        except NotFound:
+            return []
+        here: dict[str, bool] = {}
+        found: list[str] = []
+        for each in sorted({*stored, *await self.topics_in_memory(name)}):
+            if each <= after:
+                continue
+            topic = TopicName.parse(each)
+            bundle = bundle_of(topic, bundles)
+            if bundle not in here:
+                here[bundle] = (await broker.lookup(topic)).name == broker.name
+            if here[bundle]:
+                found.append(each)
+        return found
 
     async def topics_in_memory(self, name: NamespaceName) -> set[str]:
         """Non-persistent ones of this broker."""

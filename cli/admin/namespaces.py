@@ -154,9 +154,13 @@ def stats(session: Session, namespace: str) -> None:
 
     Example: magnetar namespaces stats public/default
     """
-    from .stats import COLUMNS, topic_stats
+    from ...proto.names import TopicName
+    from .stats import COLUMNS, record_of
 
-    rows = [topic_stats(session, topic) for topic in session.admin.topics(namespace)]
+    topics: dict[str, list[Any]] = {}
+    for each in session.admin.namespace_stats(namespace):
+        topics.setdefault(TopicName.parse(each.name).base.full, []).append(each)
+    rows = [record_of(session, topic, found) for topic, found in topics.items()]
     session.out.rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 

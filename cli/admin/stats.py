@@ -49,7 +49,10 @@ def replies(session: Session, topic: str, *, precise: bool = False) -> list[valu
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """One record for the topic, whatever its number of partitions."""
-    found = replies(session, topic, precise=precise)
+    return record_of(session, topic, replies(session, topic, precise=precise))
+
+
+def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name, field in _SUMMED.items():
         record[name] = sum(getattr(reply, field) for reply in found)

@@ -91,6 +91,7 @@ class Admin(ClosedAfterWith):
     owner = _blocking(AdminClient.owner)
     offsets = _blocking(AdminClient.offsets)
     topic_stats = _blocking(AdminClient.topic_stats)
+    namespace_stats = _blocking(AdminClient.namespace_stats)
     topic_internal_stats = _blocking(AdminClient.topic_internal_stats)
     unload_topic = _blocking(AdminClient.unload_topic)
     trim_topic = _blocking(AdminClient.trim_topic)

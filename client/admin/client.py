@@ -10,7 +10,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...proto.errors import InvalidRequest, MagnetarError, NotFound
+from ...proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotFound,
+    TimedOut,
+    TopicNotFound,
+    Unavailable,
+)
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, version_bytes
@@ -269,6 +277,40 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
         """Of one partition. `precise`: backlogs count batches message by message."""
         return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
+
+    async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
+        """Of each partition, and each topic without partitions, sorted by name; without `oldest_ms`. One request to
+        each broker, or more where many topics are, and one for each topic that no broker serves now."""
+        name, found = full_namespace(namespace), dict[str, values.TopicStats]()
+        page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
+        others = [each for each in page.brokers if each != page.here]
+        await self._pages(name, page.here, page, found)
+        await asyncio.gather(*(self._pages(name, each, None, found) for each in others))
+        for topic in await self.topics(namespace, partitions=True):
+            if topic not in found:
+                try:
+                    found[topic] = await self.topic_stats(topic)
+                except TopicNotFound:
+                    continue  # it was deleted meanwhile
+        return [found[topic] for topic in sorted(found)]
+
+    async def _pages(
+        self, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
+    ) -> None:
+        """All that a broker has; `page`: the first one. What it does not say, its topics are asked for one by one."""
+        after = ""
+        while True:
+            if page is None:
+                try:
+                    page = await self._transport.call(
+                        op.NAMESPACE_STATS, {"namespace": namespace, "after": after}, at=broker
+                    )
+                except (Unavailable, ConnectionLost, TimedOut):
+                    return
+            found.update((each.name, each) for each in page.topics)
+            if not page.next:
+                return
+            after, page = page.next, None
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""

@@ -265,6 +265,16 @@ class TopicTransactions:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceStats:
+    """A page of what one broker has of a namespace."""
+
+    topics: tuple[TopicStats, ...]
+    next: str  # the next page follows it; empty: there is none
+    here: str  # HOST:PORT of the broker that answered
+    brokers: tuple[str, ...]  # of all of them
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStats:
     """A topic without partitions, or one partition. Rates are of the last minute: messages and bytes a second."""
 

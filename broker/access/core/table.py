@@ -98,6 +98,7 @@ RULES: Mapping[str, Rule] = {
     "Admin.DeleteTopic": _MANAGE,
     "Admin.CheckDelete": _MANAGE,
     "Admin.TopicStats": _LOOKUP,
+    "Admin.NamespaceStats": Rule(Permission.SHOWN, On.NAMESPACE, "namespace"),
     "Admin.TopicInternalStats": _LOOKUP,
     "Admin.UnloadTopic": _MANAGE,
     "Admin.TrimTopic": _MANAGE,

@@ -8,6 +8,8 @@ topic, or a namespace by force, asks the owners of the others itself.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +18,7 @@ from google.protobuf.message import Message
 
 from ....metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ....proto import wire_pb2 as wire
-from ....proto.errors import NotFound
+from ....proto.errors import MagnetarError, NotFound
 from ....proto.names import MessageId, NamespaceName, TopicName, check_role
 from ....proto.policies import decode, encode
 from ....runtime.access import Principal
@@ -34,6 +36,12 @@ from .schemas import SchemaService
 from .stats import fields
 from .transactions import TransactionAdminService
 
+_LOG = logging.getLogger("magnetar.broker")
+
+PAGE_BYTES, PAGE_S = 1 << 20, 2.0
+"""Of one answer with the statistics of a namespace: it ends after one of the two."""
+STATS_AT_ONCE = 32
+"""Topics of a namespace that are asked, and loaded perhaps, at a time."""
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
 LIST_TIMEOUT_S = 5.0
@@ -215,6 +223,39 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         topic = await self._topic(request.name)
         found = await statistics.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
         return wire.TopicStatsReply(**fields(found))
+
+    async def namespace_stats(
+        self, request: wire.NamespaceStatsRequest, context: CallContext
+    ) -> wire.NamespaceStatsReply:
+        """Of the caller's topics that are this broker's, loaded for it where they are not; a page of about a MiB. A
+        topic that cannot be served now is left out: whoever asks for it alone learns why."""
+        name = NamespaceName.parse(request.namespace)
+        shown = await self._broker.access.shown(context.principal, name)
+        found = wire.NamespaceStatsReply(
+            here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.brokers()]
+        )
+        names = [each for each in await self._administration.topics_here(name, request.after) if shown(each)]
+        clock = self._broker.world.clock
+        size, end_s = 0, clock.monotonic() + PAGE_S
+        for start in range(0, len(names), STATS_AT_ONCE):
+            part = names[start : start + STATS_AT_ONCE]
+            for each in await asyncio.gather(*map(self._stats_of, part)):
+                if each is not None:
+                    found.topics.append(each)
+                    size += each.ByteSize()
+            if (size > PAGE_BYTES or clock.monotonic() > end_s) and part[-1] != names[-1]:
+                found.next = part[-1]
+                break
+        return found
+
+    async def _stats_of(self, name: str) -> wire.TopicStatsReply | None:
+        try:
+            topic = self._broker.loaded.get(name) or await self._topic(name)
+            found = await statistics.of_topic(topic, self._broker.endpoint, ages=False)
+            return wire.TopicStatsReply(**fields(found))
+        except MagnetarError as error:
+            _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
+            return None
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> wire.TopicInternalStatsReply:
         topic = await self._topic(request.name)
