@@ -108,7 +108,9 @@ class Bookie:
     ) -> None:
         self._world = world
         self._config = config
-        self._registration = Registration(metadata, new_session, config.register_retry_s, self._record, self._trust)
+        self._registration = Registration(
+            metadata, new_session, config.register_retry_s, self._record, self._trust, world.clock
+        )  # fmt: skip
         self._memory = Memory(world, config.data)
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()

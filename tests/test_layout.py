@@ -59,7 +59,7 @@ DOMAINS = {
     "client.blocking": ("client", "common", "connect", "consume", "core", "crypto", "model", "produce", "transactions"),
     "client.admin": ("blocking", "common", "connect", "model"),
     "client.outbox": ("admin", "blocking", "common", "core", "model", "produce", "transactions"),
-    "client.inbox": ("model",),
+    "client.inbox": ("common", "model"),
     "client.native": ("common", "connect", "consume", "model"),
     "bookie.format": (),
     "bookie.store": ("format",),

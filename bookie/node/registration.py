@@ -28,6 +28,7 @@ from ...metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
 from ...metadata.update import get_record
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
 from ...runtime.access import PeerCalling
+from ...runtime.clock import Clock
 from ...runtime.network import Endpoint
 from ...runtime.world import World
 
@@ -51,17 +52,18 @@ class Registration:
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
-        trust: Callable[[MetadataStore], Awaitable[None]],
+        trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
         """`trust` raises when the metadata is older than the bookie has seen it (seen.py)."""
         self._trust = trust
+        self._clock = clock
         self.metadata = metadata  # of the present session
         self._new_session = new_session
         self._own_session = False
         self._retry_s = retry_s
         self._record = record
         self._said: records.BookieRecord | None = None
-        self._said_at = 0.0  # in the time of the loop
+        self._said_at = 0.0  # by the monotonic clock
 
     async def refuse_a_second(self, world: World, bookie: UUID) -> None:
         """Raises Busy when another process serves as this bookie; before anything of the directory is changed."""
@@ -104,7 +106,7 @@ class Registration:
                 await self.metadata.commit([Check(cookie, node.version), *put])
             except BadVersion:
                 continue  # the cookie record has a new position of the journal
-            self._said, self._said_at = record, asyncio.get_running_loop().time()
+            self._said, self._said_at = record, self._clock.monotonic()
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
@@ -121,7 +123,7 @@ class Registration:
         said = self._said
         if said is None or said.read_only != read_only:
             return False
-        is_old = asyncio.get_running_loop().time() - self._said_at >= FREE_AGE_S
+        is_old = self._clock.monotonic() - self._said_at >= FREE_AGE_S
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
     async def keep(self) -> None:
