@@ -64,7 +64,7 @@ class LedgerReader:
         self._metadata = metadata
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process; it never lags
-        self._known = known  # the entry that whoever recovers a ledger reads next, its last one
+        self._known = known  # its last entry, which a recovery has read
         self._bound = Bound(record)
         self.speculations = 0  # times another replica was asked because none answered
         self.damaged_replies = 0  # answers that were not the entry: a disk or a bug

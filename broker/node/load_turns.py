@@ -19,6 +19,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ...runtime.clock import Clock
+
 TURN_S, TURN_S_MAX = 1.0, 10.0
 """A load takes some milliseconds when its bookies answer. Clients wait for 30 s."""
 USUAL_PART = 8
@@ -26,7 +28,8 @@ USUAL_PART = 8
 
 
 class LoadTurns:
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, clock: Clock) -> None:
+        self._clock = clock
         self._left = at_once
         self._first: dict[str, asyncio.Future[None]] = {}  # a producer waits for these
         self._others: dict[str, asyncio.Future[None]] = {}
@@ -65,10 +68,10 @@ class LoadTurns:
                 self._left += 1
                 self._next()
 
-        timer, began = loop.call_later(self.turn_s, end), loop.time()
+        timer, began = loop.call_later(self.turn_s, end), self._clock.monotonic()
         try:
             yield
-            took = loop.time() - began
+            took = self._clock.monotonic() - began
             self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
         finally:
             timer.cancel()

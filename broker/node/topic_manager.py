@@ -167,7 +167,7 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
-        self._turns = LoadTurns(LOADED_AT_ONCE)
+        self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
         self._placed = -PLACE_S, ""  # when it was looked, and why no ledger can be made

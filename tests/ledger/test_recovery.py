@@ -68,7 +68,7 @@ async def test_a_reader_of_a_closed_ledger_finds_its_entries_at_the_bookies_they
         await bookie.stop()
 
 
-async def test_whoever_recovers_a_ledger_has_its_last_entry_without_another_read(cluster: Cluster) -> None:
+async def test_who_recovers_a_ledger_has_its_last_entry_without_another_read(cluster: Cluster) -> None:
     """A broker looks at it next, for where the log goes on."""
     writer = await cluster.client().create()
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(3)))

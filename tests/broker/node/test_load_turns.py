@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.broker.node import load_turns
 from magnetar.broker.node.load_turns import LoadTurns
+from magnetar.runtime.clock import SystemClock
 
 
 async def _settled() -> None:
@@ -16,7 +17,7 @@ async def _settled() -> None:
 
 
 async def test_no_more_than_so_many_at_a_time_and_those_of_producers_first() -> None:
-    turns, begun, ends = LoadTurns(2), list[str](), dict[str, asyncio.Event]()
+    turns, begun, ends = LoadTurns(2, SystemClock()), list[str](), dict[str, asyncio.Event]()
 
     async def load(name: str) -> None:
         ends[name] = asyncio.Event()
@@ -38,7 +39,7 @@ async def test_no_more_than_so_many_at_a_time_and_those_of_producers_first() -> 
 
 
 async def test_who_gives_up_while_waiting_passes_the_turn_on() -> None:
-    turns, begun, end = LoadTurns(1), list[int](), asyncio.Event()
+    turns, begun, end = LoadTurns(1, SystemClock()), list[int](), asyncio.Event()
 
     async def load(number: int) -> None:
         async with turns.turn(str(number)):
@@ -65,7 +66,7 @@ async def test_a_load_that_does_not_end_delays_no_other_and_a_failed_one_ends_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(load_turns, "TURN_S", 0.01)
-    turns, never = LoadTurns(1), asyncio.Event()
+    turns, never = LoadTurns(1, SystemClock()), asyncio.Event()
 
     async def stuck() -> None:
         async with turns.turn("stuck"):
@@ -86,7 +87,7 @@ async def test_where_loads_take_long_and_succeed_turns_are_longer_and_no_more_to
 ) -> None:
     """A slow machine: turns that end too soon would make it slower still, until no load ends in time."""
     monkeypatch.setattr(load_turns, "TURN_S", 0.01)
-    turns, second = LoadTurns(1), asyncio.Event()
+    turns, second = LoadTurns(1, SystemClock()), asyncio.Event()
 
     async def load() -> None:
         async with turns.turn("second"):
