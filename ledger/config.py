@@ -28,8 +28,7 @@ class LedgerConfig(msgspec.Struct, frozen=True):
     # ---- performance
     add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and another takes its place
     quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
-    close_timeout_s: float = 30.0  # to write an ensemble or the end while the metadata does not answer; also of a
-    # recovery while bookies say they are busy
+    close_timeout_s: float = 30.0  # of tries to write an ensemble or the end; of a recovery whose bookies are busy
     retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
     speculative_read_s: float = 0.25  # no answer: the next replica is asked as well; costs a read, not a time-out
