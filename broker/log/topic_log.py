@@ -291,7 +291,7 @@ class TopicLog:
     async def note(self, **fields: object) -> None:
         """Commits other fields of the topic's record. TopicFenced: the topic is lost; other errors: unknown."""
         async with self._changing:
-            if self.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
+            if self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.TERMINATED):
                 raise self._refused()
             try:
                 await unbroken(self._chain.note(**fields))

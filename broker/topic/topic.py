@@ -50,15 +50,44 @@ from .transactions import TopicTransactions
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 NOWHERE = Position(-1, -1)
+NAMES_BYTES_MAX = 64 << 10
+"""Of the subscriptions that a topic's record names, a sixteenth of what a record holds; with more it names none."""
+RECORD_LOST = "magnetar.record-lost-ms"
+"""The property of a subscription that was made anew because its record was lost: when."""
 
 
 class Topic(MadeLater):
     """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     __slots__ = (
-        "_broker_rates", "_changing", "_deleting", "_dispatch_rate", "_ended", "_going", "_on_lost", "_publish_rate",
-        "_settled", "_storage", "_woken_at", "_world", "admission", "applied", "compaction", "dedup", "gate", "life",
-        "log", "name", "owned", "parts", "producers", "replication", "shown", "subscriptions", "traffic",
+        "_broker_rates",
+        "_changing",
+        "_deleting",
+        "_dispatch_rate",
+        "_ended",
+        "_going",
+        "_on_lost",
+        "_publish_rate",
+        "_settled",
+        "_storage",
+        "_unnamed",
+        "_woken_at",
+        "_world",
+        "admission",
+        "applied",
+        "compaction",
+        "dedup",
+        "gate",
+        "life",
+        "log",
+        "name",
+        "owned",
+        "parts",
+        "producers",
+        "replication",
+        "shown",
+        "subscriptions",
+        "traffic",
         "transactions",
     )  # fmt: skip
     _deleting: asyncio.Lock
@@ -80,6 +109,7 @@ class Topic(MadeLater):
         self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
         self._on_lost, self._settled = on_lost, settled
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
+        self._unnamed = False  # the record does not name the subscriptions that there are
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
@@ -152,11 +182,40 @@ class Topic(MadeLater):
                 mark = subscription.cursor.mark
                 if self.compaction.shape.after(mark) != self.log.shape.after(mark):
                     subscription.read_from(self.compaction.view)  # it has not read all that is left of trimmed ledgers
+            await self._make_lost_ones()
             self.transactions.loaded()
         except BaseException:
             self._ended = True
             await self._close_subscriptions()
             raise
+
+    async def _make_lost_ones(self) -> None:
+        """A subscription that the record names, and that has no record: it was lost, not deleted. It begins anew at the
+        oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
+        if not self.name.persistent:
+            return
+        named = self.log.record.subscriptions
+        self._unnamed = named is None
+        for name in [each for each in named or () if each not in self.subscriptions]:
+            _LOG.error(
+                "%s/%s: the record of the subscription is lost, and it was not deleted: it begins anew at the oldest "
+                "message", self.name, name,
+            )  # fmt: skip
+            properties = {RECORD_LOST: str(self._world.clock.wall_ms())}
+            shape = self.shape(compacted=False)
+            self._add(await self._storage.create(self, name, self.log.shape.start, properties, shape))
+
+    async def _name_subscriptions(self) -> None:
+        """Commits their names: after the record of a new one, before that of one that is deleted goes."""
+        if not self.name.persistent:
+            return
+        names: tuple[str, ...] | None = () if self._going else tuple(sorted(each.name for each in self._durable()))
+        if sum(len(each.encode()) for each in names or ()) > NAMES_BYTES_MAX:
+            names = None
+        if names != self.log.record.subscriptions:
+            self._unnamed = True
+            await self.log.note(subscriptions=names)
+        self._unnamed = False
 
     def _add(self, subscription: Subscription) -> Subscription:
         self.subscriptions[subscription.name] = subscription
@@ -212,6 +271,8 @@ class Topic(MadeLater):
             if found is not None:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
+                if self._unnamed and found.durable:
+                    await unbroken(self._name_subscriptions())
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
             check_properties(properties or {})
@@ -222,7 +283,9 @@ class Topic(MadeLater):
     ) -> Subscription:
         subscription = await self._storage.create(self, name, mark, properties, shape)
         self.check_open()
-        return self._add(subscription)
+        self._add(subscription)
+        await self._name_subscriptions()
+        return subscription
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
         """Whether one more may be made (core/admission.py)."""
@@ -322,6 +385,7 @@ class Topic(MadeLater):
         subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
         subscription.stop()
         if subscription.store is not None:
+            await self._name_subscriptions()
             await subscription.store.delete()
         await subscription.close()
 

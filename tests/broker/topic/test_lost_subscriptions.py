@@ -1,0 +1,111 @@
+"""The record of a subscription that is merely absent: its messages stay, and it begins anew; a deleted one does not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.subscription.cursors import path_of
+from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
+from magnetar.metadata.store import ANY, Delete
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.names import TopicName
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+
+
+async def _published(running: Cluster) -> Topic:
+    """Subscriptions `kept` and `lost`; two closed ledgers, which `kept` alone has acknowledged."""
+    broker, world = running.brokers[0], running.world
+    for name in ("lost", "kept"):
+        await (await TestConsumer(world, broker, TOPIC, subscription=name).ready()).leave()
+    for _ in range(2):
+        producer = await TestProducer(world, broker, TOPIC).opened()
+        await producer.send(b"x")
+        await producer.close()
+        await broker.owned.unload(NAME)
+    consumer = await TestConsumer(world, broker, TOPIC, subscription="kept").ready()
+    await consumer.ack(*[await consumer.receive() for _ in range(2)])
+    await consumer.leave()
+    return await broker.owned.topic(NAME)
+
+
+async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        topic = await _published(running)
+        before = len(topic.log.shape)
+        assert topic.log.record.subscriptions == ("kept", "lost")
+        await broker.owned.unload(NAME)
+        await running.sessions[0].commit([Delete(path_of(NAME, "lost"), ANY)])
+        with caplog.at_level(logging.ERROR):
+            topic = await broker.owned.topic(NAME)
+        assert "the record of the subscription is lost" in caplog.text
+        assert await topic.trim() == []
+        assert len(topic.log.shape) == before, "nothing went"
+        store = topic.subscription("lost").store
+        assert store is not None
+        assert int(store.properties[RECORD_LOST]) > 0, "an operator sees it"
+        consumer = await TestConsumer(
+            world, broker, TOPIC, subscription="lost", initial_position=wire.Subscribe.LATEST
+        ).ready()
+        assert len(await consumer.receive_payloads(2)) == 2
+
+
+async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        topic = await _published(running)
+        await topic.unsubscribe("lost")
+        await broker.owned.unload(NAME)
+        topic = await broker.owned.topic(NAME)
+        assert sorted(topic.subscriptions) == ["kept"]
+        assert topic.log.record.subscriptions == ("kept",)
+        assert await topic.trim() != []
+
+
+async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscription_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from magnetar.broker.subscription.cursors import DurableCursor
+    from magnetar.proto.errors import Unavailable
+
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        topic = await _published(running)
+        delete = DurableCursor.delete
+
+        async def fail(_: DurableCursor) -> None:
+            raise Unavailable("a crash")
+
+        monkeypatch.setattr(DurableCursor, "delete", fail)
+        with pytest.raises(Unavailable):
+            await topic.unsubscribe("lost")
+        monkeypatch.setattr(DurableCursor, "delete", delete)
+        await broker.owned.unload(NAME)
+        topic = await broker.owned.topic(NAME)
+        assert sorted(topic.subscriptions) == ["kept", "lost"], "its record was there"
+        await topic.unsubscribe("lost")
+        await broker.owned.unload(NAME)
+        assert sorted((await broker.owned.topic(NAME)).subscriptions) == ["kept"]
+
+
+async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_list_is_not_kept(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        topic = await _published(running)
+        await topic.log.note(subscriptions=None)
+        await running.brokers[0].owned.unload(NAME)
+        topic = await running.brokers[0].owned.topic(NAME)
+        await topic.subscribe("kept")
+        assert topic.log.record.subscriptions == ("kept", "lost")
+        for number in range(NAMES_BYTES_MAX // 200 + 1):
+            if topic.log.record.subscriptions is None:
+                break
+            await topic.subscribe(f"{number:0200d}")
+        assert topic.log.record.subscriptions is None
