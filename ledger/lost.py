@@ -7,7 +7,7 @@ limbo and damage are unknown, and unknown is not lost.
 
 `end` is for a ledger whose last fragment recovery cannot fence (ledger/core/recovery.py): every bookie of the fragment
 was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after it is
-lost, and nobody knows how much. With `force` bookies that do not answer count as forgotten: what they alone have is
+lost, and how much is not known. With `force` bookies that do not answer count as forgotten: what they alone have is
 given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
 Guards: tests/broker/log/test_skip_lost.py.
 """
@@ -128,7 +128,7 @@ class Lost:
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
-        """None: nobody knows."""
+        """None: it is not known."""
         fragment = fragment_of(self.record, entry)[0]
         slots = striping_of(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))
@@ -159,7 +159,7 @@ class Lost:
         return self.record.state != CLOSED and not striping_of(self.record).is_covered(gone)
 
     async def end(self) -> LedgerRecord:
-        """Closes a ledger that is in recovery (see the module). Unavailable: a bookie may have more, and is not there.
+        """Closes a ledger that is in recovery (see the module). Unavailable: a bookie may have more, and is down.
         LedgerNotFound."""
         await self._learn()
         last_fragment = self.record.fragments[-1]

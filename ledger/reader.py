@@ -123,7 +123,7 @@ class LedgerReader:
         try:
             return await Lost(self._record, self._bookies, self._metadata, self._config).is_lost(entry)
         except MagnetarError:
-            return False  # nobody knows
+            return False  # it is not known
 
     async def refresh(self) -> int:
         """Reads the record and, unless it is CLOSED, the largest LAC that a bookie reports; returns `last_entry`.

@@ -276,7 +276,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
     ledger_id: int
     first_entry: int = 0
-    last_entry: int = -1  # -1: to an end that nobody knows
+    last_entry: int = -1  # -1: to an end that is not known
     first_index: int = 0  # of its messages; no other message ever has these
     end_index: int = 0
     skipped_ms: int = 0

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("magnetar.bookie.node")
 
 FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
-"""A floor that nobody set is FLOOR_BYTES, and at most this share of the disk."""
+"""A floor that is not set is FLOOR_BYTES, and at most this share of the disk."""
 LEAVES_SHARE = 1.1
 """Of the floor: so much has to be free again, so that a bookie at its floor does not come and go at each check."""
 

@@ -6,9 +6,9 @@ the list, with a claim that no other owner has, and with the ranges (`TopicRecor
 take-over, so it works on a topic that does not open because of what it lost, and a broker that has it loaded finds out
 as from another owner (TopicFenced). Nothing is deleted before that commit.
 
-- A ledger of which nothing is left leaves the list. The last one stays, empty, and nobody reads it.
+- A ledger of which nothing is left leaves the list. The last one stays, empty, and is not read.
 - Of another one the lost entries are a *hole*: consumers and readers go on after it, and its place is not used again.
-- Indexes of lost messages are never given to others. Where nobody knows how many there were, `LOST_INDEXES` are left.
+- Indexes of lost messages are not given to others. Where their number is not known, `LOST_INDEXES` are left.
 - A ledger whose own record is missing is lost when its deletion was noted (ledger/deletions.py). A record that is
   merely absent says nothing of the entries on the bookies: that needs `force`.
 - Unknown is not lost: what a silent replica may have stays (`force`: it is given up).
@@ -45,7 +45,7 @@ from .ledger_list import ManagedLedgerRecord
 _LOG = logging.getLogger("magnetar.broker.log")
 
 LOST_INDEXES = 1 << 32
-"""More messages than a ledger has: left free after one whose number of messages nobody knows."""
+"""More messages than a ledger has: left free after one whose number of messages is not known."""
 LOST_MAX = 1000
 """Ranges in a topic's record, about 100 KB; those of ledgers that are gone are forgotten first, the oldest first."""
 
@@ -72,11 +72,11 @@ class SkipLost:
         self._force = force
         self._list = ManagedLedgerRecord(metadata, topic)
         self._silent: set[str] = set()
-        self._doubts = 0  # entries that nobody gave, and that are not certainly lost
+        self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
         """What was passed over now, durably; empty: nothing is lost. InvalidRequest: no such ledger in the topic.
-        NotAllowed: something may be lost, and nobody knows. TopicFenced: try again.
+        NotAllowed: something may be lost, and it is not known. TopicFenced: try again.
         """
         before = await self._list.read()
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
@@ -137,7 +137,7 @@ class SkipLost:
             )
             cut = cut or (bool(found.lost) and found.lost[-1][1] == last)
         tail: list[LostRange] = []
-        if cut:  # to an end that nobody knows
+        if cut:  # to an end that is not known
             begins = last + 1
             if found.lost and found.lost[-1][1] == last:
                 begins = found.lost[-1][0]
@@ -155,7 +155,7 @@ class SkipLost:
         return _Looked(row, [*holes, *tail])
 
     async def _closed(self, row: TopicLedger) -> tuple[LedgerRecord, bool]:
-        """The ledger's record, closed; whether it ended without entries that nobody knows of. LedgerNotFound."""
+        """The ledger's record, closed; whether it ended without entries that no bookie knows of. LedgerNotFound."""
         record = await self._ledgers.record(row.ledger_id)
         if record.state == CLOSED:
             return record, False
@@ -210,7 +210,7 @@ class SkipLost:
             return row.end_index
         try:
             found = await self._entry(reader, row, beside)
-        except (DataLost, Unavailable):  # nobody knows of that one: the edge of the ledger is certain
+        except (DataLost, Unavailable):  # no bookie knows of that one: the edge of the ledger is certain
             return row.first_index if step < 0 else row.end_index
         return found.index + 1 if step < 0 else found.first_index
 

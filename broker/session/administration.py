@@ -38,12 +38,12 @@ class Skipped(msgspec.Struct, frozen=True):
     """What was passed over, and how many messages of it each durable subscription had not acknowledged."""
 
     ranges: list[LostRange]
-    subscriptions: dict[str, int]  # -1: nobody knows how many
+    subscriptions: dict[str, int]  # -1: it is not known how many
 
 
 def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
     """Messages of the ranges that the subscription will not get; of a range that it has acknowledged in part, their
-    share. -1: nobody knows how many a range had."""
+    share. -1: it is not known how many a range had."""
     total = 0
     for each in ranges:
         if each.last_entry < 0:

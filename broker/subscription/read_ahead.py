@@ -268,7 +268,7 @@ class ReadAheadBuffer:
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
-        """Acknowledges lost entries that an operator passed over for all: nobody waits for them."""
+        """Acknowledges lost entries that an operator passed over for all: no consumer waits for them."""
         last = self._log.shape.hole(position)
         if last is None:
             return False

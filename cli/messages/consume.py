@@ -55,7 +55,7 @@ def consume(
 ) -> None:
     """Receive messages of a subscription, print and acknowledge them.
 
-    Without -s it reads the topic from --position on, and leaves nothing behind: no subscription that would keep the
+    Without -s it reads the topic from --position on, and leaves nothing: no subscription that would keep the
     messages that come later.
 
     With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.

@@ -372,7 +372,7 @@ class LostRange:
 
     ledger_id: int
     first_entry: int
-    last_entry: int  # -1: to an end that nobody knows
+    last_entry: int  # -1: to an end that is not known
     first_index: int
     end_index: int  # no message gets an index before it any more
     forced: bool  # a replica did not answer, and may have had some
@@ -383,7 +383,7 @@ class LostOfSubscription:
     """What a durable subscription does not get of it."""
 
     name: str
-    messages: int  # that it had not acknowledged; -1: nobody knows how many
+    messages: int  # that it had not acknowledged; -1: it is not known how many
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class LogShape:
             follower.remove(ledger_id)
 
     def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """These entries of its ledgers are lost, and nobody waits for them; no index before that is given again."""
+        """These of its entries are lost: no consumer waits for them, and no index before that is given again."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.pass_over(holes, least_index)

@@ -228,7 +228,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
         """Of the caller's topics that are this broker's, loaded for it where they are not; a page of about a MiB. A
-        topic that cannot be served now is left out: whoever asks for it alone learns why."""
+        topic that cannot be served now is left out: who asks for it alone learns why."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         found = wire.NamespaceStatsReply(
