@@ -71,7 +71,6 @@ class ConsumerCore:
         self.chunks = Chunks(
             pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
             ordered=options.ordered, log_order=options.log_order,
-            expire_s=EXPIRE_S + options.nack_delay_ms(0) / 1000,
         )  # fmt: skip
         self._options = options
         self._lock = lock
@@ -202,6 +201,8 @@ class ConsumerCore:
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> Begun | None:
         """A chunk came; the message, when it is complete. Raises CorruptEntry."""
+        if not len(self.chunks):  # the back-off is the program's: it is asked when chunks come
+            self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
         self._settle_chunks(outcome, now, self.chunks.rounds(metadata.uuid))
         if self._chunk_due is None and len(self.chunks):

@@ -54,6 +54,7 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
         return self._read(name, option) if not value else self._set(name, option, *value)
 
     method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"The value of `{name}`; with an argument it is set."
     return method
 
 

@@ -619,10 +619,10 @@ async def test_a_topic_is_not_loaded_again_while_its_record_goes(
     catalog = deployment.broker.owned.catalog
     forget = catalog.forget_topic
 
-    async def forget_with_a_guest(topic: TopicName) -> None:
+    async def forget_with_a_guest(topic: TopicName, *more: Any) -> None:
         with pytest.raises(NotOwner):
             await deployment.producer(name="guest")
-        await forget(topic)
+        await forget(topic, *more)
 
     monkeypatch.setattr(catalog, "forget_topic", forget_with_a_guest)
     await deployment.admin("DeleteTopic", wire.DeleteRequest(name=TOPIC, force=True))
