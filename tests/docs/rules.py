@@ -21,7 +21,7 @@
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
-| `docker compose up`, `exec`, `run`| cannot run here; tests/compose/test_compose.py runs what the file starts        |
+| `docker compose up`, `exec` …  | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def _uses_spark(block: Block) -> bool:
-    return block.language == "python" and re.search(r"\bspark\b|readStream|writeStream", block.text) is not None
+    words = r"\bspark\b|readStream|writeStream|lastProgress"
+    return block.language == "python" and re.search(words, block.text) is not None
 
 
 def _python(document: str) -> list[Block]:
