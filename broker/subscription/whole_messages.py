@@ -31,14 +31,26 @@ WINDOW_ENTRIES = 256
 READ_BYTES = 1 << 20
 REPEATED_ENTRIES = 2000
 SEARCH_ENTRIES_MAX = 200_000
-"""Entries that are read in each direction: some seconds. A chunk that is farther away counts as missing."""
+"""Entries that one search reads, in both directions and of all messages that it looks for: some seconds. A chunk that
+is not found by then counts as missing. A skip or seek among chunks of very many foreign messages costs no more."""
 INCOMPLETE_MS = 3_600_000
 """A message whose latest chunk was stored so long ago, at the end of the log, has no producer any more."""
 
 
-async def message_of(log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int) -> Run | None:
+class _Budget:
+    """Entries that may still be read."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = SEARCH_ENTRIES_MAX
+
+
+async def message_of(
+    log: ReadableLog, entry: StoredEntry, mark: Position, now_ms: int, budget: _Budget | None = None
+) -> Run | None:
     """The message that the chunk is of. Unavailable: the rest of it may still be stored."""
-    search = _Search(log, entry)
+    search = _Search(log, entry, _Budget() if budget is None else budget)
     found = await search.before(mark)
     found.append(search.chunk(entry))
     latest_ms, went_on = entry.timestamp_ms, False
@@ -62,17 +74,17 @@ async def message_of(log: ReadableLog, entry: StoredEntry, mark: Position, now_m
 async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
     """The messages of which the mark covers some chunks and not all. Looked for in the entry at the mark, and in those
     after it as far as one read goes."""
-    shape, runs, seen = log.shape, list[Run](), set[str]()
+    shape, runs, seen, budget = log.shape, list[Run](), set[str](), _Budget()
     entries = [await log.reader.entry(mark)] if shape.readable(mark) else []
     following = shape.at_or_after(shape.after(mark))
     if shape.readable(following):
         entries += await log.reader.read(following, READ_BYTES)
     for entry in entries:
-        if not entry.chunk_of or entry.chunk_of in seen:
+        if not entry.chunk_of or entry.chunk_of in seen or budget.left <= 0:
             continue
         seen.add(entry.chunk_of)
         try:
-            run = await message_of(log, entry, Position(-1, -1), log.world.clock.wall_ms())
+            run = await message_of(log, entry, Position(-1, -1), log.world.clock.wall_ms(), budget)
         except Unavailable:
             continue  # the rest is not here yet
         if run is not None and run.places[0] <= mark < run.places[-1]:
@@ -91,7 +103,8 @@ async def before_whole(log: ReadableLog, mark: Position) -> Position:
 
 
 class _Search:
-    def __init__(self, log: ReadableLog, entry: StoredEntry) -> None:
+    def __init__(self, log: ReadableLog, entry: StoredEntry, budget: _Budget) -> None:
+        self._budget = budget
         self.uuid = entry.chunk_of
         self.at_end = False
         self._log = log
@@ -111,11 +124,12 @@ class _Search:
 
     async def before(self, mark: Position) -> list[Chunk]:
         """Those before the entry, in log order."""
-        shape, found, left = self._log.shape, list[Chunk](), SEARCH_ENTRIES_MAX
+        shape, found, left = self._log.shape, list[Chunk](), self._budget.left
         end = self._entry.position
         while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
             first = max(Position(last.ledger_id, max(0, last.entry_id - WINDOW_ENTRIES + 1)), shape.after(mark))
             window = [each async for each in self._read(first, last)]
+            self._budget.left -= len(window)
             for each in reversed(window):
                 left -= 1
                 if each.chunk_of == self.uuid:
@@ -130,14 +144,14 @@ class _Search:
         return found[::-1]
 
     async def after(self) -> AsyncIterator[StoredEntry]:
-        shape, left = self._log.shape, SEARCH_ENTRIES_MAX
+        shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while left > 0 and shape.readable(position := shape.at_or_after(position)):
+        while budget.left > 0 and shape.readable(position := shape.at_or_after(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
-                left -= 1
+                budget.left -= 1
                 position = shape.after(each.position)
-        self.at_end = left > 0
+        self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
         """Entries of one ledger from `first` to `last`; `once`: of one read."""

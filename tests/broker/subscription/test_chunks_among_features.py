@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session.backlogs import Backlogs
+from magnetar.broker.subscription import whole_messages
 from magnetar.client.admin.grpc_transport import stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
@@ -18,6 +19,7 @@ from magnetar.client.core.chunking import split
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 from tests.support.cluster import Cluster, TestProducer, cluster
@@ -192,3 +194,32 @@ def test_a_chunk_is_shown_as_it_is_stored(compression: CompressionType) -> None:
     )
     assert [each.message_id.position() for each in shown] == [Position(1, number) for number in range(3)]
     assert sum(len(each.payload) for each in shown) == metadata.total_chunk_msg_size
+
+
+async def test_a_skip_among_chunks_of_very_many_messages_reads_a_bounded_number_of_entries(
+    at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk is of another message that is never whole: no search of one ends early."""
+    monkeypatch.setattr(whole_messages, "SEARCH_ENTRIES_MAX", 2_000)
+    producer = await TestProducer(at.running.world, at.running.brokers[0], TOPIC).opened()
+    count = 400
+    for number in range(count):
+        metadata = MessageMetadata(
+            producer_name=f"p{number}", sequence_id=number, publish_time=1, uuid=f"u{number}", chunk_id=1,
+            num_chunks_from_msg=3, total_chunk_msg_size=9,
+        )  # fmt: skip
+        producer.frame(publish=encode_entry(metadata, b"..."))
+    for _ in range(count):
+        await producer.next("receipt")
+    log, read = at.running.brokers[0].topics[TOPIC].shown, 0
+    honest = log.reader.read
+
+    async def counted(*of: Any, **more: Any) -> Any:
+        nonlocal read
+        found = await honest(*of, **more)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(type(log.reader), "read", lambda reader, *of, **more: counted(*of, **more))
+    assert await whole_messages.rest_of(log, Position(log.shape.tail.ledger_id, 200)) == []
+    assert 1_000 < read < 5_000, "without a bound it is half of the square: 80,000"
