@@ -71,8 +71,8 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_shape", "cursor", "delays", "failed", "full", "held", "limits", "members", "memory_bytes_max", "ordered",
-        "parked", "parts", "policy", "read_position", "tracks", "unacked",
+        "_shape", "chunks", "cursor", "delays", "failed", "full", "held", "limits", "members", "memory_bytes_max",
+        "ordered", "parked", "policy", "read_position", "tracks", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +92,7 @@ class Dispatcher:
         self.held = BackoffQueue()
         self.ordered = False
         self.failed: set[Position] = set()  # not done: each holds back what follows it
-        self.parts: set[Position] = set()  # not done: chunks before the last; they hold back nothing
+        self.chunks: dict[Position, tuple[str, bool]] = {}  # not done: of which message, and whether not the last
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -263,8 +263,8 @@ class Dispatcher:
                 member.redelivered_messages += shown
         if self.tracks:
             outstanding[position] = shown
-            if self.ordered and entry.chunk_of and entry.is_continued:
-                self.parts.add(position)
+            if self.ordered and entry.chunk_of:
+                self.chunks[position] = entry.chunk_of, entry.is_continued
             member.unacked += shown
             self.unacked += shown
             of_consumer, of_subscription = self.limits
@@ -279,7 +279,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
         """The entry is done: its holder holds it no longer, and it is not replayed."""
-        if self.failed or self.parts:
+        if self.failed or self.chunks:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
             self._drop(other, position) for other in self.members.values()
@@ -293,8 +293,8 @@ class Dispatcher:
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
-        if self.failed or self.parts:
-            self._recovered(inside(self.failed | self.parts, ledger_id, entries))
+        if self.failed or self.chunks:
+            self._recovered(inside(self.failed | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -325,8 +325,8 @@ class Dispatcher:
 
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
-        if self.failed or self.parts:
-            self._recovered([each for each in self.failed | self.parts if each <= mark])
+        if self.failed or self.chunks:
+            self._recovered([each for each in self.failed | self.chunks.keys() if each <= mark])
         for member in self.members.values():
             done = member.held_up_to(mark)
             for position in done:
@@ -370,24 +370,34 @@ class Dispatcher:
 
     def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
         """Before they are given back, where the subscription is `ordered`: each that the member holds holds back what
-        follows it, which is taken back at once. Returns those that failed: they follow none of the others.
+        follows it, which is taken back at once. Returns those that failed: they follow none of the others. Of a message
+        in chunks the last one holds back for all of them. One of which a part is taken back is taken back whole: its
+        consumer would take the rest for a message without a beginning, and drop it.
         """
         failed: list[Position] = []
         for position in sorted(positions):
             if position not in member.outstanding or self.cursor.is_done(position):
                 continue
             failed.append(position)
-            if position in self.parts:
+            if position in self.chunks and self.chunks[position][1]:
                 continue
             self.failed.add(position)
             outstanding = {each: holder for holder in self.members.values() for each in holder.outstanding}
-            for each in self.policy.failed(position, outstanding):
+            taken = list(self.policy.failed(position, outstanding))
+            divided = {self.chunks[each][0] for each in taken if each in self.chunks}
+            if divided:
+                known = set(taken)
+                taken += [
+                    each for each, (uuid, _) in self.chunks.items()
+                    if uuid in divided and each in outstanding and each not in known
+                ]
+            for each in taken:
                 self._give_back(outstanding[each], (each,))
         return failed
 
     def _recovered(self, positions: Iterable[Position]) -> None:
         for position in positions:
-            self.parts.discard(position)
+            self.chunks.pop(position, None)
             if position in self.failed:
                 self.failed.discard(position)
                 self.policy.recovered(position)
@@ -438,7 +448,7 @@ class Dispatcher:
 
     def lost(self, positions: Iterable[Position]) -> None:
         """They are no longer in the log (trimmed): nothing to replay."""
-        if self.failed or self.parts:
+        if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:
             self.policy.done(position)
@@ -459,7 +469,7 @@ class Dispatcher:
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self.full = 0, False
         self.failed.clear()
-        self.parts.clear()
+        self.chunks.clear()
         self.policy.forget()
         self.read_position = self._shape.after(self.cursor.mark)
 

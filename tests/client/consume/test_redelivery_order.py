@@ -13,10 +13,13 @@ import magnetar
 from magnetar.broker.subscription import dead_letters
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
+from magnetar.client.core.chunking import split
 from magnetar.client.model.settings import ConsumerKeySharedPolicy, ConsumerType, InitialPosition
-from tests.support.cluster import Cluster, cluster
+from magnetar.proto.entry_pb2 import MessageMetadata
+from tests.support.cluster import Cluster, TestProducer, cluster
 
 TOPIC = "orders"
+FULL = "persistent://public/default/orders"
 KEYS = ("a", "b", "c")
 MESSAGES = 8  # of each key
 
@@ -172,4 +175,38 @@ async def test_a_message_in_chunks_that_fails_comes_again_whole_and_before_what_
             else:
                 await consumer.negative_acknowledge(message)
         program.check(whole=type_ is not ConsumerType.KeyShared)
+        await client.close()
+
+
+@pytest.mark.parametrize("fails", ["x", "M", "xM"])
+@pytest.mark.parametrize("type_", TYPES)
+async def test_a_message_in_chunks_with_another_one_between_them_is_taken_back_whole(
+    tmp_path: Path, type_: ConsumerType, fails: str
+) -> None:
+    """Else its consumer gets the rest of it alone, takes its beginning for lost, and drops it."""
+    async with cluster(tmp_path) as running:
+        client, broker = Client(f"magnetar://{running.brokers[0].endpoint}"), running.brokers[0]
+        consumer = await client.subscribe(
+            FULL, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
+        )
+        one, other = [await TestProducer(running.world, broker, FULL, name).opened() for name in "ab"]
+        metadata = MessageMetadata(producer_name="a", sequence_id=0, publish_time=1, partition_key="k")
+        chunks = split(metadata, b"M" * 900, 400, "u", None)
+        for number, chunk in enumerate(chunks):
+            one.frame(publish=chunk)
+            await one.next("receipt")
+            if number == 0:
+                await other.send(b"x", key="k")
+        await other.send(b"y", key="k")
+        done, left = list[str](), set(fails)
+        while not done or done[-1] != "y":
+            message = await consumer.receive(20_000)
+            name = message.data()[:1].decode()
+            if name in left:
+                left.discard(name)
+                await consumer.negative_acknowledge(message)
+            else:
+                done.append(name)
+                await consumer.acknowledge(message)
+        assert done == ["x", "M", "y"]
         await client.close()
