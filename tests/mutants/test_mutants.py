@@ -42,7 +42,7 @@ def test_the_fast_tier_kills(id_: str) -> None:
     assert kill.killed, BANK[id_].what
 
 
-@pytest.mark.parametrize(("id_", "first"), [("M98d", 1), ("M98e", 3), ("M86", 47)])
+@pytest.mark.parametrize(("id_", "first"), [("M98d", 1), ("M98e", 3), ("M86", 47), ("M86b", 24)])
 def test_seeds_of_a_cluster_kill(id_: str, first: int) -> None:
     """`first`: the seed that found it last; it need not find it for ever."""
     kill = hunt(id_, 12, first)

@@ -295,7 +295,7 @@ async def back(scene: Scene) -> None:
     """Everything comes again."""
     for each in scene.sent:
         if each.number not in scene.main.lacks:
-            scene.main.times[each.number] = 2
+            scene.main.comes_again(each.number)
     await scene.joined[0][0].seek(magnetar.MessageId.earliest)
     await scene.until(lambda: not scene.wanted(scene.main), "everything again")
 
@@ -312,7 +312,7 @@ async def subscribe_anew(scene: Scene) -> None:
     """One of the same name, at the beginning: it has nothing of the former one's place."""
     for each in scene.sent:
         if each.number not in scene.main.lacks:
-            scene.main.times[each.number] = scene.main.times.get(each.number, 1) + 1
+            scene.main.comes_again(each.number)
     await scene.leave()
     for topic in await parts(scene):
         await scene.admin.delete_subscription(topic, "s", force=True)

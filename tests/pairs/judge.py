@@ -66,6 +66,10 @@ class View:
     newest: bool = False
     got: list[Got] = field(default_factory=list)
 
+    def comes_again(self, number: int) -> None:
+        """It has to come once more than it had to."""
+        self.times[number] = self.times.get(number, 1) + 1
+
     def missing(self, sent: Collection[Sent], dead: Collection[int] = ()) -> set[int]:
         """The numbers that have to come, and did not often enough."""
         found = Counter(each.number for each in self.got)

@@ -231,9 +231,12 @@ class Scene:
             if left:
                 self.failures[number] = left - 1 if left > 0 else left
                 await consumer.negative_acknowledge(message)
+                if left > 0:
+                    self.main.comes_again(number)
             elif number in self.again:
                 self.again.discard(number)
                 await consumer.reconsume_later(message, timedelta(milliseconds=50))
+                self.main.comes_again(number)
             elif self.acks_in_transactions and number % 4 == 1:
                 await self._acknowledge_in(consumer, message)
             else:
@@ -416,6 +419,7 @@ class Scene:
         self.sent = []
         for view in self.views():
             view.got.clear()
+            view.times.clear()
 
     def judge(self, views: list[View]) -> None:
         for view in views:
