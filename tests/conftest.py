@@ -28,7 +28,7 @@ def walks(request: pytest.FixtureRequest) -> int:
 
 LONGEST = (
     "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/demo/", "tests/chaos/",
-    "tests/client/outbox/",
+    "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
 """Where tests of a minute are: they begin, and no worker is alone with one in the end."""
 
