@@ -47,10 +47,7 @@ class Field(Generic[V]):
     name = ""
 
     def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None:
-        if default is not None:
-            default = self.made(default)
-            self.check(default)
-        self._default = default
+        self._default = None if default is None else self.validate_type("default", default)
         self._required = required
         self._required_default = required_default
 
@@ -78,9 +75,13 @@ class Field(Generic[V]):
             return self.initial()
         val = self.made(val)
         named = copy.copy(self)
-        named.name = name
+        named.call(name)
         named.check(val)
         return val
+
+    def call(self, name: str) -> None:
+        """Errors of the field, and of what is in it, say `name`."""
+        self.name = name
 
     def default(self) -> Any:
         """What it holds for None, or when nothing is given."""
@@ -100,8 +101,12 @@ class Field(Generic[V]):
 
     def check(self, value: Any) -> None:
         """InvalidMessage: the field cannot hold the value, which is not None."""
-        if (isinstance(value, bool) and bool not in self.python) or not isinstance(value, self.python):
+        if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
+
+    def is_of_type(self, value: Any) -> bool:
+        """The value, which is not None, is of the field's type; it may still be too large, or have wrong parts."""
+        return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
         """What a record holds when it is given `value`: a record for a dict, a member for the name of one."""
@@ -356,8 +361,11 @@ class CustomEnum(Field[V]):
         return value
 
     def check(self, value: Any) -> None:
-        if not isinstance(value, self.enum_type):
+        if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
+
+    def is_of_type(self, value: Any) -> bool:
+        return isinstance(value, self.enum_type)
 
     def plain(self, value: Any, text: Text) -> Any:
         return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name

@@ -98,9 +98,17 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
+        """Of an element of another type the text is that of Pulsar's client."""
         super().check(value)
         for each in value:
+            if not self.items.is_of_type(each):
+                raise InvalidMessage(f"Array field {self.name} items should all be of type {self.items.type()}")
             self.items.check(each)
+
+    def call(self, name: str) -> None:
+        super().call(name)
+        self.items = copy.copy(self.items)  # a program may have given the same field to others
+        self.items.call(name)
 
     def plain(self, value: Any, text: Text) -> Any:
         return [self.items.plain(each, text) for each in value]
@@ -149,11 +157,21 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
+        """Of a key or a value of another type the text is that of Pulsar's client, with its two spaces."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
-                raise InvalidMessage(f"field {self.name!r}: keys of a map are text, not {key!r}")
+                raise InvalidMessage(f"Map keys for field {self.name}  should all be strings")
+            if not self.values.is_of_type(each):
+                kind = self.values.python_type()
+                said = getattr(kind, "__name__", str(kind))
+                raise InvalidMessage(f"Map values for field {self.name} should all be of type {said}")
             self.values.check(each)
+
+    def call(self, name: str) -> None:
+        super().call(name)
+        self.values = copy.copy(self.values)
+        self.values.call(name)
 
     def plain(self, value: Any, text: Text) -> Any:
         return {key: self.values.plain(each, text) for key, each in value.items()}
@@ -186,9 +204,12 @@ class _Nested(Field["Record"]):
         return self.record_class(**value) if isinstance(value, dict) else value
 
     def check(self, value: Any) -> None:
-        if not isinstance(value, self.record_class):
+        if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {self.record_class.__name__}, not {value!r}")
         value.check_fields()
+
+    def is_of_type(self, value: Any) -> bool:
+        return isinstance(value, self.record_class)
 
     def plain(self, value: Any, text: Text) -> Any:
         return value.plain(text)
@@ -219,7 +240,7 @@ class _RecordType(type):
                 found = _field(value)
             else:
                 continue
-            found.name = key
+            found.call(key)
             fields[key] = found
             del namespace[key]
         namespace["_fields"] = fields

@@ -339,3 +339,62 @@ def test_policies_say_what_pulsars_say() -> None:
                 of.ConsumerKeySharedPolicy(of.KeySharedMode.Sticky, False, ranges)
         batch = of.ConsumerBatchReceivePolicy(10, -1, 100).policy()
         assert (batch.getMaxNumMessages(), batch.getMaxNumBytes(), batch.getTimeoutMs()) == (10, -1, 100)
+
+
+# ------------------------------------------------------------------ pairs of calls: values of another type
+def elements(schema: Any) -> dict[str, tuple[Any, Any]]:
+    """Fields of elements, and values that are of another type."""
+
+    class Colour(enum.Enum):
+        RED = 1
+
+    class Inner(schema.Record):  # type: ignore[name-defined, misc]
+        a = schema.Integer()
+
+    return {
+        "an integer": (schema.Array(schema.Integer()), [1, "x"]),
+        "a long": (schema.Array(schema.Long()), ["x"]),
+        "text": (schema.Array(schema.String()), [1]),
+        "bytes": (schema.Array(schema.Bytes()), [1]),
+        "a float": (schema.Array(schema.Double()), ["x"]),
+        "a truth": (schema.Array(schema.Boolean()), [1]),
+        "an array": (schema.Array(schema.Array(schema.Integer())), [1]),
+        "a map": (schema.Array(schema.Map(schema.Integer())), [1]),
+        "an enum": (schema.Array(schema.CustomEnum(Colour)), [2.5]),
+        "a record": (schema.Array(Inner()), [1]),
+        "a value": (schema.Map(schema.Integer()), {"a": "x"}),
+        "a value that is a float": (schema.Map(schema.Double()), {"a": "x"}),
+        "a value that is an array": (schema.Map(schema.Array(schema.Integer())), {"a": 1}),
+        "a value that is an enum": (schema.Map(schema.CustomEnum(Colour)), {"a": 2.5}),
+        "a value that is a record": (schema.Map(Inner()), {"a": 1}),
+        "a key": (schema.Map(schema.Integer()), {1: 1}),
+    }
+
+
+@pytest.mark.parametrize("what", elements(pulsar.schema))
+def test_an_element_of_another_type_is_refused_with_the_words_of_pulsars_client(what: str) -> None:
+    said = []
+    for schema in (pulsar.schema, magnetar.schema):
+        field, value = elements(schema)[what]
+        record = type(schema.Record)("Outer", (schema.Record,), {"some_field": field})
+        with pytest.raises(TypeError) as found:
+            record(some_field=value)
+        said.append(str(found.value))
+    assert said[0] == said[1]
+
+
+def test_an_element_that_does_not_fit_and_a_default_name_their_field() -> None:
+    shared = magnetar.schema.Integer()
+
+    class Two(magnetar.schema.Record):
+        first = magnetar.schema.Array(shared)
+        second = magnetar.schema.Map(magnetar.schema.Array(shared))
+
+    with pytest.raises(TypeError, match="'first': 2147483648 does not fit"):
+        Two(first=[1 << 31])
+    with pytest.raises(TypeError, match="'second': 2147483648 does not fit"):
+        Two(second={"a": [1 << 31]})
+    with pytest.raises(TypeError, match="field 'default' takes Integer"):
+        magnetar.schema.Integer(default="x")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="Array field default items should all be of type int"):
+        magnetar.schema.Array(shared, default=["x"])
