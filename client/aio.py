@@ -8,9 +8,12 @@ would shadow the standard library for whatever is started there.
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from ..proto.transactions import TxnId
 from .client import Client
-from .common.errors import PulsarException, Result
+from .common.errors import PulsarException, Result, exception_of
 from .consume.batch_receive import ConsumerBatchReceivePolicy
 from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, StoredEntry
@@ -42,6 +45,22 @@ from .transactions.checks import Decision, HalfCheck, HalfContent
 from .transactions.output import Output
 from .transactions.process import ProcessStatistics, process
 from .transactions.transaction import Transaction
+
+
+def _set_future(future: asyncio.Future[Any], result: Result, value: Any) -> None:
+    """Ends `future` from any thread: with `value`, or with the exception of `result`. One that has ended stays as it
+    is. Programs that wait for callbacks of the blocking client take it from pulsar.asyncio."""
+
+    def end() -> None:
+        if future.done():
+            return
+        if result is Result.Ok:
+            future.set_result(value)
+        else:
+            future.set_exception(exception_of(result))
+
+    future.get_loop().call_soon_threadsafe(end)
+
 
 __all__ = [
     "Batch",

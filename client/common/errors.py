@@ -186,6 +186,11 @@ class AuthorizationError(PulsarException):
     """The broker does not allow it to this client."""
 
 
+class LoginRefused(AuthenticationError, ConnectError):
+    """A server refuses the credentials, or there are none that it could be shown. Pulsar's client has one of its two
+    names for it, by the protocol of its URL; programs catch either."""
+
+
 class ErrorGettingAuthenticationData(PulsarException):
     """Of Pulsar. Not raised here."""
 
@@ -404,6 +409,9 @@ _CLASSES: dict[Result, type[PulsarException]] = {each.result: each for each in P
 SLOTS_REFUSED = ("POLICY", "OTHER_MODE")
 """Refusals of a Key_Shared consumer that are about its slots (broker/common/refusals.py)."""
 
+NO_TOKEN = "no_token"
+"""The field of an `Unavailable` of who gives tokens, and not of a broker."""
+
 _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     # The first that fits, so each class comes before its base class.
     (wire_errors.InvalidName, InvalidTopicName),
@@ -423,8 +431,8 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.AlreadyExists, NotAllowedError),
     (wire_errors.Busy, NotAllowedError),
     (wire_errors.Unauthorized, AuthorizationError),
-    (wire_errors.Unauthenticated, AuthenticationError),
-    (wire_errors.CredentialsExpired, AuthenticationError),
+    (wire_errors.Unauthenticated, LoginRefused),
+    (wire_errors.CredentialsExpired, LoginRefused),
     (wire_errors.UntrustedServer, ConnectError),
     (wire_errors.TimedOut, Timeout),
     (wire_errors.ConnectionLost, Disconnected),
@@ -458,6 +466,8 @@ def translate(error: BaseException, *, by_slots: bool = False) -> PulsarExceptio
         if isinstance(error, family):
             target = candidate
             break
+    if isinstance(error, wire_errors.Unavailable) and NO_TOKEN in error.fields:
+        target = AuthenticationError
     if by_slots and isinstance(error, MagnetarError) and error.fields.get("refusal") in SLOTS_REFUSED:
         target = ConsumerAssignError
     text = error.message if isinstance(error, MagnetarError) else f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +22,9 @@ from ..common.errors import InvalidConfiguration, OperationNotSupported
 from ..common.guard import own
 from .service_url import ServiceUrl
 
+_LOG = logging.getLogger("magnetar.client")
 _TOKEN = re.compile(r"\S{32,}")
+_NOT_LOADED = "a library of Pulsar's C++ client is not loaded: derive from Authentication"
 
 
 class Authentication:
@@ -60,6 +63,21 @@ class Authentication:
         return f"{type(self).__name__}()"
 
 
+class WrongParameters(InvalidConfiguration, RuntimeError):
+    """`auth_params_string` does not fit: a RuntimeError of Pulsar's client."""
+
+
+class _NotLoaded(Authentication):
+    """A library of Pulsar's C++ client. As there, what is opened with it fails, not the object."""
+
+    def __init__(self, name: str) -> None:
+        self.auth_method_name = name
+        _LOG.warning("%s: %s", shown(name), _NOT_LOADED)
+
+    def authorization(self) -> str:
+        raise Unauthenticated(f"{shown(self.auth_method_name)}: {_NOT_LOADED}")
+
+
 class AuthenticationTLS(Authentication):
     """A certificate of the client, and its private key: paths of PEM files, read at each connection."""
 
@@ -88,7 +106,11 @@ class AuthenticationToken(Authentication):
 
 
 class AuthenticationBasic(Authentication):
-    """A user name and a password; `auth_params_string` is a JSON object with both."""
+    """A user name and a password; `auth_params_string` is a JSON object with both, and with `method`.
+
+    Another method than "basic" is of a plug-in of a Pulsar broker. A server here takes a caller who comes with it as
+    one without credentials, as Pulsar does whose plug-in is missing; so the password is not sent.
+    """
 
     auth_method_name = "basic"
 
@@ -96,14 +118,23 @@ class AuthenticationBasic(Authentication):
         self, username: str | None = None, password: str | None = None, method: str = "basic",
         auth_params_string: str | None = None,
     ) -> None:  # fmt: skip
-        if method != "basic":
-            raise OperationNotSupported("AuthenticationBasic: the only method is 'basic'")
+        wrong: type[InvalidConfiguration] = InvalidConfiguration
         if auth_params_string is not None:
-            found = _json(auth_params_string)
-            username, password = found.get("username"), found.get("password")
+            wrong = WrongParameters
+            try:
+                found = _json(auth_params_string)
+            except InvalidConfiguration as error:
+                raise WrongParameters(error.message) from None
+            username, password, method = found.get("username"), found.get("password"), found.get("method", method)
         if not isinstance(username, str) or not isinstance(password, str) or not username or ":" in username:
-            raise InvalidConfiguration("AuthenticationBasic takes a username without a colon, and a password, as text")
+            raise wrong("AuthenticationBasic takes a username without a colon, and a password, as text")
+        if not isinstance(method, str):
+            raise wrong(f"the method of AuthenticationBasic is text, not {shown(method)}")
+        self.auth_method_name = method
         self._header = "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
+        if method != "basic":
+            _LOG.warning("the method %s of AuthenticationBasic is not known here: nothing is sent", shown(method))
+            self._header = ""
 
     def authorization(self) -> str:
         return self._header
@@ -141,7 +172,7 @@ class AuthenticationOauth2(Authentication):
 
 
 def _by_name(name: object, parameters: object) -> Authentication:
-    """Of Pulsar's client. OperationNotSupported: another one."""
+    """Of Pulsar's client. Another one is a library, which is not loaded."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")
@@ -157,7 +188,9 @@ def _by_name(name: object, parameters: object) -> Authentication:
         return AuthenticationBasic(auth_params_string=parameters)
     if kind in ("oauth2token", "oauth2"):
         return AuthenticationOauth2(parameters)
-    raise OperationNotSupported("a library of Pulsar's C++ client is not loaded: derive from Authentication")
+    if kind == "athenz":
+        return AuthenticationAthenz(parameters)
+    return _NotLoaded(name)
 
 
 def _text_of(path: str) -> str:

@@ -21,6 +21,7 @@ from ...proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated
 from ...runtime.access import AUTHORIZATION_MAX, TlsFiles
 from ...runtime.clock import Clock
 from ...runtime.http.client import JsonClient
+from ..common.errors import NO_TOKEN
 
 DISCOVERY = "/.well-known/openid-configuration"
 LIFETIME_S = 60.0
@@ -59,6 +60,7 @@ class TokenSource:
         self._token, self._renew_at, self._ends_at = "", 0.0, 0.0
         self._failure: MagnetarError | None = None
         self._failed_at = 0.0
+        self._last = ""
 
     def token(self) -> str:
         """Unavailable: there is none yet. Unauthenticated: the issuer refuses the credentials. Never waits."""
@@ -74,7 +76,7 @@ class TokenSource:
             failure = self._failure
         if failure is not None:
             raise type(failure)(failure.message, **failure.fields)
-        raise Unavailable(f"the issuer {self._issuer} is asked for a token")
+        raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
 
     def _fetch(self) -> None:
         """In a thread of its own."""
@@ -88,9 +90,10 @@ class TokenSource:
         with self._lock:
             self._fetching, self._failure = False, failure
             if failure is not None:
-                self._failed_at = self._clock.monotonic()
+                failure.fields.setdefault(NO_TOKEN, self._issuer)
+                self._failed_at, self._last = self._clock.monotonic(), f"; the last time: {failure.message}"
                 return
-            self._token = token
+            self._token, self._last = token, ""
             self._renew_at = began + lifetime_s * RENEW_AT
             self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
 

@@ -323,3 +323,23 @@ def test_wrong_arguments_are_value_errors_and_type_errors(fake: tuple[str, FakeB
             reader.read_next("soon")  # type: ignore[arg-type]
         with pytest.raises(TimeoutError), client.create_reader("t", MessageId.latest) as reader:
             reader.read_next(1)
+
+
+async def test_a_future_is_ended_from_a_thread_as_by_pulsars_bridge() -> None:
+    from magnetar.asyncio import _set_future
+
+    loop = asyncio.get_running_loop()
+    given, failed, cancelled = loop.create_future(), loop.create_future(), loop.create_future()
+    cancelled.cancel()
+
+    def callbacks() -> None:
+        _set_future(given, magnetar.Result.Ok, 7)
+        _set_future(given, magnetar.Result.Ok, 8)
+        _set_future(failed, magnetar.Result.Timeout, None)
+        _set_future(cancelled, magnetar.Result.Ok, 9)
+
+    await asyncio.to_thread(callbacks)
+    assert await given == 7
+    with pytest.raises(magnetar.Timeout):
+        await failed
+    assert cancelled.cancelled()

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
+import magnetar
 from magnetar.client.client import Client
-from magnetar.client.common.errors import AuthenticationError, InvalidConfiguration, OperationNotSupported
+from magnetar.client.common.errors import (
+    AuthenticationError,
+    ConnectError,
+    InvalidConfiguration,
+    OperationNotSupported,
+    Result,
+    translate,
+)
 from magnetar.client.connect.authentication import (
     Authentication,
     AuthenticationAthenz,
@@ -18,8 +26,8 @@ from magnetar.client.connect.authentication import (
     caller_access,
 )
 from magnetar.client.connect.service_url import parse_service_url
+from magnetar.proto.errors import CredentialsExpired, Unauthenticated
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
-from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.world import Simulation
@@ -106,10 +114,64 @@ def test_a_wrong_argument_is_refused_when_it_is_made(make: Any) -> None:
 def test_what_is_not_supported_says_what_to_use() -> None:
     with pytest.raises(OperationNotSupported, match="token"):
         AuthenticationAthenz("{}")
-    with pytest.raises(OperationNotSupported, match="derive"):
-        Authentication("tls.so", "a:b")
+    with pytest.raises(OperationNotSupported, match="token"):
+        Authentication("athenz", "{}")
     with pytest.raises(OperationNotSupported, match="ways verified"):
         Client("magnetar+ssl://a", tls_allow_insecure_connection=True)
+
+
+@pytest.mark.parametrize("name", ["someoldjunk.so", "", "tls.so"])
+def test_a_library_of_pulsars_client_is_an_object_and_what_is_opened_with_it_is_refused(
+    name: str, fake: tuple[str, FakeBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with magnetar.Client(fake[0], Authentication(name, "s3cret:b")) as client:
+        assert "not loaded: derive from Authentication" in caplog.text
+        for refused in (AuthenticationError, ConnectError):
+            with pytest.raises(refused, match="not loaded") as found:
+                client.subscribe("t", "s")
+            assert found.value.error() is Result.AuthenticationError
+            assert not found.value.retryable
+        assert "s3cret" not in caplog.text + str(found.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AuthenticationBasic("ada", "s3cret", "ticket"),
+        lambda: AuthenticationBasic("ada", "s3cret", method="ticket"),
+        lambda: AuthenticationBasic(auth_params_string='{"username": "ada", "password": "s3cret", "method": "ticket"}'),
+        lambda: Authentication("basic", '{"username": "ada", "password": "s3cret", "method": "ticket"}'),
+    ],
+)
+def test_a_password_of_another_method_is_not_sent(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = make()
+    assert made.auth_method_name == "ticket"
+    assert header(made) == ""
+    assert "ticket" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["invalid auth params", "{}", "[]", '{"username": "a"}', '{"username": "a", "password": "b", "method": 5}']
+)
+def test_parameters_of_a_user_that_do_not_fit_are_a_runtime_error_as_pulsars(text: str) -> None:
+    for wrong in (RuntimeError, ValueError, InvalidConfiguration):
+        with pytest.raises(wrong):
+            AuthenticationBasic(auth_params_string=text)
+        with pytest.raises(wrong):
+            Authentication("basic", text)
+    for method in (5, None):
+        with pytest.raises(ValueError, match="method"):
+            AuthenticationBasic("a", "b", method)  # type: ignore[arg-type]
+
+
+def test_credentials_that_a_server_refuses_are_both_errors_of_pulsars_client() -> None:
+    for refused in (Unauthenticated("no"), CredentialsExpired("late")):
+        found = translate(refused)
+        assert isinstance(found, AuthenticationError)
+        assert isinstance(found, ConnectError)
+        assert found.error() is Result.AuthenticationError
+        assert (found.definite, found.retryable) == (refused.definite, refused.retryable)
 
 
 def test_no_credential_is_in_a_repr() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.errors import AuthenticationError, InvalidConfiguration
+from magnetar.client.common.errors import AuthenticationError, ConnectError, InvalidConfiguration, translate
 from magnetar.client.connect.authentication import AuthenticationOauth2
 from magnetar.client.connect.oauth2 import RETRY_S
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unavailable
@@ -115,6 +115,22 @@ def test_a_secret_that_the_issuer_refuses_is_an_error_for_good_and_an_issuer_tha
         clock.now_ms += int(RETRY_S * 1000)
         assert asked(ours)
     assert "/moved" not in issuer.asked
+
+
+def test_an_issuer_that_does_not_answer_is_an_error_of_authentication_and_says_its_last_failure(issuer: Issuer) -> None:
+    issuer.answers["/token"] = 500
+    clock = Clock()
+    ours = oauth2(issuer, clock)
+    failed = _failure(ours)
+    clock.now_ms += int(RETRY_S * 1000)
+    issuer.answers["/token"] = 503
+    with pytest.raises(Unavailable, match=f"is asked for a token; the last time: .*{failed.message[-3:]}") as again:
+        ours.authorization()
+    for each in (failed, again.value):
+        found = translate(each)
+        assert type(found) is AuthenticationError, "as Pulsar's client, and not the broker's fault"
+        assert found.retryable
+    assert type(translate(Unavailable("a broker"))) is ConnectError
 
 
 def _failure(ours: AuthenticationOauth2) -> MagnetarError:
