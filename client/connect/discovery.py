@@ -84,7 +84,7 @@ class Discovery:
             async with asyncio.timeout(self._timeout_s):
                 stream = await self._network.connect_bytes(address, self._access.tls)
         except TimeoutError as error:
-            raise _silent(address, self._timeout_s) from error
+            raise _silent(address) from error
         except Unavailable as error:
             raise Unavailable(error.message, endpoint=str(address), unreached="refused") from error
         try:
@@ -92,15 +92,13 @@ class Discovery:
                 ask = by_pulsar if self._url.protocol is Asked.PULSAR else by_http
                 return await ask(stream, address, self._access)
         except TimeoutError as error:
-            raise _silent(address, self._timeout_s) from error
+            raise _silent(address) from error
         finally:
             await stream.close()
 
 
-def _silent(address: Endpoint, timeout_s: float) -> Unavailable:
-    return Unavailable(
-        f"{address} does not answer within {timeout_s:g} s", endpoint=str(address), unreached="silent"
-    )
+def _silent(address: Endpoint) -> Unavailable:
+    return Unavailable(f"cannot connect to {address}: no answer", endpoint=str(address), unreached="silent")
 
 
 # ------------------------------------------------------------------ Pulsar's protocol
