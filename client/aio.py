@@ -14,6 +14,7 @@ from typing import Any
 from ..proto.transactions import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result, exception_of
+from .common.guard import ignored, run
 from .consume.batch_receive import ConsumerBatchReceivePolicy
 from .consume.consumer import Consumer
 from .consume.ranges import IndexedMessage, StoredEntry
@@ -59,7 +60,7 @@ def _set_future(future: asyncio.Future[Any], result: Result, value: Any) -> None
         else:
             future.set_exception(exception_of(result))
 
-    future.get_loop().call_soon_threadsafe(end)
+    future.get_loop().call_soon_threadsafe(run, end, ignored)
 
 
 __all__ = [

@@ -33,6 +33,7 @@ from .common.checks import (
     WrongValue,
     check,
     check_one,
+    exact,
     instance,
     shown,
     whole,
@@ -372,7 +373,7 @@ class Client(ClosedAfterAsyncWith):
         options = given(locals(), "topic")
         check(CONSUMER, options)
         check_one("batch_receive_policy", instance(ConsumerBatchReceivePolicy), batch_receive_policy)
-        check_names(check_subscription_name, subscription_name)
+        subscription_name = check_names(check_subscription_name, options["subscription_name"])
         settings = consumer_settings(
             given(
                 options,
@@ -423,8 +424,8 @@ class Client(ClosedAfterAsyncWith):
         options = given(locals(), "topic")
         check(READER, options)
         options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
-        settings = consumer_settings({**options, "consumer_name": reader_name})
-        name = f"{subscription_role_prefix or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
+        settings = consumer_settings({**options, "consumer_name": exact(reader_name)})
+        name = f"{exact(subscription_role_prefix) or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
         return await self._keep(
             lambda: Reader.open(self.connections, parse_topic(topic), start, settings, name=name, inclusive=inclusive)
@@ -440,7 +441,7 @@ class Client(ClosedAfterAsyncWith):
         check(READER, {**options, "subscription_name": subscription_name})
         options["crypto_failure_action"] = ConsumerCryptoFailureAction.CONSUME  # so that the table learns of it
         settings = consumer_settings(options)
-        name = subscription_name or f"table-{self.connections.world.rng.randbytes(5).hex()}"
+        name = exact(subscription_name) or f"table-{self.connections.world.rng.randbytes(5).hex()}"
 
         async def open_() -> TableView:
             reader = await Reader.open(

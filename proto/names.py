@@ -184,7 +184,7 @@ def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:
     if not separator:
         parts = text.split("/")
         if len(parts) == 1:
-            return True, ("public", "default", text)
+            return True, ("public", "default", parts[0])  # `str` itself: a subclass may print as something else
     elif scheme in ("persistent", "non-persistent"):
         parts = rest.split("/")
     else:

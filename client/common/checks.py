@@ -124,8 +124,17 @@ def enum(kind: type[IntEnum]) -> Check:
     return Check(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
 
 
+def exact(value: Any) -> Any:
+    """Text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is."""
+    if isinstance(value, str):
+        return value if type(value) is str else str.__str__(value)
+    if type(value) is dict and not are_plain(value):
+        return {exact(name): exact(each) for name, each in value.items()}
+    return value
+
+
 def _texts(pairs: Mapping[Any, Any]) -> bool:
-    return all(type(each) is str and _encodable(each) for pair in pairs.items() for each in pair)
+    return all(isinstance(each, str) and _encodable(each) for pair in pairs.items() for each in pair)
 
 
 def instance(kind: type, *, optional: bool = True) -> Check:
@@ -178,7 +187,7 @@ MESSAGE: Table = {
     "sequence_id": SEQUENCE_ID,
     "replication_clusters": Check(
         "a list of cluster names", (list, tuple, set, frozenset),
-        lambda names: all(type(each) is str and _encodable(each) for each in names), True,
+        lambda names: all(isinstance(each, str) and _encodable(each) for each in names), True,
     ),
     "disable_replication": Check("True or False", (bool,), optional=True),
     "event_timestamp": Check(

@@ -27,6 +27,7 @@ from ..common.checks import (
     Table,
     WrongValue,
     enum,
+    exact,
     has,
     instance,
     whole,
@@ -142,7 +143,7 @@ READER: Table = {
 
 def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """The parameters of a method, from its `locals()` (so: in its first line), without those it handles itself."""
-    return {name: value for name, value in parameters.items() if name != "self" and name not in without}
+    return {name: exact(value) for name, value in parameters.items() if name != "self" and name not in without}
 
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import gc
 import signal
 import threading
@@ -343,3 +344,42 @@ async def test_a_future_is_ended_from_a_thread_as_by_pulsars_bridge() -> None:
     with pytest.raises(magnetar.Timeout):
         await failed
     assert cancelled.cancelled()
+
+
+class Names(str, enum.Enum):  # noqa: UP042 - that one prints its text
+    """Members that are text, and print as something else."""
+
+    TOPIC = "flights-of-an-enum"
+    SUBSCRIPTION = "gates"
+    PRODUCER = "tower"
+    CONSUMER = "gate-1"
+    KEY = "LH"
+    VALUE = "123"
+
+
+def test_text_of_a_subclass_is_its_text_and_not_what_it_prints(url: str) -> None:
+    with magnetar.Client(url) as client:
+        topic = f"persistent://public/default/{Names.TOPIC.value}"
+        properties = {Names.KEY: Names.VALUE}
+        producer = client.create_producer(Names.TOPIC, producer_name=Names.PRODUCER, properties=properties)
+        consumer = client.subscribe(
+            Names.TOPIC, Names.SUBSCRIPTION, magnetar.ConsumerType.Shared, consumer_name=Names.CONSUMER,
+            properties=properties,
+            dead_letter_policy=magnetar.ConsumerDeadLetterPolicy(1), negative_ack_redelivery_delay_ms=1,
+        )  # fmt: skip
+        told = [producer.topic(), producer.producer_name(), consumer.topic(), consumer.subscription_name(),
+                consumer.consumer_name()]  # fmt: skip
+        assert told == [topic, "tower", topic, "gates", "gate-1"]
+        assert {type(each) for each in told} == {str}
+        producer.send(b"1", properties=properties, partition_key=Names.KEY, ordering_key=Names.KEY)
+        with client.subscribe(f"{topic}-gates-DLQ", "dead") as dead:
+            for _ in range(2):
+                found = consumer.receive(5000)
+                consumer.negative_acknowledge(found)
+            assert (found.partition_key(), found.ordering_key(), found.properties()) == ("LH", "LH", {"LH": "123"})
+            assert dead.receive(5000).data() == b"1"
+        with client.create_reader(Names.TOPIC, MessageId.earliest, subscription_role_prefix=Names.CONSUMER) as reader:
+            assert reader.topic() == topic
+            assert reader.read_next(5000).data() == b"1"
+        assert client.get_topic_partitions(Names.TOPIC) == [topic]
+        assert client.create_producer(Names.TOPIC.value).topic() == topic, "the name is not remembered as another"
