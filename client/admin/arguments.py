@@ -1,7 +1,18 @@
 """Arguments of AdminClient's methods are what their annotations say, or nothing is sent.
 
 `checked` wraps every public coroutine method of a class. The annotations are the table: a new method is checked without
-a line for it. What they cannot say (a count from 1, a role's name) the method checks itself, or the server.
+a line for it. Python's own rules say what is of a type, and a method gets the plain value of it:
+
+| annotation | taken | given to the method |
+|---|---|---|
+| `int` | what `operator.index` takes, but no bool: integers of numpy, members of IntEnum | an int |
+| `float` | the same, and what has `__float__` | an int or a float |
+| `str` | text, and its subclasses: members of enums that are text | a str, of what it is and not of what it prints |
+| `Sequence` | lists, tuples, ranges; no text, and nothing that is like bytes | a list |
+| `Mapping` | dicts and the like | a dict |
+| another class | its instances | the same |
+
+What they cannot say (a count from 1, a role's name) the method checks itself, or the server.
 Guard: tests/client/admin/test_arguments.py.
 """
 
@@ -9,14 +20,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ...proto.errors import InvalidRequest
-from ..common.checks import INT64_MAX, TEXT, shown
+from ..common.checks import INT64_MAX, TEXT, exact, shown
 
 C = TypeVar("C", bound=type)
+N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 
 class WrongArgumentType(InvalidRequest, TypeError):
@@ -27,7 +41,11 @@ class WrongArgument(InvalidRequest, ValueError):
     """An argument is of its type, and cannot be sent: text that no codec takes, a number of more than 64 bits."""
 
 
-Problem = type[WrongArgumentType] | type[WrongArgument] | None
+class _Unfit(Exception):
+    """A value does not fit its annotation; `kind` is what to raise."""
+
+    def __init__(self, kind: type[WrongArgumentType] | type[WrongArgument]) -> None:
+        self.kind = kind
 
 
 def checked(kind: C) -> C:
@@ -48,59 +66,105 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         if not hints:
             hints.update(get_type_hints(method))
         try:
-            given = signature.bind(*arguments, **options).arguments
+            bound = signature.bind(*arguments, **options)
         except TypeError:  # which names the method when it is called
             return await method(*arguments, **options)
+        given = bound.arguments
         for name, value in given.items():
             if name in hints:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-                for each in value if several else (value,):
-                    _check(name, hints[name], each)
-        return await method(*arguments, **options)
+                one = functools.partial(_taken, name, hints[name])
+                given[name] = tuple(map(one, value)) if several else one(value)
+        return await method(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _check(name: str, hint: Any, value: object) -> None:
-    problem = _problem(hint, value)
-    if problem is not None:
-        raise problem(f"{name} is {_says(hint)}, not {shown(value)}")
+def _taken(name: str, hint: Any, value: object) -> Any:
+    """What the method gets for `value`."""
+    try:
+        return _fitted(hint, value)
+    except _Unfit as unfit:
+        raise unfit.kind(f"{name} is {_says(hint)}, not {shown(value)}") from None
 
 
-def _problem(hint: Any, value: Any) -> Problem:
+def _fitted(hint: Any, value: Any) -> Any:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (UnionType, Union):
-        found = [_problem(part, value) for part in parts]
-        return None if None in found else WrongArgument if WrongArgument in found else WrongArgumentType
+        return _first_fitted(parts, value)
     if origin is Sequence:
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            return WrongArgumentType
-        return _first(_problem(parts[0], each) for each in value)
+        if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Sequence):
+            raise _Unfit(WrongArgumentType)
+        return [_fitted(parts[0], each) for each in _foreign(list, value)]
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            return WrongArgumentType
-        return _first(_problem(part, each) for pair in value.items() for part, each in zip(parts, pair, strict=True))
+            raise _Unfit(WrongArgumentType)
+        pairs = _foreign(lambda: list(value.items()))
+        return {_fitted(parts[0], key): _fitted(parts[1], each) for key, each in pairs}
     if origin is tuple:
         if not isinstance(value, tuple) or len(value) != len(parts):
-            return WrongArgumentType
-        return _first(_problem(part, each) for part, each in zip(parts, value, strict=True))
+            raise _Unfit(WrongArgumentType)
+        return tuple(map(_fitted, parts, value))
     return _of_one(hint, value)
 
 
-def _of_one(hint: Any, value: Any) -> Problem:
+def _first_fitted(hints: Sequence[Any], value: Any) -> Any:
+    worst: type[WrongArgumentType] | type[WrongArgument] = WrongArgumentType
+    for hint in hints:
+        try:
+            return _fitted(hint, value)
+        except _Unfit as unfit:
+            worst = WrongArgument if unfit.kind is WrongArgument else worst
+    raise _Unfit(worst)
+
+
+def _of_one(hint: Any, value: Any) -> Any:
+    if hint is int:
+        return _in_64_bits(_whole(value))
     if hint is float:
-        hint = (int, float)
-    if (isinstance(value, bool) and hint is not bool) or not isinstance(value, hint):
-        return WrongArgumentType
-    if isinstance(value, str):
-        return None if TEXT.fits(value) else WrongArgument
-    if isinstance(value, int | float) and not -INT64_MAX <= value <= INT64_MAX:  # also what is no number
-        return WrongArgument
-    return None
+        return _in_64_bits(_number(value))
+    if not isinstance(value, hint):
+        raise _Unfit(WrongArgumentType)
+    if hint is str:
+        value = exact(value)
+        if not TEXT.fits(value):
+            raise _Unfit(WrongArgument)
+    return value
 
 
-def _first(problems: Iterable[Problem]) -> Problem:
-    return next((each for each in problems if each is not None), None)
+def _whole(value: Any) -> int:
+    """By `operator.index`, as Python's own functions take a number: also an integer of numpy."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise _Unfit(WrongArgumentType)
+    return int.__index__(_foreign(operator.index, value))
+
+
+def _number(value: Any) -> float:
+    """A whole number stays one. Text has no `__float__`."""
+    if isinstance(value, bool) or hasattr(type(value), "__index__"):
+        return _whole(value)
+    if not hasattr(type(value), "__float__"):
+        raise _Unfit(WrongArgumentType)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _Unfit(WrongArgument) from None
+    except Exception:
+        raise _Unfit(WrongArgumentType) from None
+
+
+def _in_64_bits(value: N) -> N:
+    if not -INT64_MAX <= value <= INT64_MAX:  # also what is no number
+        raise _Unfit(WrongArgument)
+    return value
+
+
+def _foreign(call: Callable[..., T], *values: Any) -> T:
+    """Code of the argument's own. What it cannot give is an argument of a wrong type."""
+    try:
+        return call(*values)
+    except Exception:
+        raise _Unfit(WrongArgumentType) from None
 
 
 def _says(hint: Any) -> str:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
 import inspect
-from collections.abc import Mapping
+from collections import UserDict, UserList
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 
 from magnetar.admin import Admin, AdminClient
@@ -29,14 +35,36 @@ GOOD: dict[str, Any] = {
 BAD: list[Any] = [None, b"b", object(), 1 << 70, 5, True, [5], {"a": 5}, HIGH, float("nan")]
 
 
+class Number(enum.IntEnum):
+    ONE, TWO, SEVEN, NONE = 1, 2, 7, 0
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Broken(Sequence[Any], Mapping[Any, Any]):  # type: ignore[misc]
+    """Everything that it is asked for raises."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError("broken")
+
+    def __len__(self) -> int:
+        raise RuntimeError("broken")
+
+    __iter__ = items = __index__ = __float__ = __len__  # type: ignore[assignment]
+
+
 class Nothing:
     """A transport that carries nothing."""
 
     def __init__(self) -> None:
         self.carried: list[str] = []
+        self.arguments: list[dict[str, object]] = []
 
     async def call(self, operation: Operation[Any], arguments: Mapping[str, object], *, at: str = "") -> Any:
         self.carried.append(operation.name)
+        self.arguments.append(dict(arguments))
         raise InvalidRequest("carried")
 
     async def close(self) -> None: ...
@@ -95,6 +123,126 @@ async def test_right_arguments_of_every_method_are_sent() -> None:
             with pytest.raises(MagnetarError, match="carried"):
                 await method(**given)
             assert transport.carried
+
+
+class Index:
+    """A whole number by Python's rule alone."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+class Printed(str):
+    """Text that prints as something else, as members of enums do."""
+
+    def __str__(self) -> str:
+        return "printed"
+
+    def __format__(self, how: str) -> str:
+        return "formatted"
+
+
+def disguised(value: Any, number: Callable[[int], Any]) -> Any:
+    """The same, by types that Python's own functions take."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return number(value)
+        case float():
+            return numpy.float32(value) if float(numpy.float32(value)) == value else Fraction(value)
+        case str():
+            return Printed(value)
+        case list():
+            return UserList(disguised(each, number) for each in value)
+        case dict():
+            return UserDict({disguised(name, number): disguised(each, number) for name, each in value.items()})
+    return value
+
+
+def plain(value: Any) -> bool:
+    """No part of it is of a program's own class, or of numpy's."""
+    if isinstance(value, list | tuple):
+        return all(map(plain, value))
+    if isinstance(value, dict):
+        return all(map(plain, value.items()))
+    ours = type(value).__module__.partition(".")[0] in ("builtins", "magnetar")
+    return ours or not isinstance(value, str | int | float)
+
+
+def choices(parameter: inspect.Parameter) -> list[Any]:
+    """Values for it, one of each kind that it takes."""
+    found = [GOOD[parameter.name]] if parameter.name in GOOD else []
+    return found + [value for text, value in VALUES.items() if text in parameter.annotation]
+
+
+VALUES: dict[str, Any] = {
+    "str": "s", "int": 7, "Sequence[str]": ["a", "b"], "Sequence[int]": [1, 2], "Mapping": {"a": "b"}, "float": 2.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [numpy.int64, numpy.uint8, Index, Number], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("name", METHODS)
+async def test_what_python_takes_for_a_number_or_text_is_sent_as_the_plain_one(
+    name: str, number: Callable[[int], Any]
+) -> None:
+    parameters = [each for each in inspect.signature(getattr(AdminClient, name)).parameters.values()
+                  if each.name != "self"]  # fmt: skip
+    good = {each.name: GOOD[each.name] for each in parameters
+            if each.default is each.empty and each.kind is not each.VAR_POSITIONAL}  # fmt: skip
+    for each in parameters:
+        for value in choices(each):
+            sent = []
+            for given in (value, disguised(value, number)):
+                transport = Nothing()
+                method = getattr(AdminClient(transport=transport), name)
+                with contextlib.suppress(InvalidRequest):  # "carried", or what only the method can tell of the value
+                    if each.kind is each.VAR_POSITIONAL:
+                        await method(*good.values(), given)
+                    else:
+                        await method(**{**good, each.name: given})
+                sent.append(transport.arguments)
+            assert sent[0] == sent[1], (each.name, value)
+            assert plain([list(one.items()) for one in sent[1]]), (each.name, sent[1])
+
+
+@pytest.mark.parametrize("value", [
+    bytearray(b""), memoryview(b""), b"", numpy.bytes_(b"t"), numpy.array(["a"]), {"a"}, iter(["a"]),
+    {"a": "b"}.keys(), Broken(),
+], ids=lambda each: type(each).__name__)  # fmt: skip
+async def test_what_is_like_bytes_or_breaks_is_no_list_and_no_dict(value: Any) -> None:
+    transport = Nothing()
+    admin = AdminClient(transport=transport)
+    with pytest.raises(WrongArgumentType, match=r"^admin_roles is a list"):
+        await admin.create_tenant("t", admin_roles=value)
+    with pytest.raises(WrongArgumentType, match=r"^properties is a dict"):
+        await admin.set_topic_properties("t", value)
+    with pytest.raises(WrongArgumentType, match=r"^topic is text"):
+        await admin.delete_topic(value)
+    with pytest.raises(WrongArgumentType, match=r"^partitions is a whole number"):
+        await admin.create_topic("t", partitions=value)
+    assert not transport.carried
+
+
+@pytest.mark.parametrize("value", [
+    numpy.bool_(True), numpy.float64(1.0), Decimal(1), Colour.RED, 1j, "1", b"1", numpy.datetime64(1, "s"), Broken(),
+], ids=lambda each: type(each).__name__)  # fmt: skip
+async def test_what_python_takes_for_no_whole_number_is_refused(value: Any) -> None:
+    admin = AdminClient(transport=Nothing())
+    with pytest.raises(WrongArgumentType, match=r"^partitions is a whole number of 64 bits"):
+        await admin.create_topic("t", partitions=value)
+    if not isinstance(value, float | Decimal | numpy.bool_):  # they have `__float__`
+        with pytest.raises(WrongArgumentType, match=r"^older_than is a number"):
+            await admin.expire_messages("t", "s", value)
+
+
+@pytest.mark.parametrize("value", [numpy.uint64(2**64 - 1), Index(1 << 63), Fraction(10**400), numpy.float64("nan")])
+async def test_a_number_that_cannot_be_sent_is_refused_whatever_its_type(value: Any) -> None:
+    with pytest.raises(WrongArgument, match=r"^older_than is a number"):
+        await AdminClient(transport=Nothing()).expire_messages("t", "s", value)
 
 
 @pytest.mark.parametrize("call", [
