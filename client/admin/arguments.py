@@ -73,14 +73,14 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         for name, value in given.items():
             if name in hints:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-                one = functools.partial(_taken, name, hints[name])
+                one = functools.partial(taken, name, hints[name])
                 given[name] = tuple(map(one, value)) if several else one(value)
         return await method(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _taken(name: str, hint: Any, value: object) -> Any:
+def taken(name: str, hint: Any, value: object) -> Any:
     """What the method gets for `value`."""
     try:
         return _fitted(hint, value)
@@ -95,7 +95,8 @@ def _fitted(hint: Any, value: Any) -> Any:
     if origin is Sequence:
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Sequence):
             raise _Unfit(WrongArgumentType)
-        return [_fitted(parts[0], each) for each in _foreign(list, value)]
+        elements: list[Any] = _foreign(list, value)
+        return [_fitted(parts[0], each) for each in elements]
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise _Unfit(WrongArgumentType)

@@ -23,12 +23,12 @@ from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.world import World
-from ..common.checks import SECONDS, check_one
+from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
 from . import operations as op
 from . import values
-from .arguments import checked
+from .arguments import checked, taken
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
@@ -62,7 +62,9 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
+        timeout_s = taken("timeout_s", float, timeout_s)
         check_one("timeout_s", SECONDS, timeout_s)
+        check_one("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
         self._timeout_s = timeout_s
         self._transport = transport or GrpcTransport(
             service_url, timeout_s, world, authentication, tls_trust_certs_file_path

@@ -268,3 +268,14 @@ def test_the_signatures_are_those_of_the_methods() -> None:
     told = str(inspect.signature(AdminClient.create_topic))
     assert told == "(self, topic: 'str', *, partitions: 'int' = 0) -> 'None'"
     assert asyncio.iscoroutinefunction(AdminClient.create_topic)
+
+
+async def test_the_parameters_of_the_client_itself_are_checked_too() -> None:
+    for seconds in (numpy.float32(3), numpy.int64(3), Fraction(3), Number.SEVEN):
+        await AdminClient("magnetar://x", timeout_s=seconds).close()  # type: ignore[arg-type]
+    for wrong in (True, "3", None, numpy.array([3, 4]), 0, -1, float("nan"), 1 << 70):
+        with pytest.raises((TypeError, ValueError), match=r"^timeout_s is a number"):
+            AdminClient("magnetar://x", timeout_s=wrong)  # type: ignore[arg-type]
+    for path in (5, None, b"ca.pem", HIGH, "-----BEGIN CERTIFICATE-----"):
+        with pytest.raises((TypeError, ValueError), match=r"^tls_trust_certs_file_path is the path of a file"):
+            AdminClient("magnetar+ssl://x", tls_trust_certs_file_path=path)  # type: ignore[arg-type]
