@@ -20,7 +20,7 @@ import msgspec
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
-from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly
+from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..runtime.access import Principal
 from ..runtime.monitoring.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
@@ -43,7 +43,7 @@ from .repair import RepairConfig, RepairKeeper
 from .requests.service import BookieService
 from .store.compaction.plan import CompactionPolicy
 from .store.data_losses import Known
-from .store.disk import NoSpace
+from .store.disk import NoDescriptor, NoSpace
 from .store.store import Store, StoreConfig, StorePorts
 
 if TYPE_CHECKING:
@@ -248,6 +248,8 @@ class Bookie:
         return await self._admin.answer(request, sender, local)
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
+        if isinstance(error, NoDescriptor):
+            return Unavailable(f"no descriptor is free for {self._config.data} ({error}): raise the limit, `ulimit -n`")
         if isinstance(error, NoSpace):
             return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
         if isinstance(error, PermissionError):

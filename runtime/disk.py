@@ -184,7 +184,7 @@ class SystemFiles:
         return os.path.exists(path)
 
     def list_directory(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(PROCESS.list_directory(path))
 
     def make_directories(self, path: str) -> None:
         path = os.path.abspath(path)

@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from ...proto.errors import MagnetarError
+from ..store.disk import NoSpace
 from ..store.store import Store
 from .registration import Registration
 
@@ -160,7 +161,7 @@ class DiskMonitor:
             for step in (self.look, self._note, self._register):
                 try:
                     await step()
-                except (MagnetarError, OSError) as error:
+                except (MagnetarError, OSError, NoSpace) as error:
                     _LOG.warning("the disk cannot be checked, or the registration not changed: %s", error)
                 except Exception:  # the disk is checked even when the other steps fail
                     self.failures += 1

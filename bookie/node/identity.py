@@ -247,7 +247,7 @@ async def complete(
     try:
         disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
     except disk.NoSpace as error:
-        _LOG.warning("this start is not counted, the disk is full: %s", error)
+        _LOG.warning("this start is not counted, there is no room: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
     try:
         await put_record(metadata, paths.cookie(record.bookie), record, identity.version)

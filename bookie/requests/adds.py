@@ -18,8 +18,11 @@ recovery does not wait for adds of clients. Fences and reads are never held.
 Each request counts with the memory that Python needs for it (waiting.py). So the memory for adds is at most three
 memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however many
 clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
-there is no deadlock. On a full disk clients' adds are not held but READ_ONLY.
-Guards: tests/bookie/requests/test_back_pressure.py, tests/bookie/requests/test_adds.py.
+there is no deadlock. On a full disk clients' adds are not held but READ_ONLY; without a free descriptor, when the next
+checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a
+failed bookie.
+Guards: tests/bookie/requests/test_back_pressure.py, tests/bookie/requests/test_adds.py,
+tests/bookie/node/test_few_descriptors.py.
 """
 
 from __future__ import annotations
@@ -176,20 +179,25 @@ class Adds:
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
-        elif not queue.takes(batch, self._held_bytes_max):
+        elif self._store.without_descriptor or not queue.takes(batch, self._held_bytes_max):
             self._refuse(batch, Status.BUSY)
         else:
             queue.push(batch)
             self._press()
 
     def admit_held(self) -> None:
-        """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients'."""
+        """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients', the
+        want of a descriptor all."""
         for queue in (self._held_recovery, self._held):
             while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())
         if self._store.flush_blocked:
             while self._held.batches:
                 self._refuse(self._held.pop(), Status.READ_ONLY)
+        if self._store.without_descriptor:
+            for queue in (self._held_recovery, self._held):
+                while queue.batches:
+                    self._refuse(queue.pop(), Status.BUSY)
         self._press()
 
     def _press(self) -> None:

@@ -2,7 +2,7 @@
 
 One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last one
 began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each interval;
-meanwhile memtable and journal fill up, and adds are BUSY.
+meanwhile memtable and journal fill up, and adds are BUSY. Without a free descriptor it tries again after RETRY_S.
 
     start() ; look()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
 
@@ -12,6 +12,7 @@ Guarded by tests/bookie/store/test_checkpoint.py, tests/bookie/node/test_full_di
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -24,11 +25,15 @@ from .ledgers.descriptors import Descriptors
 from .memtable import Memtable
 from .space.headroom import Headroom
 
+RETRY_S = 1.0
+"""Without a free descriptor; a try may write the whole memtable."""
+
 _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class CheckpointScheduler:
-    """Runs the checkpoints of one store; `on_room` is called when adds may be admitted again."""
+    """Runs the checkpoints of one store; `on_room` is called when adds may be admitted again, and
+    when a checkpoint found no descriptor free: what waits for one is refused."""
 
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
@@ -45,7 +50,7 @@ class CheckpointScheduler:
         self._on_room = on_room
         self._source = Source(lambda: journal.position, journal.release, self._swapped)
         self._due = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flushed_bytes = 0
 
@@ -55,7 +60,7 @@ class CheckpointScheduler:
 
     async def stop(self) -> None:
         """Waits for the checkpoint that is under way; none begins after it."""
-        self._stopping = True
+        self._stopping.set()
         self._due.set()
         assert self._task is not None, "the keeper was not started"
         await self._task
@@ -89,7 +94,7 @@ class CheckpointScheduler:
         await self._room.flush(partial(self._checkpoint.run, self._source))
 
     async def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._due.wait()
@@ -97,9 +102,16 @@ class CheckpointScheduler:
                 if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.dirty):
                     continue
             self._due.clear()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             try:
                 await self.checkpoint()
+                self.look()  # a request that was longer than its room has filled memory again, and no sync follows
+            except disk.NoDescriptor:
+                self._due.set()
+                self._on_room()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._stopping.wait()
             except disk.NoSpace as error:
                 _LOG.error("no room for a checkpoint; adds will be refused: %s", error)

@@ -3,7 +3,8 @@
 - A failed sync ends the process at once, without a flush (ledger protocol §2.5): the kernel marks the pages clean
   although they never reached the disk, so neither a second try nor a read shows the failure.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
-- An open that finds no descriptor free is `NoSpace` as well: the disk is not broken, and nothing was written.
+- An open that finds no descriptor free is `NoDescriptor`: nothing was written either, but the disk has room and is
+  whole. So the reserve stays, the bookie stays writable, and the work is done again later.
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
 from ...runtime.memory.descriptors import NONE_FREE
 
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, *NONE_FREE))
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """What a file system answers that does not write direct."""
 GATHER_MAX = 512
@@ -32,12 +33,24 @@ def raise_busy(error: OSError) -> None:
         raise error
 
 
+def raise_other(error: OSError) -> None:
+    """Raises every error but that of an open that found no descriptor free."""
+    if error.errno not in NONE_FREE:
+        raise error
+
+
 class NoSpace(Exception):
-    """The disk has no room for what should be written, or no descriptor is free; nothing of it counts."""
+    """The disk has no room for what should be written; nothing of it counts."""
+
+
+class NoDescriptor(NoSpace):
+    """No descriptor is free for what should be written; nothing of it counts. It says nothing of the disk."""
 
 
 def fail(files: Files, doing: str, error: OSError) -> NoReturn:
-    """NoSpace for a full disk and without a free descriptor; for anything else the process ends."""
+    """NoSpace for a full disk, NoDescriptor when none is free; for anything else the process ends."""
+    if error.errno in NONE_FREE:
+        raise NoDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
         raise NoSpace(f"{doing}: {error}") from error
     files.die(f"{doing}: {error}")
@@ -132,9 +145,18 @@ def make_directories(files: Files, path: str) -> None:
     try:
         files.make_directories(path)
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise NoSpace(f"make {path}: {error}") from error
+        if error.errno in _NO_ROOM or error.errno in NONE_FREE:
+            fail(files, f"make {path}", error)
         raise
+
+
+def needless_in(files: Files, path: str) -> list[str]:
+    """The names in a folder, of which the caller removes some. None while no descriptor is free: they can go later."""
+    try:
+        return files.list_directory(path)
+    except OSError as error:
+        raise_other(error)
+        return []
 
 
 def replace(files: Files, directory: str, name: str, data: bytes) -> None:

@@ -130,7 +130,7 @@ class Store:
             await store._begin(loaded.end)
         except BaseException as error:
             await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
-            if not isinstance(error, disk.NoSpace):
+            if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoDescriptor):
                 raise
             _LOG.warning("the disk is full at the start: %s", error)
             if not room.at_start(world.files, directory, uuid):
@@ -162,7 +162,7 @@ class Store:
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
-            _LOG.warning("the disk is full, without a last checkpoint: the journal keeps the entries: %s", error)
+            _LOG.warning("no room, so no last checkpoint: the journal keeps the entries: %s", error)
         await self._journal.close()
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)
@@ -365,6 +365,11 @@ class Store:
     def flush_blocked(self) -> bool:
         """No room for the last checkpoint."""
         return self.room.flush_blocked
+
+    @property
+    def without_descriptor(self) -> bool:
+        """No descriptor was free for the last checkpoint."""
+        return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
         """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""

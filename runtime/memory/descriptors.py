@@ -19,8 +19,11 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 resource: ModuleType | None
 try:
@@ -77,9 +80,16 @@ class Descriptors:
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
         """`os.open`, with a spare when no descriptor is free. OSError, also when there is no spare left."""
+        return self._opened(lambda: os.open(path, flags, mode))
+
+    def list_directory(self, path: str) -> list[str]:
+        """`os.listdir`, which opens the folder."""
+        return self._opened(lambda: os.listdir(path))
+
+    def _opened(self, opening: Callable[[], T]) -> T:
         while True:
             try:
-                found = os.open(path, flags, mode)
+                found = opening()
                 break
             except OSError as error:
                 if error.errno not in NONE_FREE or not self._lend():

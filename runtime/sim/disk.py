@@ -343,15 +343,19 @@ class Disk:
             strike = self._armed[1]
             self._armed = None
             strike()
+        self.strike(kind, path)
+        if more_bytes > 0:
+            self._need(more_bytes, path)
+        if self.record is not None:
+            self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
+
+    def strike(self, kind: str, path: str) -> None:
+        """Fails, if a fault is for this operation. That is all of one which changes nothing and is not counted."""
         for fault in self.faults:
             if fault.strikes(kind, path):
                 if self.failed is not None:
                     self.failed(kind, path)
                 raise OSError(fault.number, os.strerror(fault.number), path)
-        if more_bytes > 0:
-            self._need(more_bytes, path)
-        if self.record is not None:
-            self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def _need(self, more_bytes: int, path: str) -> None:
         if self.capacity_bytes >= UNLIMITED_BYTES:

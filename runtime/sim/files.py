@@ -169,6 +169,7 @@ class SimFiles:
         return self.disk.find(path) is not None
 
     def list_directory(self, path: str) -> list[str]:
+        self.disk.strike("list", path)
         return sorted(self._directory(path).now)
 
     def make_directories(self, path: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from magnetar.bookie.node.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.bookie.store.config import StoreConfig
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader, LedgerWriter
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 from magnetar.metadata.sqlite import SqliteStore
@@ -34,8 +38,8 @@ class Deployment:
         self.clients.append(LedgerClient(self.world, self.metadata, config))
         return self.clients[-1]
 
-    async def start_bookie(self, name: str) -> Bookie:
-        config = BookieConfig(data=str(self.directory / name), free_bytes_min=0)
+    async def start_bookie(self, name: str, store: StoreConfig | None = None) -> Bookie:
+        config = BookieConfig(data=str(self.directory / name), free_bytes_min=0, store=store or StoreConfig())
         self.bookies.append(await Bookie.start(self.world, config, self.metadata))
         return self.bookies[-1]
 
@@ -182,3 +186,41 @@ async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(deployment: D
     again = await client.create()
     assert await again.append(b"new") == 0
     assert await read_all(await client.open(writer.ledger_id)) == [b"kept"]
+
+
+async def test_bookies_without_a_free_descriptor_are_asked_again_and_none_is_replaced(deployment: Deployment) -> None:
+    """By the real limit of the process: their memory is full, no checkpoint can open a file. The fourth could replace
+    one of them."""
+    for bookie in list(deployment.bookies):
+        await deployment.stop_bookie(bookie.id)
+    small = StoreConfig(memtable_bytes=256 << 10, journal_bytes=512 << 10, log_allocate_bytes=1 << 20)
+    for number in range(4):
+        await deployment.start_bookie(f"small{number}", small)
+    client = deployment.client(LedgerConfig(add_timeout_s=20.0, quorum_timeout_s=120.0))
+    writer = await client.create()
+    bookies = [each for each in deployment.bookies if each.id in writer.record.fragments[0].bookies]
+    await writer.append(bytes(600_000))  # what ZeroMQ imports for long messages is here
+    sent = [writer.append(b"%d" % each + bytes(10_000)) for each in range(10)]
+    await asyncio.gather(*sent)
+    before, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            held.extend(iter(lambda: os.open(os.devnull, os.O_RDONLY), -1))
+        sent += [writer.append(b"%d" % each + bytes(10_000)) for each in range(10, 600)]
+        async with asyncio.timeout(60):
+            while not all(each._service.statistics()["busy"] for each in bookies):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not all(each.done() for each in sent)
+        assert {each.upkeep.state for each in bookies} == {DiskState.WRITABLE}
+        assert not any(each._service.statistics()["refused_read_only"] for each in bookies)
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert await asyncio.gather(*sent) == list(range(1, 601))
+    assert len(writer.record.fragments) == 1
+    assert not any(each._service.statistics()["refused_read_only"] for each in bookies)
+    await writer.close()
+    entries = await read_all(await deployment.client().open(writer.ledger_id))
+    assert entries[1:] == [b"%d" % each + bytes(10_000) for each in range(600)]

@@ -201,6 +201,8 @@ class Compactor:
         on_progress("delete", 0, len(numbers), 0, 0)
         try:
             await self._with_room(lambda: self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers))
+        except disk.NoDescriptor:
+            raise
         except disk.NoSpace:
             await self._give_up(numbers)
             await self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers)

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import msgspec
 
 from ....runtime.files import File, Files, join
-from ....runtime.memory.descriptors import NONE_FREE
 from ....runtime.workers import Worker
 from ...format.framing import FileHeader, encode_file_header
 from ...format.journal import MAGIC, encode_first_block
@@ -59,7 +58,11 @@ def journal_name(number: int) -> str:
 
 
 def journal_numbers(files: Files, directory: str) -> list[int]:
-    return [int(name[: -len(SUFFIX)]) for name in files.list_directory(directory) if name.endswith(SUFFIX)]
+    return _numbers(files.list_directory(directory))
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]
 
 
 class Segment(msgspec.Struct):
@@ -187,8 +190,8 @@ class Segments:
             await self._filler.run(self._files.rename, path, spare)
             self.spares.append(spare)
             self.counters["filled"] += 1
-        except disk.NoSpace:
-            self.full = True
+        except disk.NoSpace as error:
+            self.full = self.full or not isinstance(error, disk.NoDescriptor)
             await self._filler.run(self._discard, path)
         finally:
             self._filling = None
@@ -223,9 +226,9 @@ class Segments:
     def release(self, position: JournalPosition) -> None:
         """Recycles or removes the journals before `position`; the mark that says so is durable. In a worker.
 
-        A crash here leaves names that the next start releases again.
+        A crash here, or no free descriptor, leaves names that the next release or start releases again.
         """
-        for number in journal_numbers(self._files, self._directory):
+        for number in _numbers(disk.needless_in(self._files, self._directory)):
             if number >= position.journal:
                 continue
             path = join(self._directory, journal_name(number))
@@ -241,8 +244,7 @@ class Segments:
         try:
             file = self._files.open(path, write=False)
         except OSError as error:
-            if error.errno not in NONE_FREE:
-                raise
+            disk.raise_other(error)
             return False
         try:
             return self._segment_bytes <= file.size() <= 4 * self._segment_bytes

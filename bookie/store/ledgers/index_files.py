@@ -138,7 +138,7 @@ class LedgerIndexFile:
 
     def tidy(self) -> None:
         """Not synced: a name that comes back after a crash is removed by the next start."""
-        for other in self._files.list_directory(self._directory):
+        for other in disk.needless_in(self._files, self._directory):
             if other != name(self.generation):
                 self._files.remove(join(self._directory, other))
 

@@ -9,8 +9,13 @@ A write that finds no room fails, and none of it counts (store/disk.py). Then, i
     a start                  gives up the reserve, then the journals that wait for their use, then those that it has
                              replayed and flushed, and begins again
 
+Without a free descriptor the disk is not full (NoDescriptor): the reserve stays, and no adds are ended. The checkpoint
+is made again soon (checkpoint_scheduler.py). `without_descriptor` holds until then, and adds that find memory full do
+not wait for it (bookie/requests/adds.py).
+
 `keep` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
-when the disk has room for it. Guarded by tests/bookie/node/test_full_disk.py.
+when the disk has room for it.
+Guarded by tests/bookie/node/test_full_disk.py, tests/bookie/node/test_few_descriptors.py.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ class Headroom:
         self._checkpoint = checkpoint
         self._journal = journal
         self.flush_blocked = False
+        self.without_descriptor = False  # the last checkpoint found none free
         self.on_no_space = on_no_space
 
     async def usage(self) -> tuple[int, int]:
@@ -63,7 +69,8 @@ class Headroom:
         return self._reserve.held
 
     async def keep(self, used_share_max: float) -> bool:
-        """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then."""
+        """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then.
+        OSError, NoDescriptor: that cannot be said now."""
         if self.no_space:
             await self._make()
             await self._try_again()
@@ -94,16 +101,23 @@ class Headroom:
         """Runs the action, and once more if the reserve could be given up for it. NoSpace."""
         try:
             await action()
+        except disk.NoDescriptor:
+            raise
         except disk.NoSpace:
             if not await self._make():
                 raise
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """A checkpoint; NoSpace, and then it is tried again by `keep`."""
+        """A checkpoint; NoSpace, and then it is tried again by `keep`, or NoDescriptor."""
         try:
             await self.found_for(checkpoint)
-            self.flush_blocked = False
+            self.flush_blocked = self.without_descriptor = False
+        except disk.NoDescriptor as error:
+            if not self.without_descriptor:
+                _LOG.error("no file descriptor is free for a checkpoint; adds are busy when memory is full: %s", error)
+            self.without_descriptor = True
+            raise
         except disk.NoSpace:
             self.flush_blocked = True
             self.on_no_space()

@@ -61,7 +61,7 @@ class Reserve:
         return True
 
     def fill(self, used_share_max: float) -> None:
-        """Takes it again, if less of the disk is used then than this share."""
+        """Takes it again, if less of the disk is used then than this share. NoDescriptor."""
         total, free = self._files.disk_usage(self._directory)
         size = self.size_bytes()
         missing = max(size - self._there(), 0)
@@ -69,6 +69,8 @@ class Reserve:
             return
         try:
             self._allocate(size)
+        except disk.NoDescriptor:
+            raise
         except disk.NoSpace:
             self.give_up()
             return
