@@ -305,6 +305,11 @@ class ByteStream(Protocol):
         """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
         ...
 
+    def admitted(self) -> None:
+        """The service knows its caller: the connection is no stranger any more, which others may push out.
+        ConnectionLost: its address has as many as it may have."""
+        ...
+
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         """How many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One reader
         at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader that

@@ -42,12 +42,14 @@ from ..http2.connection import (
     STREAM_WINDOW,
     Http2Connection,
     Http2Stream,
+    peer_of,
 )
 from ..http2.frames import Code, Setting
 from ..http2.headers import Header, HeaderDecoder, block
 from ..memory.descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
-from ..tcp.listening import listen
+from ..tcp.listening import Listening, listen
+from ..tcp.strangers import Strangers
 from .access import HEADER, server_context
 from .callers import Callers
 from .envelope import copied_tags
@@ -60,8 +62,6 @@ HANDLERS_TIMEOUT_S = 1.0
 """How long a server that closes lets handlers end by themselves after their callers were disconnected."""
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
-STRANGERS_MIN = 16
-"""Connections without a call that was admitted, of a listener: half of all, and these at least."""
 STRANGER_LOOKS = 4
 """A connection without a call that was admitted is closed after so many."""
 
@@ -79,7 +79,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 class GrpcServing:
     """A listening gRPC server."""
 
-    def __init__(self, listener: _Listener, server: asyncio.Server, endpoint: Endpoint) -> None:
+    def __init__(self, listener: _Listener, server: Listening, endpoint: Endpoint) -> None:
         self._listener = listener
         self._server = server
         self._endpoint = endpoint
@@ -115,8 +115,8 @@ async def serve(
     that cannot be used."""
     listener = _Listener(services, access, clock)
     tls = server_context(access.tls) if access.tls is not None else None
-    server = await listen(endpoint, lambda: _ServerConnection(listener), tls)
-    return GrpcServing(listener, server, Endpoint(endpoint.host, server.sockets[0].getsockname()[1]))
+    server = await listen(endpoint, lambda: _ServerConnection(listener), tls, access.limits)
+    return GrpcServing(listener, server, Endpoint(endpoint.host, server.port))
 
 
 # ---------------------------------------------------------------------------------- a request's head
@@ -177,23 +177,21 @@ class _Listener:
         self.methods = {each.target.path: each for name, handler in services for each in _methods(name, handler)}
         self.handlers: dict[asyncio.Task[None], None] = {}
         self.connections: dict[_ServerConnection, None] = {}
-        self.strangers: dict[_ServerConnection, None] = {}  # without a call that was admitted, the oldest first
-        most = access.limits.connections
-        self.strangers_max = max(most // 2, min(most, STRANGERS_MIN))
+        self.strangers = Strangers(access.limits)  # without a call that was admitted
         self.callers = Callers(access.guard, clock)
         self.memory = access.memory
         self.streams = OpenStreams(access.limits, access.memory.answers)
         self.closed = False
         self._under_way = 0
 
-    def is_full(self) -> bool:
-        """For one connection more. The oldest stranger leaves for it, when it had the time for a first call."""
-        if len(self.strangers) >= self.strangers_max:
-            oldest = next(iter(self.strangers))
-            if not oldest.had_time:
-                return True
-            oldest.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
-        return len(self.connections) >= self.access.limits.connections
+    def takes(self, connection: _ServerConnection) -> bool:
+        """Whether there is room for it, and a place among the strangers."""
+        if self.closed or not self.strangers.came(connection, connection.peer):
+            return False
+        if len(self.connections) < self.access.limits.connections and PROCESS.connection():
+            return True
+        self.strangers.left(connection)
+        return False
 
     def spawn(self, coroutine: Any, connection: _ServerConnection) -> None:
         """Runs a call's handler. Its errors are the call's; what is raised here is a fault of this module."""
@@ -284,28 +282,32 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         listener = self._listener
-        if listener.closed or listener.is_full() or not PROCESS.connection():
+        self.peer = peer_of(transport)
+        if not listener.takes(self):
             self.is_lost = True
             transport.abort()  # type: ignore[attr-defined]
             return
-        listener.connections[self] = listener.strangers[self] = None
+        listener.connections[self] = None
         listener.memory.connections += 1
         super().connection_made(transport)
 
     @property
-    def had_time(self) -> bool:
-        """For a first call."""
-        return self._looks > 0 and not self.calls
+    def is_busy(self) -> bool:
+        """Its first call is being authenticated."""
+        return self.calls > 0
+
+    def leave(self) -> None:
+        self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
     def admitted(self) -> None:
         """A call of it was, for the first time."""
         self.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
-        self._listener.strangers.pop(self, None)
+        self._listener.strangers.left(self)
 
     def was_lost(self, error: MagnetarError) -> None:
         if self in self._listener.connections:
             del self._listener.connections[self]
-            self._listener.strangers.pop(self, None)
+            self._listener.strangers.left(self)
             self._listener.memory.connections -= 1
             PROCESS.connection_over()
 

@@ -241,9 +241,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        name = transport.get_extra_info("peername")
-        if isinstance(name, tuple):
-            self.peer = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self.peer = peer_of(transport)
         self._transport.write(self._first)
         self._timer = self._loop.call_later(LOOK_S, self._look)
 
@@ -960,6 +958,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.abort(ConnectionLost(f"{self.peer} answers no ping"))
         else:
             self.looked(self._looks)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    if not isinstance(name, tuple):
+        return "?"
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
 _OF_HEADERS = (frames.HEADERS, CONTINUATION)

@@ -48,6 +48,9 @@ class SimByteStream:
     def caller(self) -> Caller:
         return Caller(self.peer)
 
+    def admitted(self) -> None:
+        """Simulated connections are not bounded."""
+
     @property
     def queued_bytes(self) -> int:
         return len(self._out)

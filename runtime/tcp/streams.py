@@ -14,7 +14,8 @@ from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
 from ..memory.descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
-from .listening import listen
+from .listening import Listening, listen
+from .strangers import Strangers
 from .tls import caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
@@ -29,11 +30,13 @@ class TcpStream(asyncio.BufferedProtocol):
     """A `runtime.network.ByteStream` over a socket: it reads straight into the reader's buffer."""
 
     def __init__(
-        self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None
-    ) -> None:
-        """`accepted`: is told when the connection is made."""
+        self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
+        known: Callable[[TcpStream], None] = lambda stream: None,
+    ) -> None:  # fmt: skip
+        """`accepted`: is told when the connection is made; `known`: when its caller is known. May raise."""
         self.peer = "?"
         self.guard = guard
+        self._known = known
         self._accepted = accepted
         self._transport: asyncio.Transport
         self._room: Room | None = None  # of the reader that waits …
@@ -113,6 +116,14 @@ class TcpStream(asyncio.BufferedProtocol):
         found = tls.getpeercert(binary_form=True)
         return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
+    def admitted(self) -> None:
+        self._known(self)
+
+    is_busy = False
+
+    def leave(self) -> None:
+        self.abort()
+
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
         while self._early:
             into = room()
@@ -163,9 +174,11 @@ class TcpServing:
     def __init__(self, service: ByteService, access: ListenerAccess) -> None:
         self._service = service
         self._access = access
-        self._server: asyncio.Server
+        self._server: Listening
         self._handlers = Tasks()
-        self._of_address: Counter[str] = Counter()
+        self.strangers = Strangers(access.limits)
+        self._known: dict[TcpStream, str] = {}  # with their addresses
+        self._of_address: Counter[str] = Counter()  # those that are known
         self.endpoint: Endpoint
 
     @property
@@ -174,19 +187,33 @@ class TcpServing:
 
     async def listen(self, endpoint: Endpoint) -> None:
         tls = listener_context(self._access.tls) if self._access.tls is not None else None
-        self._server = await listen(endpoint, lambda: TcpStream(self._accept, self._access.guard), tls)
-        self.endpoint = Endpoint(endpoint.host, self._server.sockets[0].getsockname()[1])
+        access = self._access
+        made = lambda: TcpStream(self._accept, access.guard, self._admit)
+        self._server = await listen(endpoint, made, tls, access.limits)
+        self.endpoint = Endpoint(endpoint.host, self._server.port)
 
     def _accept(self, stream: TcpStream) -> None:
-        limits, place = self._access.limits, network_of(stream.peer)
-        full = len(self._handlers) >= limits.connections or self._of_address[place] >= limits.streams_per_address
-        if self._handlers.closed or full or not PROCESS.connection():
+        if self._handlers.closed or not self.strangers.came(stream, stream.peer):
+            stream.abort()
+        elif len(self.strangers) + len(self._known) > self._access.limits.connections or not PROCESS.connection():
+            self.strangers.left(stream)
             stream.abort()
         else:
-            self._of_address[place] += 1
-            self._handlers.spawn(self._handle(stream, place), "bytes-connection")
+            self._handlers.spawn(self._handle(stream), "bytes-connection")
 
-    async def _handle(self, stream: TcpStream, place: str) -> None:
+    def _admit(self, stream: TcpStream) -> None:
+        """ConnectionLost: its address has as many connections as it may have."""
+        if stream in self._known or stream not in self.strangers:
+            return
+        self.strangers.left(stream)
+        place, most = network_of(stream.peer), self._access.limits.streams_per_address
+        if self._of_address[place] >= most:
+            stream.abort()
+            raise ConnectionLost(f"{place} has {most} connections")
+        self._known[stream] = place
+        self._of_address[place] += 1
+
+    async def _handle(self, stream: TcpStream) -> None:
         self._access.memory.connections += 1
         try:
             await self._service(stream)
@@ -198,9 +225,12 @@ class TcpServing:
             self._access.memory.connections -= 1
             PROCESS.connection_over()
             await stream.close()
-            self._of_address[place] -= 1
-            if not self._of_address[place]:
-                del self._of_address[place]
+            self.strangers.left(stream)
+            place = self._known.pop(stream, None)
+            if place is not None:
+                self._of_address[place] -= 1
+                if not self._of_address[place]:
+                    del self._of_address[place]
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Accepts no more connections; open ones have `grace_s`, then they are closed. Idempotent."""

@@ -300,6 +300,7 @@ class Connection:
             await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
             await self._refuse(error)
+        self._stream.admitted()
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)

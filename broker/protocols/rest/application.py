@@ -134,6 +134,7 @@ class Application:
         """BackPressure; Unauthenticated and what else the guard raises."""
         caller: Caller = request.state.caller
         if not self._callers.asks:
+            request.state.admitted()
             return CallContext(caller.peer)
         path = f"http.Http/{row.handler.__name__}"
         values = request.headers.getlist("authorization")
@@ -147,9 +148,11 @@ class Application:
             raise BackPressure(f"{AUTHENTICATIONS} callers are being authenticated: try again")
         self._authenticating += 1
         try:
-            return CallContext(caller.peer, await self._callers.admitted(caller, path))
+            principal = await self._callers.admitted(caller, path)
         finally:
             self._authenticating -= 1
+        request.state.admitted()
+        return CallContext(caller.peer, principal)
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
         """307 to the owner of the topic; 503 where that serves no HTTP."""

@@ -131,7 +131,7 @@ class _Connection:
         self._transport = _Transport(stream, self._full)
         self._draining = False
         self._state = ServerState()  # has the tasks of this connection's requests
-        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller})
+        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": stream.admitted})
         self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
         self._lines = 0  # of the head that comes
         self._tasks = Tasks()
