@@ -8,6 +8,12 @@ changed the names of the fields and not their values. Lines go to the logger `ma
 whatever its log level, or to the file that the section [audit] of the settings names. Denials of one caller are written
 at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line. A caller whose credentials
 are refused has no name: its lines are counted by its address.
+
+An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its role,
+whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the same
+result, has that bound. `left_out` says how many more there were: in the next such line, or in one of its own when the
+time is over and anything else is written.
+Guarding tests: tests/runtime/monitoring/test_audit.py.
 """
 
 from __future__ import annotations
@@ -25,20 +31,62 @@ _LOG = logging.getLogger(AUDIT)
 
 DENIALS_MAX = 10
 DENIALS_S = 1.0
+ACTS_MAX = 10
+ACTS_S = 60.0
 CALLERS_MAX = 1000
 """Callers whose denials are counted; the one that was denied longest ago is forgotten first."""
 NAME_CHARACTERS_MAX = 256
 
 
+class _Repeated:
+    """An act in its time: since when, how often, and what a line of its own would say."""
+
+    __slots__ = ("act", "count", "on", "principal", "result", "since")
+
+    def __init__(self, since: float, principal: Principal, act: str, on: str, result: str) -> None:
+        self.since, self.count = since, 0
+        self.principal, self.act, self.on, self.result = principal, act, on, result
+
+
 class AuditLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._acts: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()  # the one that began first is first
         self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
 
-    def act(self, principal: Principal, peer: str, act: str, on: str, result: str, **more: object) -> None:
-        """An administrative act, once it has its result. A LOCAL caller has no name to write down."""
-        if principal.kind is not PrincipalKind.LOCAL:
+    def act(
+        self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
+        **more: object,
+    ) -> None:  # fmt: skip
+        """An act, once it has its result. A LOCAL caller has no name to write down."""
+        if principal.kind is PrincipalKind.LOCAL:
+            return
+        now, name = self._clock.monotonic(), str(principal)
+        key = (name, act, on[:NAME_CHARACTERS_MAX], result) if is_administration else (name, act)
+        found = self._acts.get(key)
+        if found is not None and now - found.since >= ACTS_S:
+            del self._acts[key]
+            if left_out := max(0, found.count - ACTS_MAX):
+                more["left_out"] = left_out
+            found = None
+        self._tell_old(now)
+        if found is None:
+            same = (on, result) if is_administration else ("", "")
+            found = self._acts[key] = _Repeated(now, principal, act, *same)
+        found.count += 1
+        if found.count <= ACTS_MAX:
             self._write(principal, act, on, result, **{"from": peer}, **more)
+
+    def _tell_old(self, now: float) -> None:
+        """Forgets acts whose time is over, and the oldest when there are too many; says what of them was left out."""
+        while self._acts:
+            key, oldest = next(iter(self._acts.items()))
+            if now - oldest.since < ACTS_S and len(self._acts) < CALLERS_MAX:
+                return
+            del self._acts[key]
+            if oldest.count > ACTS_MAX:
+                left_out = oldest.count - ACTS_MAX
+                self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
 
     def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         self._denied(str(principal), principal, act, on, why, peer)

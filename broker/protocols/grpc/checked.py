@@ -52,16 +52,29 @@ def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Han
             await _authorize(path, rule, request, context, access)
         if not act:
             return await handler(request, context)
+        result = "done"
         try:
-            reply = await handler(request, context)
+            return await handler(request, context)
         except BaseException as error:
             result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
-            access.audit.act(context.principal, context.peer, path, _subject(request), result, fields=_fields(request))
             raise
-        access.audit.act(context.principal, context.peer, path, _subject(request), "done", fields=_fields(request))
-        return reply
+        finally:
+            access.audit.act(
+                context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
+                is_administration=may_everything(context.principal)
+                or _needed(path, rule, request) in _OF_ADMINISTRATORS,
+            )  # fmt: skip
 
     return call
+
+
+_OF_ADMINISTRATORS = frozenset((Permission.MANAGE, Permission.OPERATE))
+
+
+def _needed(path: str, rule: Rule, request: Any) -> Permission:
+    if path in EVERY_SUBSCRIPTION and rule.subscription and not getattr(request, rule.subscription):
+        return Permission.MANAGE
+    return rule.permission
 
 
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
@@ -72,11 +85,8 @@ async def authorize(path: str, request: Any, context: CallContext, access: Autho
 
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
     """Unauthorized; InvalidName of what the request names."""
-    permission, principal, subscription = rule.permission, context.principal, ""
-    if rule.subscription:
-        subscription = getattr(request, rule.subscription)
-        if not subscription and path in EVERY_SUBSCRIPTION:
-            permission = Permission.MANAGE
+    permission, principal = _needed(path, rule, request), context.principal
+    subscription = getattr(request, rule.subscription) if rule.subscription else ""
     if rule.on is On.PLACE:
         topic, namespace = request.topic, request.namespace
     else:

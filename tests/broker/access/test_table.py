@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from magnetar.broker.access.core.table import RULES, On, Permission, Rule
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
+from magnetar.runtime.monitoring.audit import ACTS_MAX
 from magnetar.runtime.network import rpc
 from tests.broker.access.roles import ROOT, Roles, roles
 
@@ -262,3 +264,22 @@ async def test_the_audit_log_says_who_did_what_with_which_result(acme: Roles, ca
 
 def test_every_permission_is_used() -> None:
     assert {rule.permission for rule in RULES.values()} == set(Permission)
+
+
+async def test_a_role_with_a_grant_that_acts_in_a_loop_is_counted_and_no_act_of_an_administrator_is_left_out(
+    acme: Roles, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("magnetar.audit"), "propagate", True)
+    caplog.set_level(logging.INFO, "magnetar.audit")
+    for number in range(3 * ACTS_MAX):
+        subscription = {"topic": TOPIC, "name": f"s{number}"}
+        await acme.call("c-topic", "Admin.CreateSubscription", wire.SubscriptionSpec(**subscription))
+        await acme.call("c-topic", "Admin.DeleteSubscription", wire.DeleteSubscriptionRequest(**subscription))
+        await acme.call("acme-admin", "Admin.CreateTopic", wire.TopicSpec(name=f"{TOPIC}{number}"))
+    lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == "magnetar.audit"]
+    acts = Counter((each["principal"], each["act"]) for each in lines)
+    assert acts == {
+        ("client:c-topic", "Admin.CreateSubscription"): ACTS_MAX,
+        ("client:c-topic", "Admin.DeleteSubscription"): ACTS_MAX,
+        ("client:acme-admin", "Admin.CreateTopic"): 3 * ACTS_MAX,
+    }
