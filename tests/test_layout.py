@@ -350,6 +350,7 @@ BARE_TASKS = {
 """Module → why it may start a task without `runtime/tasks.py` and `runtime/supervisor.py`."""
 
 OTHER_CLOCKS = {
+    "runtime/tcp/share.py": "what strangers have of a loop, by the loop's time",
     "runtime/clock.py": "the clock",
     "runtime/http2/connection.py": "a slice of the loop's turn, per frame: nothing there is simulated",
     "runtime/peer/accepted.py": "when the log was told last: nothing there is simulated",

@@ -49,6 +49,7 @@ from ..http2.headers import Header, HeaderDecoder, block
 from ..memory.descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
 from ..tcp.listening import Listening, listen
+from ..tcp.share import Share
 from ..tcp.strangers import Strangers
 from .access import HEADER, server_context
 from .callers import Callers
@@ -180,6 +181,7 @@ class _Listener:
         self.strangers = Strangers(access.limits)  # without a call that was admitted
         self.callers = Callers(access.guard, clock)
         self.memory = access.memory
+        self.share = Share()
         self.streams = OpenStreams(access.limits, access.memory.answers)
         self.closed = False
         self._under_way = 0
@@ -245,6 +247,7 @@ class _Listener:
     def cut_all(self) -> None:
         for connection in list(self.connections):
             connection.close(ConnectionLost("the server is closing"))
+        self.share.close()
 
 
 def _methods(name: str, handler: object) -> list[_Method]:
@@ -271,6 +274,7 @@ class _ServerConnection(Http2Connection[_Head]):
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
         self.be_patient(PATIENCE, PATIENCE_RATE / 100)
+        self.share = listener.share
         self._listener = listener
         self._last = 0
         self._greeting = b""

@@ -13,7 +13,8 @@ stranger can make this process keep no more. Bytes that the service has read are
 **Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
 beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
 What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
-tenth of the loop, and the steps of an honest call have their turns between.
+tenth of the loop, and the steps of an honest call have their turns between. At a server all that rest, and all whose
+callers are not known, have such a part together (runtime/tcp/share.py), however many they are.
 **Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
 and what is refused is charged (`charge`). A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with
 a call that was admitted; it grows by PATIENCE_RATE a second. Past it the connection ends: ENHANCE_YOUR_CALM.
@@ -38,6 +39,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..files import Buffer
+from ..tcp.share import Share, Turn
 from . import frames
 from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting
 from .headers import HeaderDecoder
@@ -77,6 +79,12 @@ CALL_S = 0.0001
 CHARGED_A_TURN = 100
 """Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
 REST_S = 0.002
+
+STRANGERS_TURN = 25
+STRANGERS_BYTES = 256
+"""The slice of a stranger that has waited, and between two looks at it: many wait."""
+LIGHT = 64
+"""A stranger that was charged less goes before the others: an honest one is charged about ten."""
 
 PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
 """Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
@@ -194,13 +202,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._until = 0.0  # of the slice
         self._rest = memoryview(b"")  # came, and waits for a later turn
         self._ahead = b""  # of the padded DATA that is being taken: comes before `_rest`
-        self._later: asyncio.Handle | None = None
+        self._later: asyncio.Handle | Turn | None = None
         # what carries nothing
         self._patience = self._patience_max = math.inf  # a client has chosen its server
         self._patience_rate = 0.0
         self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
         self._patience_since = self._loop.time()
         self._charged = 0.0  # less CHARGED_A_TURN for each slice
+        self.share: Share | None = None  # of the port, whose connections are bounded together
+        self._drawn = 0  # charged to it
         self._granted = 0  # by the other end: of the connection's window …
         self._granted_streams = 0  # … and of all streams'
         self._granted_most = 0  # more than was sent, of the connection's window …
@@ -276,7 +286,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                     self._data_ended()
             elif not self.is_lost:
                 view = self.preface(self._view[:nbytes])
-                taken = self._take(view)
+                taken = 0 if self._must_wait else self._take(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
         except Exception as error:
@@ -290,17 +300,26 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self._later is None and not self._transport.is_closing():
             self._transport.pause_reading()
         tired = self._charged >= CHARGED_A_TURN
-        self._later = self._rest_later() if tired else self._loop.call_soon(self._go_on)
+        self._later = self._rest_later() if tired or self._must_wait else self._loop.call_soon(self._go_on)
 
-    def _rest_later(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(REST_S, self._go_on)
+    @property
+    def _must_wait(self) -> bool:
+        """Of a stranger: all strangers of the port have used up what they have together."""
+        return not self.is_known and self.share is not None and self.share.is_spent
+
+    def _rest_later(self) -> asyncio.TimerHandle | Turn:
+        if self.share is None:
+            return self._loop.call_later(REST_S, self._go_on)
+        if self.is_known:
+            self.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
+        return self.share.later(self._go_on, is_light=self._drawn < LIGHT)
 
     def _go_on(self) -> None:
         if self.is_lost:
             return
         self._heard = True  # what waits here has come
         self._until = perf_counter() + SLICE_S
-        self._charged = max(self._charged - CHARGED_A_TURN, 0.0)
+        self._charged = max(self._charged - CHARGED_A_TURN, 0.0 if self.is_known else CHARGED_A_TURN - STRANGERS_TURN)
         rest = self._rest
         try:
             taken = self._take(rest)
@@ -341,13 +360,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     # ------------------------------------------------------------------ in
     def _take(self, view: memoryview) -> int:
         """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
-        offset, end, look = 0, len(view), SLICE_BYTES
+        step = SLICE_BYTES if self.is_known else STRANGERS_BYTES
+        offset, end, look = 0, len(view), step
         unpack = frames.HEADER.unpack_from
         while offset < end and not self.is_lost:
             if offset >= look:
-                if perf_counter() >= self._until or self._charged >= CHARGED_A_TURN:
+                if perf_counter() >= self._until or self._charged >= CHARGED_A_TURN or self._must_wait:
                     return offset
-                look = offset + SLICE_BYTES
+                look = offset + step
             if self._data_left:
                 size = min(self._data_left, end - offset)
                 taken = self._take_data(view[offset : offset + size], size)
@@ -686,6 +706,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             return
         self._charged += frames_
         self._patience -= frames_
+        if not self.is_known and self.share is not None:
+            self._drawn += frames_
+            self.share.spend(frames_)
         if self._patience < 0:
             now = self._loop.time()
             more = (now - self._patience_since) * self._patience_rate

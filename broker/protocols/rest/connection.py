@@ -3,6 +3,8 @@
 uvicorn expects a transport of asyncio; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
 certificates, and the simulated network are those of every other listener.
 
+All connections whose callers are not known have a share of the loop together (runtime/tcp/share.py).
+
 Bounds: a request's head has HEAD_BYTES and HEAD_LINES_MAX; what came is handled in slices, with a turn of the loop
 between two; between its first byte and its last it takes `request_s`, not counted while the
 server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
@@ -28,11 +30,16 @@ from ....proto.errors import ConnectionLost
 from ....runtime.clock import Clock
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream
 from ....runtime.tasks import Tasks
+from ....runtime.tcp.share import Share
 from ...common.turns import Turns
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256
 """Of a head: h11 takes 10 µs for a header."""
+LINE_COST = 8
+"""In frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
+LIGHT = 512
+"""A connection whose caller is not known and that was charged less goes before the others: of a request's head."""
 LINES_AT_ONCE = 32
 """Of what came: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200 ms."""
 KEEP_ALIVE_S = 60
@@ -50,6 +57,7 @@ class Connections:
         self._clock = clock
         self._request_s = request_s
         self._open: set[_Connection] = set()
+        self._share = Share()
         self._config = Config(
             application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
@@ -58,7 +66,7 @@ class Connections:
         self._config.load()
 
     async def serve(self, stream: ByteStream) -> None:
-        connection = _Connection(self._config, stream, self._clock, self._request_s)
+        connection = _Connection(self._config, stream, self._clock, self._request_s, self._share)
         self._open.add(connection)
         try:
             await connection.serve()
@@ -68,6 +76,7 @@ class Connections:
     def shut_down(self) -> None:
         for each in list(self._open):
             each.shut_down()
+        self._share.close()
 
 
 class _Transport(asyncio.Transport):
@@ -124,14 +133,16 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class _Connection:
-    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float) -> None:
+    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: Share) -> None:
         self._stream = stream
         self._clock = clock
         self._request_s = request_s
         self._transport = _Transport(stream, self._full)
         self._draining = False
         self._state = ServerState()  # has the tasks of this connection's requests
-        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": stream.admitted})
+        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": self._admitted})
+        self._share: Share | None = share  # None: a caller of it is known
+        self._drawn = 0  # charged to it
         self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
         self._lines = 0  # of the head that comes
         self._tasks = Tasks()
@@ -201,6 +212,10 @@ class _Connection:
             if self._transport.is_closing():
                 return True
             await self._transport.readable.wait()
+            if self._share is not None:
+                cost = LINE_COST * (1 + piece.count(b"\n"))
+                await self._share.turn(cost, is_light=self._drawn < LIGHT)
+                self._drawn += cost
             self._protocol.data_received(piece)
             is_head = self._protocol.conn.their_state is h11.IDLE
             self._lines = self._lines + piece.count(b"\n") if is_head else 0
@@ -209,6 +224,10 @@ class _Connection:
             if turns.over:
                 await turns.next()
         return True
+
+    def _admitted(self) -> None:
+        self._share = None
+        self._stream.admitted()
 
     async def _some(self) -> bytes:
         """Empty: the other end sends no more. A connection that waits holds no buffer."""

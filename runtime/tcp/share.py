@@ -1,0 +1,120 @@
+"""What the connections of a port that are strangers, or send too much that carries nothing, have of the loop together.
+
+    share.spend(frames)          what such a connection was charged (`Http2Connection.charge`)
+    share.is_spent               nothing is left now: a stranger's bytes wait
+    share.later(go_on, is_light) calls it when something is left again; `turn` waits for that
+
+Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
+the oldest stranger is the first that others push out (runtime/tcp/strangers.py). The others go in turn.
+
+Each connection has a budget of its own (`PATIENCE`), and a slice of a turn. A thousand of them would have the whole
+loop all the same. So all of them together have SHARE_RATE: a twelfth of the loop, however many they are. Callers that
+were admitted, and send what carries something, spend nothing here and wait for nothing.
+Guarding tests: tests/runtime/tcp/test_share.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+SHARE_RATE = 50_000.0
+"""Frames that carry nothing a second, of 1.5 µs each."""
+SHARE_MOST = 2_000.0
+"""What may be saved: 3 ms."""
+LOOK_S = 0.002
+TIDY_MIN = 256
+
+
+class Turn:
+    """Of one connection that waits; its end cancels it."""
+
+    __slots__ = ("go_on",)
+
+    def __init__(self, go_on: Callable[[], None]) -> None:
+        self.go_on: Callable[[], None] | None = go_on
+
+    def cancel(self) -> None:
+        self.go_on = None
+
+
+class Share:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        self._left = SHARE_MOST
+        self._since = self._loop.time()
+        self._light: list[Turn] = []  # the latest goes first
+        self._heavy: deque[Turn] = deque()
+        self._tidy_above = TIDY_MIN  # so many wait, with those that are over
+        self._timer: asyncio.TimerHandle | None = None
+        self.spent = 0  # in all
+
+    def spend(self, frames: int) -> None:
+        self._left -= frames
+        self.spent += frames
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0 and self._refilled() <= 0
+
+    def _refilled(self) -> float:
+        now = self._loop.time()
+        self._left = min(self._left + (now - self._since) * SHARE_RATE, SHARE_MOST)
+        self._since = now
+        return self._left
+
+    def later(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
+        """Not before LOOK_S."""
+        turn = Turn(go_on)
+        (self._light if is_light else self._heavy).append(turn)
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+        return turn
+
+    def _look(self) -> None:
+        """Each that waits now has one turn at most; what it does is spent before the next one's."""
+        self._timer = None
+        left = self._refilled()
+        if len(self._light) + len(self._heavy) > self._tidy_above:
+            self._light = [each for each in self._light if each.go_on is not None]
+            self._heavy = deque(each for each in self._heavy if each.go_on is not None)
+            self._tidy_above = 2 * (len(self._light) + len(self._heavy)) + TIDY_MIN
+        light, self._light = self._light, []
+        while light and left > 0:
+            left = self._take(light.pop())
+        self._light = light + self._light
+        for _ in range(len(self._heavy)):
+            if left <= 0:
+                break
+            left = self._take(self._heavy.popleft())
+        if self._timer is None and (self._light or self._heavy):
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    async def turn(self, frames: int, *, is_light: bool) -> None:
+        """Returns when something is left; so many frames are spent by then."""
+        if not self.is_spent:
+            self.spend(frames)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            self.spend(frames)
+            waiter.set_result(None)
+
+        turn = self.later(go_on, is_light=is_light)
+        try:
+            await waiter
+        finally:
+            turn.cancel()
+
+    def _take(self, turn: Turn) -> float:
+        if turn.go_on is not None:
+            turn.go_on()
+        return self._left
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._light.clear()
+        self._heavy.clear()
