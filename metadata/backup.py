@@ -35,7 +35,7 @@ class Contents(NamedTuple):
     revision: int
     highest: int  # ledger id that was allocated, 0: none
     ledgers: frozenset[int]
-    bookies: tuple[tuple[str, str], ...]  # (id, endpoint) of those that were registered
+    bookies: tuple[BookieRecord, ...]  # that were registered; one whose record is damaged has no endpoint
 
 
 def look(path: str) -> Contents:
@@ -51,7 +51,7 @@ def look(path: str) -> Contents:
         finally:
             tree.close()
     finally:
-        _remove(scratch)
+        remove(scratch)
 
 
 def _contents(tree: Tree) -> Contents:
@@ -60,9 +60,9 @@ def _contents(tree: Tree) -> Contents:
         node = tree.get(paths.bookie(name))
         try:
             if node is not None:
-                bookies.append((name, decode(node.value, BookieRecord, paths.bookie(name)).endpoint))
+                bookies.append(decode(node.value, BookieRecord, paths.bookie(name)))
         except DamagedRecord:  # it cannot be asked
-            bookies.append((name, ""))
+            bookies.append(BookieRecord(bookie=name, endpoint=""))
     ledgers = frozenset(ledgers_in(paths.LEDGERS, tree.children(paths.LEDGERS)))
     return Contents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
 
@@ -74,7 +74,7 @@ def _next_id(tree: Tree) -> int:
 
 def restore(backup: str, target: str, least_id: int, token: str) -> str:
     """Returns where the replaced file is kept, "" for none. Busy: the service runs."""
-    _check_stopped(target)
+    check_stopped(target)
     scratch = f"{target}.restoring"
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     _copy(backup, scratch)
@@ -92,8 +92,8 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
     return kept
 
 
-def _check_stopped(target: str) -> None:
-    """A process that has the file open has locked it."""
+def check_stopped(target: str) -> None:
+    """Busy: a process that has the file open has locked it."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -125,7 +125,7 @@ def _set_aside(target: str) -> str:
 
 def _copy(source: str, to: str) -> None:
     """Copies the file with its write-ahead log."""
-    _remove(to)
+    remove(to)
     private_file(to)
     shutil.copyfile(source, to)
     if os.path.exists(f"{source}-wal"):
@@ -133,7 +133,8 @@ def _copy(source: str, to: str) -> None:
         shutil.copyfile(f"{source}-wal", f"{to}-wal")
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """The file and its write-ahead log, where they are."""
     for end in ("", "-wal", "-shm"):
         if os.path.exists(path + end):
             os.remove(path + end)

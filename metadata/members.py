@@ -86,6 +86,10 @@ class Members:
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
+    def keys_of(self, role: str) -> list[str]:
+        """The public keys that processes of the role show now, as far as this process knows them."""
+        return sorted(key for key, each in self._known.items() if each.name.startswith(f"{role}/"))
+
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
         """Unavailable: the metadata do not answer, and the key is not among those that are known."""

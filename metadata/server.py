@@ -53,15 +53,16 @@ class MetadataServer:
 
     @classmethod
     async def start(
-        cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize
-    ) -> MetadataServer:
-        """`path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way. Raises
-        Busy (the port or the file is taken) and what SqliteStore.open raises."""
+        cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
+        service: type[MetadataService] | None = None,
+    ) -> MetadataServer:  # fmt: skip
+        """`path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way; `service`: another
+        handler than MetadataService. Raises Busy (the port or the file is taken) and what SqliteStore.open raises."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
             access = ListenerAccess(memory=memory)
-            serving = await world.network.serve(endpoint, [("Metadata", MetadataService(store))], access)
+            serving = await world.network.serve(endpoint, [("Metadata", (service or MetadataService)(store))], access)
         except BaseException:
             await store.close()
             raise

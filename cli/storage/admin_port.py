@@ -11,7 +11,9 @@ from ..common.exits import Failure
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
+    from ...runtime.access import PeerCalling
     from ...runtime.network import Peer
+    from ...runtime.world import World
     from ..common.session import Session
     from .operator import Operator
 
@@ -52,7 +54,6 @@ class BookiePeer:
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
         from ...runtime.access import CLEAR, PeerCalling
-        from ...runtime.network import Endpoint
         from .operator import Operator
 
         world, self._members = await (self._operator or Operator()).join()
@@ -62,6 +63,17 @@ class BookiePeer:
             if found is None:
                 raise NotFound(f"bookie {self.id} is not registered any more")
             access = PeerCalling(found.key)
+        return self._reach(world, access)
+
+    def join(self, world: World, key: str) -> None:
+        """Connects as the member that `world` is, to the process that has `key`: of one operator that asks many."""
+        from ...runtime.access import PeerCalling
+
+        self._peer = self._reach(world, PeerCalling(key))
+
+    def _reach(self, world: World, access: PeerCalling) -> Peer:
+        from ...runtime.network import Endpoint
+
         return world.network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes, access)
 
     async def close(self) -> None:

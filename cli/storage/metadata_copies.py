@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ..common.output import Output
 from ..common.session import YES, confirm
-from .operator import ROLE, SECURITY
+from ..run.members import section_of
+from .operator import METADATA, ROLE, SECURITY, Operator
 
 if TYPE_CHECKING:
     from ...metadata.backup import Contents
+    from ...metadata.members import Members
+    from ...metadata.records import BookieRecord
+    from ...runtime.world import World
+    from .admin_port import BookiePeer
 
 TIMEOUT_S = 600.0
 """For a copy: a gigabyte on a slow disk."""
 ASK_S = 5.0
+AGAIN_S = 0.25
+WAIT_S = 60.0
+"""Bookies come to a service that answers again within a second, and after their session's time at the latest."""
 
 OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
@@ -72,14 +81,26 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
     "--data", type=click.Path(file_okay=False, path_type=Path), default="magnetar-metadata", show_default=True,
     help="Folder of the metadata service, which is stopped.",
 )  # fmt: skip
+@SECURITY
+@METADATA
+@click.option("--listen", default="", metavar="HOST:PORT", help="With --security. The service's; default: --metadata.")
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
+    help="With --security. How long for the bookies to answer; all of them end it.",
+)  # fmt: skip
 @OUTPUT
 @YES
-def restore(copy: Path, data: Path, output: str, yes: bool) -> None:
+def restore(
+    copy: Path, data: Path, security: str | None, metadata_: str, listen: str, wait_s: float, output: str, yes: bool
+) -> None:
     """Put a copy in the place of the metadata's file, and say what is newer elsewhere.
 
     The service must be stopped; its file, if there is one, is kept beside the new one. The bookies that COPY names are
     asked which ledgers they saw: new ids begin above those, and bookies keep the ledgers that the copy does not contain
     until `magnetar bookies gc --now --force`.
+
+    With --security the command needs the certificates of the service and of an operator. It answers at the service's
+    address while it asks, for the members' keys alone, because bookies know an operator by them.
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """
@@ -87,8 +108,14 @@ def restore(copy: Path, data: Path, output: str, yes: bool) -> None:
 
     found = copies.look(str(copy))
     target = data.absolute() / "metadata.sqlite"
+    copies.check_stopped(str(target))
     before = _contents(target)
-    rows = _compare(found, before, asyncio.run(_ask(found)))
+    if section_of(security) is None:
+        answers = asyncio.run(_ask(found))
+    else:
+        where = Where(security, metadata_, listen or metadata_, str(copy), f"{target}.asking")
+        answers = asyncio.run(_ask_as_member(found, where, wait_s))
+    rows = _compare(found, before, answers)
     Output(output).rows(rows, ("where", "highestLedger", "newer"))
     confirm(f"Put {copy} (revision {found.revision}, ledger ids up to {found.highest}) in place of {target}", yes)
     least = max([found.highest, *(row["highestLedger"] for row in rows if isinstance(row["highestLedger"], int))])
@@ -111,21 +138,91 @@ def _contents(path: Path) -> Contents | None:
 
 async def _ask(found: Contents) -> dict[str, int | str]:
     """By bookie the largest ledger id that it has or had, or why it does not answer."""
-    from ...proto.errors import MagnetarError
-    from ..common.exits import Failure
     from .admin_port import BookiePeer
 
-    async def ask(id_: str, endpoint: str) -> int | str:
-        peer = BookiePeer(id_, endpoint, ASK_S)
-        try:
-            return int((await peer.ask("state"))["highestLedger"])
-        except (MagnetarError, Failure, ValueError, KeyError) as error:
-            return f"not asked: {error}"
-        finally:
-            await peer.close()
+    async def ask(bookie: BookieRecord) -> int | str:
+        if bookie.key:
+            return "not asked: it takes members alone; give --security FILE"
+        answer = await _highest(BookiePeer(bookie.bookie, bookie.endpoint, ASK_S))
+        return f"not asked: {answer}" if isinstance(answer, Exception) else answer
 
-    answers = await asyncio.gather(*(ask(*each) for each in found.bookies))
-    return {id_: answer for (id_, _), answer in zip(found.bookies, answers, strict=True)}
+    answers = await asyncio.gather(*map(ask, found.bookies))
+    return {bookie.bookie: answer for bookie, answer in zip(found.bookies, answers, strict=True)}
+
+
+async def _highest(peer: BookiePeer) -> int | Exception:
+    """The answer of a bookie, whose connection is closed then."""
+    from ...proto.errors import MagnetarError
+    from ..common.exits import Failure
+
+    try:
+        return int((await peer.ask("state"))["highestLedger"])
+    except (MagnetarError, Failure, ValueError, KeyError) as error:
+        return error
+    finally:
+        await peer.close()
+
+
+class Where(NamedTuple):
+    security: str | None
+    metadata: str
+    listen: str
+    copy: str
+    scratch: str
+
+
+async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
+    """As `_ask`, of bookies that take members alone (metadata/members_only.py)."""
+    from ...metadata.members_only import asking
+    from ...runtime.process import real_world
+    from ..run.members import as_member
+    from ..run.servers import endpoint, metadata_address
+
+    if not isinstance(metadata_address(where.metadata), type(endpoint(where.listen, "--listen"))):
+        raise click.UsageError("a ZooKeeper is restored with its own tools")
+    world = as_member(real_world(), where.security, "metadata")
+    os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
+    async with asking(world, endpoint(where.listen, "--listen"), where.copy, where.scratch):
+        operator, members = await Operator(where.security, where.metadata).join()
+        assert members is not None
+        try:
+            asked = Asking(operator, members, wait_s)
+            answers = await asyncio.gather(*map(asked.ask, found.bookies))
+        finally:
+            await members.close()
+    return {bookie.bookie: answer for bookie, answer in zip(found.bookies, answers, strict=True)}
+
+
+class Asking:
+    """Asks bookies by the keys that processes show meanwhile. The key in a copy is of the process that ran then: one
+    that was started since has another, and which of those that are shown is found by trying."""
+
+    def __init__(self, world: World, members: Members, wait_s: float) -> None:
+        self._world = world
+        self._members = members
+        self._until = world.clock.monotonic() + wait_s
+        self._taken: set[str] = set()  # keys whose bookies have answered
+
+    async def ask(self, bookie: BookieRecord) -> int | str:
+        from .admin_port import BookiePeer
+
+        why: object = "it shows no key; does it run, and reach --metadata?"
+        while True:
+            for key in self._likely(bookie):
+                peer = BookiePeer(bookie.bookie, bookie.endpoint, ASK_S)
+                peer.join(self._world, key)
+                answer = await _highest(peer)
+                if isinstance(answer, int):
+                    self._taken.add(key)
+                    return answer
+                why = answer
+            if self._world.clock.monotonic() >= self._until:
+                return f"not asked: {why}"
+            await asyncio.sleep(AGAIN_S)
+
+    def _likely(self, bookie: BookieRecord) -> list[str]:
+        shown = self._members.keys_of("bookie")
+        return [bookie.key] if bookie.key in shown else [key for key in shown if key not in self._taken]
 
 
 def _compare(found: Contents, before: Contents | None, bookies: dict[str, int | str]) -> list[dict[str, object]]:

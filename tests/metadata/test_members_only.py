@@ -1,0 +1,147 @@
+"""The service of a restore: members show their keys, everything else is as without a service, strangers stay out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from magnetar.metadata import paths, records
+from magnetar.metadata.members_only import asking
+from magnetar.metadata.messages import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request
+from magnetar.metadata.remote import connect_metadata
+from magnetar.metadata.server import MetadataServer
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized, Unavailable
+from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
+from magnetar.runtime.network import Channel, Endpoint
+from magnetar.runtime.peer.member import MemberNetwork
+from magnetar.runtime.process import real_world
+from magnetar.runtime.world import World
+from magnetar.security.authority import initialize
+from magnetar.security.members import member_network
+from magnetar.security.settings import SecuritySettings
+
+ANYWHERE = Endpoint("127.0.0.1", 0)
+KEY = "ab" * 32
+OWN = paths.member("operator", KEY)
+RECORD = records.encode(records.MemberRecord(role="operator", name="a", key=KEY), OWN)
+ELSEWHERE = ("/", "/incarnations", "/ledgers", "/ledgers/1", "/bookies", "/membersx", "/brokers/a", "/cluster/x")
+
+
+@asynccontextmanager
+async def served(folder: Path, world: World | None = None) -> AsyncIterator[MetadataServer]:
+    """Of a copy that has a ledger's record and a cluster's."""
+    world = world or real_world(1)
+    live = await MetadataServer.start(world, ANYWHERE, str(folder / "metadata.sqlite"))
+    session = live.store.session(10.0)
+    for path in (paths.CLUSTER, "/ledgers/1"):
+        await session.put(path, b"x", ABSENT)
+    await session.put("/brokers/a", b"x", ABSENT, ephemeral=True)
+    copy, _, _ = await live.store.back_up("copy")
+    await live.close()
+    before = content(copy)
+    async with asking(world, ANYWHERE, copy, str(folder / "scratch")) as server:
+        yield server
+    assert content(copy) == before
+    assert not any(name.startswith("scratch") for name in os.listdir(folder))
+
+
+def content(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+async def refused(channel: Channel, rpc: object, request: object) -> MagnetarError:
+    with pytest.raises(MagnetarError) as error:
+        await channel.call(rpc, request, timeout_s=10)  # type: ignore[arg-type]
+    return error.value
+
+
+async def test_members_are_shown_read_and_watched_and_the_revision_is_there(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        one, two = [await connect_metadata(real_world(1), server.endpoint, 5.0) for _ in range(2)]
+        changes = two.watch(paths.MEMBERS, await two.revision())
+        await one.commit([Delete(OWN, ANY), Put(OWN, RECORD, ABSENT, ephemeral=True)])
+        assert (await anext(changes)).path == OWN  # type: ignore[union-attr]
+        assert await two.children(paths.member("operator", "")[:-1]) == [KEY]
+        await one.close()
+        assert (await anext(changes)).path == OWN, "it ends with its session"  # type: ignore[union-attr]
+        assert await two.get(OWN) is None
+        await two.close()
+
+
+async def test_every_other_request_is_answered_as_without_a_service(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        channel = real_world(1).network.connect(server.endpoint)
+        store = await connect_metadata(real_world(1), server.endpoint, 5.0)
+        revision = await store.revision()
+        for path in ELSEWHERE:
+            for rpc in (GET, CHILDREN):
+                assert isinstance(await refused(channel, rpc, wire.GetRequest(path=path)), Unavailable), (rpc, path)
+        mine = Put(OWN, RECORD, ABSENT, ephemeral=True)
+        others: list[list[Operation]] = [
+            [Put("/ledgers/2", b"x", ABSENT)], [Delete("/ledgers/1", ANY)], [Check("/ledgers/1", 0)],
+            [mine, Delete("/ledgers/1", ANY)], [Put(paths.LEDGER_IDS, b"x", ANY)], [Put(paths.CLUSTER, b"x", ANY)],
+        ]  # fmt: skip
+        for operations in others:
+            request = commit_request(operations, store.session_id)
+            assert isinstance(await refused(channel, COMMIT, request), Unavailable), operations
+        assert isinstance(await refused(channel, BACKUP, wire.BackupRequest(name="b")), Unavailable)
+        assert await store.revision() == revision, "nothing was written"
+        await store.close()
+        await channel.close()
+
+
+async def test_a_session_of_the_stopped_service_is_neither_continued_nor_ended(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        channel = real_world(1).network.connect(server.endpoint)
+        stream = channel.stream(SESSION)
+        stream.send_nowait(wire.SessionRequest(open=wire.OpenSession(session="of-before", timeout_s=5.0)))
+        with pytest.raises(Unavailable):
+            await stream.receive()
+        await channel.close()
+
+
+def world_of(folder: Path, role: str) -> World:
+    settings = SecuritySettings.load(str(folder / "security.toml")).members
+    assert settings is not None
+    world = real_world(1)
+    return replace(world, network=member_network(world.network, settings, role, world.clock))
+
+
+def with_tls(files: TlsFiles) -> World:
+    world = real_world(1)
+    return replace(world, network=MemberNetwork(world.network, OPEN, CallerAccess(files)))
+
+
+async def test_strangers_and_other_roles_get_no_key_in(tmp_path: Path) -> None:
+    ours, theirs, data = tmp_path / "ours", tmp_path / "theirs", tmp_path / "data"
+    for folder, name in ((ours, "one"), (theirs, "two")):
+        initialize(folder, ["127.0.0.1"], datetime.now(UTC), name)
+    data.mkdir()
+    put = [Put(OWN, RECORD, ABSENT, ephemeral=True)]
+    async with served(data, world_of(ours, "metadata")) as server:
+        trust = str(ours / "ca.pem")
+        own = TlsFiles(str(theirs / "members/operator.pem"), str(theirs / "members/operator-key.pem"), trust)
+        for stranger in (real_world(1), world_of(theirs, "operator"), with_tls(own), with_tls(TlsFiles(ca=trust))):
+            with pytest.raises(MagnetarError):
+                await connect_metadata(stranger, server.endpoint, 1.0)
+        listener = TlsFiles(str(ours / "broker.pem"), str(ours / "broker-key.pem"), trust)
+        with pytest.raises(Unauthenticated):
+            await connect_metadata(with_tls(listener), server.endpoint, 1.0)
+        for role in ("bookie", "broker"):
+            store = await connect_metadata(world_of(ours, role), server.endpoint, 5.0)
+            with pytest.raises(Unauthorized):
+                await store.commit(put)
+            await store.close()
+        operator = await connect_metadata(world_of(ours, "operator"), server.endpoint, 5.0)
+        with pytest.raises(Unauthorized):
+            await operator.commit([Put(OWN, RECORD, ABSENT)])  # it would outlive its session
+        await operator.commit(put)
+        await operator.close()
