@@ -1,0 +1,107 @@
+"""Copies of the tree whose records are of this version or of the one before, and their restoration."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from magnetar.metadata import backup, paths
+from magnetar.metadata.core.commits import Commit
+from magnetar.metadata.records import (
+    PLACES,
+    BookieRecord,
+    ClusterRecord,
+    CounterRecord,
+    LedgerRecord,
+    Record,
+    TopicRecord,
+    decode,
+    encode,
+)
+from magnetar.metadata.store import ABSENT, Put
+from magnetar.metadata.tree import OpenSession, Tree
+from tests.metadata.test_records import EXAMPLES, place
+
+Encoded = Callable[[Record, str], bytes]
+
+
+def version_1(record: Record, path: str) -> bytes:
+    """As the version before this one wrote it: the checksum of the body alone."""
+    data = encode(record, "")
+    return data[:2] + b"\x01" + data[3:]
+
+
+def where(record: Record) -> str:
+    match record:
+        case BookieRecord():
+            return paths.bookie(record.bookie)
+        case CounterRecord():
+            return paths.LEDGER_IDS
+        case ClusterRecord():
+            return paths.CLUSTER
+    return place(record) if type(record) in PLACES else f"/of/{type(record).__name__}"
+
+
+def a_copy(folder: Path, encoded: Encoded) -> tuple[str, dict[str, Record]]:
+    """With a record of every kind, and a registered bookie."""
+    live = {where(record): record for record in EXAMPLES}
+    tree = Tree(str(folder / "metadata.sqlite"), "first")
+    tree.apply([OpenSession("s", 10.0)])
+    for path, record in live.items():
+        data = encoded(record, path)
+        tree.apply([Commit([Put(path, data, ABSENT, ephemeral=isinstance(record, BookieRecord))], "s")])
+    copy = str(folder / "copy")
+    tree.back_up(copy)
+    tree.close()
+    return copy, live
+
+
+@pytest.mark.parametrize("encoded", [version_1, encode])
+def test_a_copy_of_either_version_is_looked_at_and_restored_in_place_of_the_same_cluster(
+    tmp_path: Path, encoded: Encoded
+) -> None:
+    copy, live = a_copy(tmp_path, encoded)
+    target = str(tmp_path / "metadata.sqlite")
+    found = backup.look(copy)
+    bookies = [record for record in live.values() if isinstance(record, BookieRecord)]
+    ledgers = [record.ledger_id for record in live.values() if isinstance(record, LedgerRecord)]
+    assert bookies
+    assert ledgers
+    assert list(found.bookies) == bookies
+    assert found.ledgers == frozenset(ledgers)
+    kept = backup.restore(copy, target, found.highest + 100, "second")
+    assert kept == f"{target}.replaced-1"
+    tree = Tree(target, "third")
+    try:
+        for path, record in live.items():
+            node = tree.get(path)
+            if isinstance(record, BookieRecord):
+                assert node is None, "it registers again"
+                continue
+            assert node is not None
+            if path == paths.LEDGER_IDS:
+                assert decode(node.value, CounterRecord, path).next == found.highest + 101
+            else:
+                assert decode(node.value, type(record), path) == record
+        assert {type(record) for record in live.values()} >= {ClusterRecord, TopicRecord, CounterRecord}
+    finally:
+        tree.close()
+    again = backup.look(target)
+    assert again.ledgers == found.ledgers
+    assert again.highest == found.highest + 100
+
+
+@pytest.mark.parametrize("encoded", [version_1, encode])
+def test_a_bookies_damaged_record_stops_no_restore(tmp_path: Path, encoded: Encoded) -> None:
+    copy, live = a_copy(tmp_path, encoded)
+    path = next(path for path, record in live.items() if isinstance(record, BookieRecord))
+    with sqlite3.connect(copy) as sql:
+        damaged = "CAST(substr(value, 1, 12) || x'00' || substr(value, 14) AS BLOB)"
+        sql.execute(f"UPDATE node SET value = {damaged} WHERE path = ?", (path,))
+    sql.close()
+    (bookie,) = backup.look(copy).bookies
+    assert (bookie.bookie, bookie.endpoint) == (path.rpartition("/")[2], "")
+    backup.restore(copy, str(tmp_path / "other" / "metadata.sqlite"), 0, "second")
