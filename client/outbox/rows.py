@@ -116,5 +116,5 @@ def schema_of(text: str) -> SchemaInfo:
             type=SchemaType[found["type"]], name=found["name"], data=b64decode(found["data"], validate=True),
             properties=dict(found["properties"]),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the schema of the row cannot be read: {error!r}") from error

@@ -197,7 +197,7 @@ class Sender:
         group = _Group(len(rows), producer, tell)
         try:
             extras = [_extras(row)._replace(txn=txn) for row in rows]
-        except ValueError as error:  # another program wrote the row; nothing is sent
+        except (ValueError, RecursionError) as error:  # another program wrote the row; nothing is sent
             group.tell(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
             return
         added = 0
@@ -205,12 +205,12 @@ class Sender:
             for row, extra in zip(rows, extras, strict=True):
                 partition = producer.enqueue(row.value, group.done, extra)
                 added += 1
-        except PulsarException as error:
+        except Exception as error:  # a row that is told nothing is claimed for ever
             if added:  # those before it are sent; the producer is opened anew and says how far they came
                 partition.flush_soon()
-            refused = not added and error.error() in _OF_THE_ROW
+            refused = not added and (not isinstance(error, PulsarException) or error.error() in _OF_THE_ROW)
             outcome = Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF
-            group.tell(outcome, f"{type(error).__name__}: {error.message}")
+            group.tell(outcome, f"{type(error).__name__}: {error}")
             return
         partition.flush_soon()
 

@@ -20,7 +20,7 @@ from magnetar.client.outbox.administration import OutboxAdmin
 from magnetar.client.outbox.core.values import ClaimedRow, RelaySettings, Turn
 from magnetar.client.outbox.errors import DeduplicationOff, OutboxBehind, RelayFenced
 from magnetar.client.outbox.relay import Relay
-from magnetar.client.outbox.rows import RowState
+from magnetar.client.outbox.rows import KeyForm, RowState
 from magnetar.client.outbox.sender import Sender
 from magnetar.client.outbox.store import Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
@@ -354,6 +354,32 @@ def test_a_row_that_another_program_spoiled_is_parked_and_the_others_pass(broker
         assert relay.restarts == 0
     assert all("cannot be read" in (each.error or "") for each in shop.admin.rows(state=RowState.PARKED))
     assert broker.stored("spoiled") == ["1", "2", "3"]
+
+
+SPOILED: dict[str, dict[str, Any]] = {
+    "cut": {"properties": '{"a": "b'}, "number": {"properties": "7"}, "nested": {"properties": "[" * 50_000},
+    "not text": {"properties": '{"a": 1}'}, "null": {"properties": '{"a": null}'},
+    "no base64": {"key": "?", "key_form": KeyForm.BYTES}, "event": {"event_time": -1}, "late": {"deliver_at": -1},
+    "schema": {"value_schema": "{"}, "deep": {"value_schema": "[" * 50_000},
+    "type": {"value_schema": '{"type": "NONE SUCH", "name": "", "data": "", "properties": {}}'},
+}  # fmt: skip
+
+
+def test_a_row_that_is_damaged_in_any_column_is_parked_and_says_why_and_the_others_pass(
+    broker: Broker, shop: Shop
+) -> None:
+    broker.deduplicate("damaged")
+    shop.send("damaged", "first", *SPOILED, "last")
+    rows = shop.outbox.rows
+    with shop.engine.begin() as connection:
+        for value, columns in SPOILED.items():
+            connection.execute(rows.update().where(rows.c.value == value.encode()).values(**columns))
+    with shop.relay(broker, "damaged") as relay:
+        shop.wait_empty(relay, but=len(SPOILED))
+        shop.wait_for(lambda: relay.lag().parked == len(SPOILED), relay)
+        assert relay.restarts == 0
+    assert all(each.error for each in shop.admin.rows(state=RowState.PARKED))
+    assert broker.stored("damaged") == ["first", "last"]
 
 
 def test_of_two_relays_the_older_is_fenced_and_the_newer_sends(broker: Broker, shop: Shop) -> None:
