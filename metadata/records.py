@@ -416,6 +416,7 @@ class TransactionsRecord(Record, frozen=True, kw_only=True):
 
     kind = 27
     coordinators: int
+    begun: tuple[int, ...] = ()  # that have a record: one of them without a record has lost it
 
 
 class CoordinatorRecord(Record, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from ...metadata.store import MetadataStore
 from ...metadata.update import get_record, update_record
 from ...proto.errors import (
     ConnectionLost,
+    DataLost,
     MagnetarError,
     NotFound,
     NotOwner,
@@ -180,9 +181,14 @@ class TransactionCoordinators:
         topic = assign_topic(number)
         ledgers = StateLedgers(self._ledgers, config, self._replication, topic, transactions=str(number))
         log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
-        running = await RunningCoordinator.load(
-            self._world, log, limits_of(config), self._topics, self._publish, config.close_timeout_s, self._over
-        )
+        try:
+            running = await RunningCoordinator.load(
+                self._world, log, limits_of(config), self._topics, self._publish, config.close_timeout_s, self._over
+            )
+        except DataLost as error:
+            if self._throttle.news(error):
+                _LOG.error("coordinator %d cannot be loaded, and decides nothing: %s", number, error)
+            raise
         if self._closed or not self._ownership.owns_path(owner_path(number)):
             await running.close()
             raise Unavailable(f"coordinator {number} was given up while it was loaded; look it up again")

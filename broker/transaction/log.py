@@ -10,7 +10,8 @@
 
     read_record      the claim, the epoch and the ledger
     recover_ledger   its writer is fenced for good, and all that was confirmed is read
-    claim_record     compare-and-set against what was read: the next epoch, and a claim that no other owner has
+    claim_record     compare-and-set against what was read: the next epoch, and a claim that no other owner has; then
+                     it is noted that this coordinator has begun: without its record it is not taken over any more
     serve            nothing is answered before
 
 What the former owner confirmed is in the ledger that was recovered: the claim goes through only if the record still
@@ -34,9 +35,9 @@ import msgspec
 
 from ...ledger import LedgerWriter
 from ...metadata import paths
-from ...metadata.records import CoordinatorRecord, decode, encode
+from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
 from ...metadata.store import MetadataStore, Versioned
-from ...metadata.update import update
+from ...metadata.update import get_record, update, update_record
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
 from ...proto.transactions import EPOCH_BITS
 from ...runtime.world import World
@@ -56,6 +57,10 @@ ROLL = ("create", "append", "name", "delete")
 
 ROLL_BYTES = 16 << 20
 """A ledger ends with so many bytes, if they are twice its snapshot: the next take-over reads them all."""
+_WHAT_TO_DO = (
+    ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
+    "metadata from a copy that has it"
+)
 RETRY_S = 0.5
 READ_ENTRIES = 64
 AT_ONCE = 8
@@ -92,16 +97,23 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ take-over
     async def take_over(self) -> tuple[State, int]:
-        """The state and this owner's epoch. CoordinatorFenced: another broker was faster. DataLost: the ledger cannot
-        be read, and nothing is claimed."""
+        """The state and this owner's epoch. CoordinatorFenced: another broker was faster. DataLost: the record or
+        the ledger is lost or damaged, and nothing is claimed."""
         for step in TAKE_OVER:
             await getattr(self, step)()
         return self._state, self.epoch
 
     async def read_record(self) -> None:
         self._found = await self._metadata.get(self._path)
-        if self._found is not None:
+        if self._found is None:
+            fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
+            if fixed is not None and self.number in fixed[0].begun:
+                raise DataLost(f"the record of coordinator {self.number} is missing{_WHAT_TO_DO}")
+            return
+        try:
             self._record = decode(self._found.value, CoordinatorRecord, self._path)
+        except DamagedRecord as error:
+            raise DataLost(f"the record of coordinator {self.number} is damaged: {error}{_WHAT_TO_DO}") from error
 
     async def recover_ledger(self) -> None:
         ledger_id = self._record.ledger_id
@@ -146,7 +158,19 @@ class CoordinatorLog:
         after = msgspec.structs.replace(self._record, epoch=self._record.epoch + 1, claim=claim, idle=False)
         self._stored = b"" if before is None else before
         await self._change(after, made=before is None)
+        await self._note_begun()
         self.epoch = after.epoch
+
+    async def _note_begun(self) -> None:
+        """From here on a record that is missing is lost: a coordinator that begins anew would answer "aborted" of what
+        is committed, and give ids a second time. A crash before this leaves a record, and the next owner notes it."""
+
+        def noted(fixed: TransactionsRecord | None) -> TransactionsRecord | None:
+            if fixed is None or self.number in fixed.begun:
+                return None
+            return msgspec.structs.replace(fixed, begun=tuple(sorted({*fixed.begun, self.number})))
+
+        await update_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord, noted)
 
     async def serve(self) -> None:
         self._found = None

@@ -15,7 +15,7 @@ from magnetar.broker.transaction.core.records import Named
 from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
 from magnetar.metadata import paths
-from magnetar.metadata.records import CoordinatorRecord, decode
+from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
 from magnetar.proto.errors import DataLost, LedgerFenced, OutcomeUnknown
 from magnetar.proto.names import TopicName
 from magnetar.runtime.process import real_world
@@ -169,6 +169,30 @@ async def test_a_lost_or_damaged_ledger_is_not_taken_for_an_empty_one() -> None:
     storage.ledgers.clear()
     with pytest.raises(DataLost):
         await Owner(storage).open()
+
+
+async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() -> None:
+    """A coordinator that began anew would answer "aborted" of what is committed, and give its ids again."""
+    storage = Storage()
+    settings = encode(TransactionsRecord(coordinators=2), paths.TRANSACTIONS)
+    await storage.session().put(paths.TRANSACTIONS, settings, -1)
+    owner = await Owner(storage).open()
+    await owner.write("a")
+    record = storage.nodes.pop(paths.coordinator(0))
+    for _ in range(2):
+        with pytest.raises(DataLost, match="record of coordinator 0 is missing"):
+            await Owner(storage).open()
+    assert paths.coordinator(0) not in storage.nodes, "nothing is claimed"
+    for place in (0, 3, len(record.value) - 2):
+        bad = bytearray(record.value)
+        bad[place] ^= 1
+        storage.nodes[paths.coordinator(0)] = record._replace(value=bytes(bad))
+        with pytest.raises(DataLost, match="record of coordinator 0 is damaged"):
+            await Owner(storage).open()
+    storage.nodes[paths.coordinator(0)] = record
+    assert names(await Owner(storage).open()) == ["a"], "the copy that has it was restored"
+    begun = decode(storage.nodes[paths.TRANSACTIONS].value, TransactionsRecord, paths.TRANSACTIONS)
+    assert begun == TransactionsRecord(coordinators=2, begun=(0,))
 
 
 async def test_take_over_goes_in_its_order() -> None:
