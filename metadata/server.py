@@ -19,13 +19,22 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import BackPressure, ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
+from ..proto.errors import (
+    BackPressure,
+    ConnectionLost,
+    InvalidRequest,
+    SessionExpired,
+    Unauthorized,
+    Unavailable,
+    to_wire,
+)
 from ..runtime.access import CallerMemory, ListenerAccess, Principal, PrincipalKind
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
 from ..runtime.peer.server import is_local
 from ..runtime.world import World
+from . import paths
 from .core.rights import may_write
-from .core.rules import check_prefix
+from .core.rules import below, check_prefix
 from .messages import operations_of, watch_events
 from .sqlite import SqliteStore
 from .store import Check, Operation, Put
@@ -295,3 +304,56 @@ class _Attachment:
         for watch_id, seen in self._seen.items():
             self._stream.send_nowait(watch_events(watch_id, (), seen))
         self._stream.send_nowait(wire.SessionReply(pong=number))
+
+
+class MembersOnly(MetadataService):
+    """The service during a restore (cli/storage/metadata_copies.py): it answers for `/members` alone.
+
+    Bookies take an operator's requests by its key in `/members`. While the metadata is restored its service is stopped,
+    so the command that restores serves a scratch copy at the service's address until the bookies have answered. To the
+    processes of the cluster this service differs from a stopped one in one point: each may show its key.
+
+    | request | answer |
+    |---|---|
+    | read, list or write at `/members` | as ever: a member's certificate is needed, which writes its own role's keys |
+    | read `/cluster` | as it is in the copy. It is how a client asks for the tree's revision |
+    | any other read or write, a backup | Unavailable: as without a service. Who asks asks again |
+    | a new session | opened; it ends with the command |
+    | a session of the stopped service | Unavailable: whether it goes on is not known here |
+    | a watch | has the changes of the scratch copy: keys of members |
+
+    So nothing is registered, owned, created or deleted by what is said here, and no bookie compares the scratch copy
+    with the metadata that it saw. The scratch copy is deleted with the command.
+    Guarded by tests/metadata/test_members_only.py, tests/security/test_secured_restore.py.
+    """
+
+    async def get(self, request: wire.GetRequest, context: CallContext) -> wire.GetReply:
+        _check(request.path, paths.CLUSTER)
+        return await super().get(request, context)
+
+    async def children(self, request: wire.GetRequest, context: CallContext) -> wire.Names:
+        _check(request.path)
+        return await super().children(request, context)
+
+    async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
+        for each in operations_of(request):
+            _check(each.path)
+        return await super().commit(request, context)
+
+    async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
+        raise _away("a backup")
+
+    async def _open(self, first: wire.SessionRequest, address: str) -> tuple[str, float]:
+        session = first.open.session
+        if session and not self._store.has_session(session):
+            raise _away(f"session {session}")
+        return await super()._open(first, address)
+
+
+def _check(path: str, *others: str) -> None:
+    if not below(paths.MEMBERS, path) and path not in others:
+        raise _away(path)
+
+
+def _away(what: str) -> Unavailable:
+    return Unavailable(f"{what}: the metadata is being restored, and only its members are known meanwhile")

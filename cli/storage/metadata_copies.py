@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ...metadata.backup import Contents
     from ...metadata.members import Members
     from ...metadata.records import BookieRecord
+    from ...metadata.server import MetadataServer
+    from ...runtime.network import Endpoint
     from ...runtime.world import World
     from .admin_port import BookiePeer
 
@@ -163,6 +167,24 @@ async def _highest(peer: BookiePeer) -> int | Exception:
         await peer.close()
 
 
+@asynccontextmanager
+async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> AsyncIterator[MetadataServer]:
+    """Serves the file `scratch`, made from `copy`, at `endpoint`, and deletes it then. Busy: the port is taken."""
+    from ...metadata import backup
+    from ...metadata.server import MembersOnly, MetadataServer
+
+    backup.remove(scratch)
+    backup.restore(copy, scratch, 0, secrets.token_hex(8))
+    try:
+        server = await MetadataServer.start(world, endpoint, scratch, service=MembersOnly)
+        try:
+            yield server
+        finally:
+            await server.close()
+    finally:
+        backup.remove(scratch)
+
+
 class Where(NamedTuple):
     security: str | None
     metadata: str
@@ -172,8 +194,7 @@ class Where(NamedTuple):
 
 
 async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
-    """As `_ask`, of bookies that take members alone (metadata/members_only.py)."""
-    from ...metadata.members_only import asking
+    """As `_ask`, of bookies that take members alone (metadata/server.py `MembersOnly`)."""
     from ...runtime.process import real_world
     from ..run.members import as_member
     from ..run.servers import endpoint, metadata_address

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.cli.storage.metadata_copies import asking
 from magnetar.metadata import paths, records
-from magnetar.metadata.members_only import asking
 from magnetar.metadata.messages import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataServer
