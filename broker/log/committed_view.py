@@ -61,7 +61,7 @@ class CommittedReader:
         return await self._next_shown(await self._log.locate_time(time_ms))
 
     async def _next_shown(self, place: IndexedPosition) -> IndexedPosition:
-        position = self._shape.at_or_after(place.position)
+        position = self._shape.there(place.position)
         if not self._shape.readable(position):
             return IndexedPosition(self._shape.after(self._shape.stable), self._shape.end_index)
         if position == place.position:
@@ -75,7 +75,7 @@ class CommittedReader:
         return self._log.index_now(mark)
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last
+        last = self._shape.last_there
         if last.entry_id < 0:
             return None
         entry = await self._log.entry(last)

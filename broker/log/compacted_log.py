@@ -17,8 +17,8 @@ from .cache import StoredEntry
 from .core.committed_shape import CommittedShape
 from .core.compaction import last_shown
 from .core.log_shape import LogShape, Span
+from .core.lookup import first_reached
 from .format.compacted import DamagedCompaction, Row, decode_piece, decode_rows, decode_survivor
-from .reader import bisect_entries
 from .snapshot_ledger import StateLedgers
 
 
@@ -78,7 +78,7 @@ class CompactedLog:
 
     async def first_since(self, time_ms: int) -> StoredEntry | None:
         """The first survivor that arrived at or after the time."""
-        return await bisect_entries(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)
+        return (await first_reached(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
 
     async def last(self) -> tuple[StoredEntry, int] | None:
         """The last survivor, and the batch index of its last message that is shown (-1: it is no batch)."""

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import msgspec
 
 from ...metadata import paths
-from ...metadata.records import TopicLedger, TopicRecord, decode, encode
+from ...metadata.records import DamagedRecord, TopicLedger, TopicRecord, decode, encode
 from ...metadata.store import MetadataStore, Versioned
 from ...metadata.update import update
-from ...proto.errors import NotOwner, TopicNotFound
+from ...proto.errors import DataLost, NotOwner, TopicNotFound
 from ...proto.names import TopicName
 
 
@@ -35,24 +35,28 @@ def path_of(topic: TopicName) -> str:
 
 class ManagedLedgerRecord:
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
-        self._store = store
-        self._topic = topic
+        self.store = store
+        self.topic = topic
         self._path = path_of(topic)
-        self._stored = b""
+        self.stored = b""
         self._unknown = b""  # what a change of unknown outcome wanted to write
         self.record = TopicRecord()
 
     async def read(self) -> TopicRecord:
-        node = await self._store.get(self._path)
+        node = await self.store.get(self._path)
         if node is None:
-            raise TopicNotFound(f"topic {self._topic} does not exist", topic=self._topic)
-        self.record, self._stored = decode(node.value, TopicRecord, self._path), node.value
+            raise TopicNotFound(f"topic {self.topic} does not exist", topic=self.topic)
+        try:
+            self.record, self.stored = decode(node.value, TopicRecord, self._path), node.value
+        except DamagedRecord as error:
+            text = f"the record of topic {self.topic} is damaged: {error}; restore the metadata from a copy"
+            raise DataLost(text, topic=self.topic) from error
         return self.record
 
     async def is_current(self) -> bool:
         """Whether the node still contains what was read or written last."""
-        node = await self._store.get(self._path)
-        return node is not None and node.value == self._stored
+        node = await self.store.get(self._path)
+        return node is not None and node.value == self.stored
 
     async def change(
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
@@ -65,18 +69,18 @@ class ManagedLedgerRecord:
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
         value = encode(after, self._path)
-        ours = {self._stored, self._unknown, value}
+        ours = {self.stored, self._unknown, value}
 
         attempts = itertools.count()
 
         def transform(node: Versioned | None) -> bytes | None:
             first = next(attempts) == 0
             if node is None or node.value not in ours:
-                fenced = TopicFenced(f"topic {self._topic} was taken over by another broker", topic=self._topic)
+                fenced = TopicFenced(f"topic {self.topic} was taken over by another broker", topic=self.topic)
                 fenced.unwritten = first
                 raise fenced
             return value
 
         self._unknown = value
-        await update(self._store, self._path, transform)
-        self.record, self._stored, self._unknown = after, value, value
+        await update(self.store, self._path, transform)
+        self.record, self.stored, self._unknown = after, value, value

@@ -15,16 +15,17 @@ producer's publish time as far as their clocks agree.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
-from ...proto.errors import InvalidRequest
+from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
 from ...runtime.memory.later import MadeLater, a_dict
 from ..common.shared_runs import SharedRuns
 from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
+from .core.lookup import LOST_LOOKED_AT, Found, data_lost, first_reached
 
 
 class IndexedPosition(NamedTuple):
@@ -80,6 +81,32 @@ class TopicLogReader(MadeLater):
         return await self._reads.get(key, lambda: self._read(*key))
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
+        try:
+            return await self._read_stored(position, bytes_max, last_entry)
+        except DataLost as error:
+            raise data_lost(position[0], (position[1], await self._lost_upto(position))) from error
+
+    async def _lost_upto(self, position: Position) -> int:
+        """The last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An operator
+        has to decide: looks at more of them would bring nothing back."""
+        ledger_id, last = position
+        span = self._shape.span(ledger_id)
+        end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
+        while last < end:
+            following = Position(ledger_id, last + 1)
+            if self.get(following) is not None or self._shape.hole_of(following) is not None:
+                break
+            try:
+                await self._read_stored(following, 1, following.entry_id)
+            except DataLost:
+                last += 1
+            except MagnetarError:
+                break  # it is not known
+            else:
+                break
+        return last
+
+    async def _read_stored(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
         ledger_id, first = position
         reader = await self._reader(ledger_id)
         last = min(last_entry, reader.last_entry)
@@ -92,6 +119,7 @@ class TopicLogReader(MadeLater):
         return entries
 
     async def entry(self, position: Position) -> StoredEntry:
+        """DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -105,36 +133,53 @@ class TopicLogReader(MadeLater):
     async def locate(self, index: int) -> IndexedPosition:
         """The entry that holds message `index`; at or beyond the end: the place after the last entry.
 
-        Where messages were trimmed it is the first entry after them.
+        Where messages were trimmed, or lost and passed over, it is the first entry after them. DataLost: the message
+        may be one of those that are lost.
         """
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
         if span is None:
             return self._end()
-        found = await self._bisect(span, lambda entry: entry.index >= index)
-        return IndexedPosition(found.position, found.first_index) if found is not None else self._end()
+        found, lost = await self._first(span, lambda entry: entry.index >= index)
+        if lost is not None and (found is None or found.first_index > index):
+            raise data_lost(span.ledger_id, lost)
+        return _indexed(found) if found is not None else await self._after(span)
 
     async def locate_time(self, time_ms: int) -> IndexedPosition:
-        """The first entry that arrived at or after the time; the end when there is none."""
+        """The first entry that arrived at or after the time; the end when there is none. DataLost: a lost entry may be
+        that: the one before it arrived before the time, and the one after it did not."""
+        doubt: DataLost | None = None
         for span in self._shape.spans:
             if span.last_entry < 0:
                 continue
-            last = await self.entry(Position(span.ledger_id, span.last_entry))
-            if last.timestamp_ms >= time_ms:
-                found = await self._bisect(span, lambda entry: entry.timestamp_ms >= time_ms)
-                assert found is not None, "the last entry of the ledger is one"
-                return IndexedPosition(found.position, found.first_index)
+            found, lost = await self._since(span, time_ms)
+            if lost is not None:
+                doubt = data_lost(span.ledger_id, lost)
+            elif self._is_any_before(span, found):
+                doubt = None  # it arrived before the time, and so did what is before it
+            if found is not None and doubt is None:
+                return _indexed(found)
+            if found is not None:
+                break
+        if doubt is not None:
+            raise doubt
         return self._end()
 
     async def index_after(self, mark: Position) -> int:
-        """The index of the first message after the entry `mark`."""
+        """The index of the first message after the entry `mark`. DataLost: it is lost, and so is the mark."""
         known = self.index_now(mark)
-        position = self._shape.at_or_after(Position(mark[0], mark[1] + 1))
-        return (await self.entry(position)).first_index if known is None else known
+        if known is not None:
+            return known
+        try:
+            return (await self.entry(self._following(mark))).first_index
+        except DataLost:
+            if not self._shape.has(mark):
+                raise
+            return (await self.entry(mark)).index + 1
 
     def index_now(self, mark: Position) -> int | None:
         """The same; None: the entry has to be read for it."""
-        position = self._shape.at_or_after(Position(mark[0], mark[1] + 1))
+        position = self._following(mark)
         span = self._shape.span(position[0])
         if span is None:
             return self._shape.end_index
@@ -145,30 +190,57 @@ class TopicLogReader(MadeLater):
         entry = self.get(position)
         return None if entry is None else entry.first_index
 
+    def _following(self, mark: Position) -> Position:
+        return self._shape.there(Position(mark[0], mark[1] + 1))
+
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        last = self._shape.last
+        last = self._shape.last_there
         if last.entry_id < 0:
             return None
-        count = (await self.entry(last)).count
-        return last, count - 1 if count > 1 else -1, self._shape.end_index - 1
+        entry = await self.entry(last)
+        return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
     def _end(self) -> IndexedPosition:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
-    async def _bisect(self, span: Span, reached: Callable[[StoredEntry], bool]) -> StoredEntry | None:
+    async def _after(self, span: Span) -> IndexedPosition:
+        """The first entry after a ledger's."""
+        position = self._shape.there(Position(span.ledger_id, span.last_entry + 1))
+        return _indexed(await self.entry(position)) if self._shape.readable(position) else self._end()
+
+    def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
+        """Whether an entry of the ledger is there before this one, or at all."""
+        first = self._shape.there(Position(span.ledger_id, 0))
+        return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
+
+    async def _since(self, span: Span, time_ms: int) -> Found:
+        """A ledger whose last entry arrived before the time is not searched."""
+        last = await self._one(span, span.last_entry)
+        if last is not None and last.timestamp_ms < time_ms:
+            return Found(None)
+        return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
+
+    async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
+        """None: it is lost, passed over or not."""
+        if self._shape.hole_of(Position(span.ledger_id, entry_id)) is not None:
+            return None
+        try:
+            return await self._stored(Position(span.ledger_id, entry_id))
+        except DataLost:
+            return None
+
+    async def _stored(self, position: Position) -> StoredEntry:
+        """As `entry`; where it is lost, those after it are not looked at."""
+        cached = self.get(position)
+        return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
+
+    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> Found:
         """The first entry of the ledger for which `reached` is true; it is true for all after it."""
-        return await bisect_entries(span.last_entry, lambda id_: self.entry(Position(span.ledger_id, id_)), reached)
+        return await first_reached(
+            span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
+            lambda id_: self._shape.hole_of(Position(span.ledger_id, id_)),
+        )  # fmt: skip
 
 
-async def bisect_entries(
-    last: int, entry_of: Callable[[int], Awaitable[StoredEntry]], reached: Callable[[StoredEntry], bool]
-) -> StoredEntry | None:
-    low, high, found = 0, last, None
-    while low <= high:
-        middle = (low + high) // 2
-        entry = await entry_of(middle)
-        if reached(entry):
-            found, high = entry, middle - 1
-        else:
-            low = middle + 1
-    return found
+def _indexed(entry: StoredEntry) -> IndexedPosition:
+    return IndexedPosition(entry.position, entry.first_index)

@@ -26,7 +26,6 @@ import msgspec
 from ...ledger import LedgerClient, LedgerReader, deletions
 from ...ledger.lost import Run
 from ...metadata.records import CLOSED, LedgerRecord, LostRange, TopicLedger
-from ...metadata.store import MetadataStore
 from ...proto.errors import (
     DataLost,
     InvalidRequest,
@@ -37,7 +36,7 @@ from ...proto.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from ...proto.names import Position, TopicName
+from ...proto.names import Position
 from ...runtime.world import World
 from .cache import StoredEntry
 from .ledger_list import ManagedLedgerRecord
@@ -61,16 +60,10 @@ class _Looked(NamedTuple):
 class SkipLost:
     """One call. `only`: this ledger alone; -1: all of the topic."""
 
-    def __init__(
-        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, topic: TopicName, *, only: int, force: bool
-    ) -> None:  # fmt: skip
-        self._world = world
-        self._metadata = metadata
-        self._ledgers = ledgers
-        self._topic = topic
-        self._only = only
-        self._force = force
-        self._list = ManagedLedgerRecord(metadata, topic)
+    def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
+        self._list, self._ledgers, self._world = listed, ledgers, world
+        self._only, self._force = only, force
+        self._topic = listed.topic
         self._silent: set[str] = set()
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
@@ -172,7 +165,7 @@ class SkipLost:
             raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
 
     async def _without_record(self, row: TopicLedger) -> _Looked:
-        forced = row.ledger_id not in await deletions.among(self._metadata, [row.ledger_id])
+        forced = row.ledger_id not in await deletions.among(self._list.store, [row.ledger_id])
         if forced and not self._force:
             self._doubts += max(1, row.entries)
             self._silent.add(f"the bookies of ledger {row.ledger_id}, whose record is missing,")

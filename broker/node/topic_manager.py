@@ -51,7 +51,7 @@ from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
 from ..log.core.quorums import allowed
-from ..log.ledger_list import TopicFenced
+from ..log.ledger_list import ManagedLedgerRecord, TopicFenced
 from ..log.read_memory import ReadMemory
 from ..log.skip_lost import SkipLost
 from ..schema.registry import SchemaRegistry
@@ -481,7 +481,8 @@ class TopicManager:
     ) -> list[LostRange]:
         for _ in range(SKIP_TRIES):
             await self.unload(name)
-            skip = SkipLost(self.world, session.metadata, session.ledgers, name, only=only, force=force)
+            listed = ManagedLedgerRecord(session.metadata, name)
+            skip = SkipLost(session.ledgers, listed, self.world, only=only, force=force)
             try:
                 found = await skip.run()
             except TopicFenced:

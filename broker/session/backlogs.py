@@ -122,11 +122,9 @@ class Backlogs:
         return MessageId(*position, partition=self._topic.name.partition)
 
     async def last(self) -> MessageId:
-        last, batch_index = self._topic.shown.shape.last, -1
-        if last.entry_id >= 0:
-            count = (await self._topic.shown.reader.entry(last)).count
-            batch_index = count - 1 if count > 1 else -1
-        return MessageId(*last, self._topic.name.partition, batch_index)
+        last = await self._topic.shown.reader.last_shown()
+        position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
+        return MessageId(*position, self._topic.name.partition, batch_index)
 
     def size_after(self, position: Position) -> int:
         """Bytes that are stored after it."""

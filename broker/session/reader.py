@@ -57,7 +57,7 @@ class RangeReader:
         if wanted.first >= end:
             return
         place = await log.reader.locate(wanted.first)
-        position, self.next_index = place.position, max(wanted.first, place.first_index)
+        position, self.next_index = log.shape.there(place.position), max(wanted.first, place.first_index)
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.readable(position):
             await self._require(name)
@@ -73,7 +73,7 @@ class RangeReader:
                 position = log.shape.after(entry.position)
                 if turns.over:
                     await turns.next()
-            position = log.shape.at_or_after(position)
+            position = log.shape.there(position)
         if left > 0:
             self.next_index = max(self.next_index, end)  # none of the rest is kept
         self.next_index = min(self.next_index, wanted.end)

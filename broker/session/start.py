@@ -33,7 +33,7 @@ async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Positi
     at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered again.
     """
     shape = log.shape
-    last = shape.last
+    last = shape.last_there
     if last.entry_id < 0:
         return last, 0, ()
     entry = await log.reader.entry(last)
@@ -58,7 +58,7 @@ async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple
     """The same, with no more messages than the entry has: it is read when some of them are done."""
     shape = log.shape
     mark, done = mark_of(shape, start, inclusive)
-    if not done:
+    if not done or shape.hole(start.position) is not None:
         return mark, 0
     position = start.position
     found = log.reader.cached(position, 1, 1) or await log.reader.read(position, 1)

@@ -31,10 +31,10 @@ import msgspec
 
 from ...ledger import LedgerClient, LedgerReader, deletions
 from ...metadata import paths
-from ...metadata.records import CursorRecord, DelayBucket, decode, encode
+from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, decode, encode
 from ...metadata.store import Delete, MetadataStore, Versioned
 from ...metadata.update import update
-from ...proto.errors import AlreadyExists, InternalError, MagnetarError, SubscriptionNotFound
+from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.memory.later import MadeLater, a_list
 from ...runtime.tasks import Tasks
@@ -132,7 +132,7 @@ class DurableCursor(MadeLater):
         )  # fmt: skip
 
         def transform(node: Versioned | None) -> bytes | None:
-            if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
+            if node is not None and self._decoded(node.value).claim != self._claim:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record, self._path)
 
@@ -192,6 +192,18 @@ class DurableCursor(MadeLater):
                 raise outcome
         return state
 
+    def _decoded(self, value: bytes) -> CursorRecord:
+        """DataLost: it is damaged. Where the subscription was is not known: nothing is written over it, and its topic
+        does not open, so nothing is trimmed that it did not acknowledge."""
+        try:
+            return decode(value, CursorRecord, self._path)
+        except DamagedRecord as error:
+            raise DataLost(
+                f"the record of subscription {self.subscription!r} of {self.topic} is damaged: {error}; its messages "
+                "stay, and the topic opens again when the metadata is restored from a copy that has it whole",
+                topic=self.topic, subscription=self.subscription,
+            ) from error  # fmt: skip
+
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
@@ -204,7 +216,7 @@ class DurableCursor(MadeLater):
             first = next(attempts) == 0
             if node is None:
                 raise SubscriptionNotFound(f"subscription {self.subscription!r} of {self.topic} does not exist")
-            record = decode(node.value, CursorRecord, self._path)
+            record = self._decoded(node.value)
             if not claiming and record.claim != self._claim:
                 fenced = TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
                 fenced.unwritten = first
@@ -214,7 +226,7 @@ class DurableCursor(MadeLater):
         node = await update(self._metadata, self._path, transform)
         assert node is not None, "a changed record exists"
         if node.version >= self._version:  # two changes may be in flight, of the state and of the buckets
-            self._version, self._record = node.version, decode(node.value, CursorRecord, self._path)
+            self._version, self._record = node.version, self._decoded(node.value)
 
     # ------------------------------------------------------------------ buckets of delayed entries
     # (broker/subscription/delays.py)

@@ -34,6 +34,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
+from ..log.core.lookup import data_lost
 from ..log.log import ReadableLog
 from ..log.read_memory import ReadMemory
 from ..log.unfolding import slots_of
@@ -46,8 +47,6 @@ CHUNK_ENTRIES = 200
 """Entries given to the dispatcher at once."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
-LOST_LOOKED_AT = 100
-"""Entries that are read after a lost one, to tell how many are: each costs a question to every replica."""
 PASSED_AT_ONCE = 1000
 """Lost entries that are acknowledged in one step; the next one takes the next."""
 READ_RETRY_S = 0.5
@@ -231,7 +230,7 @@ class ReadAheadBuffer:
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(position, size)
         except DataLost as error:
-            self._lost(await self._lost_range(position, error))
+            self._lost(self._lost_range(position, error))
             return
         except Exception as error:
             self._cannot_read(position, error)
@@ -257,7 +256,7 @@ class ReadAheadBuffer:
             async with self._memory.reading(size):
                 entries = await self._log.reader.read(first, size, last.entry_id)
         except DataLost as error:
-            self._lost(await self._lost_range(first, error))
+            self._lost(self._lost_range(first, error))
             return
         except Exception as error:
             self._cannot_read(first, error)
@@ -276,30 +275,14 @@ class ReadAheadBuffer:
         self._discard([Position(position[0], entry) for entry in range(position[1], end + 1)])
         return True
 
-    async def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """What consumers are told: from where on, and up to where as far as LOST_LOOKED_AT entries show. An operator
-        has to decide; a look each half second would bring nothing back.
-        """
-        ledger_id, first = position[0], int(error.fields.get("entry", position[1]))
-        last, span = first, self._log.shape.span(ledger_id)
-        end = first if span is None else min(span.last_entry, first + LOST_LOOKED_AT)
-        while last < end:
-            try:
-                await self._log.reader.read(Position(ledger_id, last + 1), 1, last + 1)
-                break
-            except DataLost:
-                last += 1
-            except MagnetarError:
-                break
+    def _lost_range(self, position: Position, error: DataLost) -> DataLost:
+        """What consumers are told: from where on, and up to where as far as it is known."""
+        run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.news(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)
-        return DataLost(
-            f"subscription {self._subscription!r} of {self._log.topic}: entries {first} to {last} of ledger "
-            f"{ledger_id} are lost: every replica is certain to lack them. Restore a bookie that has them; or pass "
-            "over them on purpose: for all with `magnetar topics skip-lost`, for this subscription alone with "
-            "`magnetar subscriptions reset`",
-            topic=self._log.topic, subscription=self._subscription, ledger=ledger_id, first=first, last=last,
-        )  # fmt: skip
+        told = data_lost(position[0], run, f"subscription {self._subscription!r} of {self._log.topic}: ")
+        told.fields |= {"topic": str(self._log.topic), "subscription": self._subscription}
+        return told
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
         if not self._log.shape.readable(position):

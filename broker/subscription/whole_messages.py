@@ -18,9 +18,10 @@ Guarding tests: tests/broker/subscription/test_letters_of_chunks.py, tests/broke
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from ...proto.entry import parse_header, parse_stored
-from ...proto.errors import CorruptEntry, Unavailable
+from ...proto.errors import CorruptEntry, DataLost, Unavailable
 from ...proto.names import Position
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
@@ -75,18 +76,22 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
     """The messages of which the mark covers some chunks and not all. Looked for in the entry at the mark, and in those
     after it as far as one read goes."""
     shape, runs, seen, budget = log.shape, list[Run](), set[str](), _Budget()
-    entries = [await log.reader.entry(mark)] if shape.readable(mark) else []
-    following = shape.at_or_after(shape.after(mark))
+    entries = list[StoredEntry]()
+    if shape.readable(mark) and shape.hole(mark) is None:
+        with suppress(DataLost):  # a message of which a chunk is lost is not whole: no mark divides it
+            entries += [await log.reader.entry(mark)]
+    following = shape.there(shape.after(mark))
     if shape.readable(following):
-        entries += await log.reader.read(following, READ_BYTES)
+        with suppress(DataLost):
+            entries += await log.reader.read(following, READ_BYTES)
     for entry in entries:
         if not entry.chunk_of or entry.chunk_of in seen or budget.left <= 0:
             continue
         seen.add(entry.chunk_of)
         try:
             run = await message_of(log, entry, Position(-1, -1), log.world.clock.wall_ms(), budget)
-        except Unavailable:
-            continue  # the rest is not here yet
+        except (Unavailable, DataLost):
+            continue  # the rest is not here yet, or never will be
         if run is not None and run.places[0] <= mark < run.places[-1]:
             runs.append(run)
     return runs
@@ -146,7 +151,7 @@ class _Search:
     async def after(self) -> AsyncIterator[StoredEntry]:
         shape, budget = self._log.shape, self._budget
         position = shape.after(self._entry.position)
-        while budget.left > 0 and shape.readable(position := shape.at_or_after(position)):
+        while budget.left > 0 and shape.readable(position := shape.there(position)):
             async for each in self._read(position, Position(position.ledger_id, (1 << 62) - 1), once=True):
                 yield each
                 budget.left -= 1
@@ -156,10 +161,10 @@ class _Search:
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
         """Entries of one ledger from `first` to `last`; `once`: of one read."""
         shape = self._log.shape
-        position = shape.at_or_after(first)
+        position = shape.there(first)
         while position <= last and shape.readable(position):
             for each in await self._log.reader.read(position, READ_BYTES, last.entry_id):
                 yield each
-                position = shape.after(each.position)
+                position = shape.there(shape.after(each.position))
             if once:
                 return

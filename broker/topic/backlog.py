@@ -39,7 +39,7 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
     """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns(log.world.clock)
     position = shape.after(subscription.cursor.mark)
-    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.at_or_after(position))):
+    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.there(position))):
         entry = await log.reader.entry(position)
         size += entry.size
         if found and size > PEEK_BYTES_MAX:

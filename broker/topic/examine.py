@@ -55,14 +55,14 @@ async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int
 async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
     """Messages of the ledger, from entry `first` on, that the subscription has acknowledged."""
     cursor, found = subscription.cursor, 0
-    position = log.shape.at_or_after(Position(span.ledger_id, first))
+    position = log.shape.there(Position(span.ledger_id, first))
     while position[0] == span.ledger_id and log.shape.readable(position):
         for entry in await log.reader.read(position, CHUNK_BYTES):
             if cursor.is_acked(entry.position):
                 found += entry.count
             else:
                 found += len(cursor.acked_indexes(entry.position))
-            position = log.shape.after(entry.position)
+            position = log.shape.there(log.shape.after(entry.position))
     return found
 
 
@@ -74,10 +74,10 @@ async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[Stor
         raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
     index = shape.ahead(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate(index)
-    return await log.reader.entry(place.position), index - place.first_index
+    return await log.reader.entry(place.position), max(0, index - place.first_index)
 
 
 async def message(log: ReadableLog, position: Position) -> StoredEntry:
-    if not log.shape.readable(position):
+    if not log.shape.readable(position) or log.shape.hole(position) is not None:
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.entry(position)

@@ -163,7 +163,7 @@ class TopicMaintenance:
     async def oldest_ms(self, subscription: Subscription) -> int | None:
         """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
-        position = log.shape.after(subscription.cursor.mark)
+        position = log.shape.there(log.shape.after(subscription.cursor.mark))
         if not log.shape.readable(position):
             return None
         known = self._ages.get(subscription.name)

@@ -22,11 +22,7 @@ async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions
     if starts:
         shape = log.shape
         position = shape.after(min(starts))
-        while shape.readable(position):
-            hole = shape.hole(position)
-            if hole is not None:
-                position = shape.after(hole)
-                continue
+        while shape.readable(position := shape.there(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
                 numbers, txn = numbers_of(header), txn_of(header)

@@ -33,6 +33,7 @@ __all__ = [
     "ConsumerNotInitialized",
     "CryptoError",
     "CumulativeAcknowledgementNotAllowedError",
+    "DataLost",
     "Disconnected",
     "ErrorGettingAuthenticationData",
     "HalfParked",
@@ -395,6 +396,26 @@ class TransactionForgotten(TransactionNotFound):
     definite = True
 
 
+class DataLost(BrokerPersistenceError):
+    """Every replica lost what is read or looked for. Nothing passes over it by itself; an operator may, with
+    `magnetar topics skip-lost`. Of a topic that does not open, `first` and `last` are -1."""
+
+    @property
+    def ledger(self) -> int:
+        """Of the lost entries, as in message ids."""
+        return int(self.fields.get("ledger", -1))
+
+    @property
+    def first(self) -> int:
+        """The first of the lost entries."""
+        return int(self.fields.get("first", -1))
+
+    @property
+    def last(self) -> int:
+        """The last of them, as far as it is known."""
+        return int(self.fields.get("last", -1))
+
+
 class OutcomeUnknown(Timeout):
     """A commit got no answer, and the coordinator did not tell the outcome in time; `txn` says which one."""
 
@@ -437,6 +458,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.TimedOut, Timeout),
     (wire_errors.ConnectionLost, Disconnected),
     (wire_errors.NotEnoughBookies, BrokerPersistenceError),
+    (wire_errors.DataLost, DataLost),
     (wire_errors.NotOwner, ServiceUnitNotReady),
     (wire_errors.BacklogQuotaExceeded, ProducerBlockedQuotaExceededException),
     (wire_errors.BackPressure, ProducerBlockedQuotaExceededError),

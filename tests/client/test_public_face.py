@@ -99,6 +99,10 @@ def test_translation_keeps_the_cause_and_what_is_known_of_the_outcome() -> None:
     assert isinstance(translate(wire_errors.NotOwner("moved")), magnetar.ServiceUnitNotReady)
     assert isinstance(translate(wire_errors.TenantNotFound("t")), magnetar.TopicNotFound)
     assert isinstance(translate(ValueError("x")), magnetar.UnknownError)
+    lost = translate(wire_errors.DataLost("gone", ledger=7, first=2, last=4))
+    assert isinstance(lost, magnetar.DataLost)
+    assert isinstance(lost, magnetar.BrokerPersistenceError), "what it is to programs of Pulsar"
+    assert (lost.ledger, lost.first, lost.last, lost.retryable) == (7, 2, 4, False)
 
 
 def test_asyncio_is_importable_in_both_ways_and_shadows_nothing() -> None:

@@ -80,9 +80,28 @@ class LogShape:
 
     def hole(self, position: Position) -> Position | None:
         """The last one of the lost entries that this one is among; None: it was not passed over."""
+        found = self.hole_of(position)
+        return None if found is None else Position(position[0], found[1])
+
+    def hole_of(self, position: Position) -> tuple[int, int] | None:
+        """The first and the last of the lost entries that this one is among, and that were passed over."""
         found = self._holes.get(position[0]) if self._holes else None
-        lasts = [last for first, last in found or () if first <= position[1] <= last]
-        return Position(position[0], lasts[0]) if lasts else None
+        return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
+
+    def there(self, position: Position) -> Position:
+        """As `at_or_after`, past what was lost and passed over."""
+        position = self.at_or_after(position)
+        while (last := self.hole(position)) is not None:
+            position = self.after(last)
+        return position
+
+    @property
+    def last_there(self) -> Position:
+        """As `last`, before what was lost and passed over."""
+        position = self.last
+        while (run := self.hole_of(position)) is not None:
+            position = self.before(Position(position[0], run[0]))
+        return position
 
     def follow(self, follower: LogShape) -> None:
         """It has every span of this one from now on."""

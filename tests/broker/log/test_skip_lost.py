@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+import magnetar
 from magnetar.bookie.node import identity
+from magnetar.broker.log.core.log_shape import Span
+from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.skip_lost import LOST_INDEXES
+from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, InvalidRequest, NotAllowed
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import Position, TopicName
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -160,6 +166,81 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
         await topic.trim()
         assert topic.log.shape.span(span.ledger_id) is None, "nobody waits for the lost ones"
         await admin.close()
+
+
+async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_passed_over_gets_the_next(
+    tmp_path: Path,
+) -> None:
+    """By index and by time, over the wire, from programs and for operators."""
+    async with cluster(tmp_path, bookies=2, ensemble_size=2) as running:
+        broker = running.brokers[0]
+        url = f"magnetar://{broker.endpoint}"
+        topic = await broker.owned.topic(NAME)
+        times = []
+        for number in range(6):
+            await _publish(running, number)
+            times.append((await topic.log.reader.entry(topic.log.shape.last)).timestamp_ms)
+            await asyncio.sleep(0.002)
+        await broker.owned.unload(NAME)
+        topic = await broker.owned.topic(NAME)
+        (span,) = topic.log.shape.spans
+        gone = await _replace_bookie(running)
+        assert await _publish(running, 6) == [6]
+        broker.owned.cache.forget(span.ledger_id)
+        await identity.forget(running.sessions[-1], gone)
+        first = await _first_lost(topic.log.reader, span)
+        lost, kept = range(first, 6, 2), range(1 - first, 6, 2)
+        async with aio.Client(url) as client, AdminClient(url) as admin:
+            consumer = await client.subscribe(TOPIC, "s")
+
+            def questions(number: int) -> dict[str, Callable[[], Awaitable[object]]]:
+                return {
+                    "seek": lambda: consumer.seek(times[number]),
+                    "reset": lambda: admin.reset_subscription(TOPIC, "s", times[number]),
+                    "id": lambda: admin.message_id_by_time(TOPIC, times[number]),
+                    "nth": lambda: admin.nth_message(TOPIC, number + 1),
+                    "range": lambda: _read(client, number),
+                }
+
+            for number in lost:
+                for name, ask in questions(number).items():
+                    with pytest.raises((magnetar.DataLost, DataLost), match="skip-lost") as told:
+                        await ask()
+                    assert told.value.fields["first"] == told.value.fields["last"] == str(number), name
+                    assert told.value.fields["ledger"] == str(span.ledger_id), name
+            for number in kept:
+                assert (await admin.nth_message(TOPIC, number + 1)).payload == b"%d" % number
+                assert await _read(client, number) == [b"%d" % number]
+
+            await consumer.close()
+            await admin.skip_lost(TOPIC)
+            consumer = await client.subscribe(TOPIC, "s")
+            for number in range(6):
+                following = min(each for each in (*kept, 6) if each >= number)
+                assert (await admin.nth_message(TOPIC, number + 1)).payload == b"%d" % following
+                found = await admin.message_id_by_time(TOPIC, times[number])
+                assert (found.ledger_id() == span.ledger_id, found.entry_id()) == (
+                    (True, following) if following < 6 else (False, 0)
+                )
+                await consumer.seek(times[number])
+                assert (await consumer.receive(20_000)).data() == b"%d" % following
+            assert await _read(client, 0, 7) == _of(*kept, 6)
+
+
+async def _first_lost(reader: TopicLogReader, span: Span) -> int:
+    for number in range(2):
+        try:
+            await reader.entry(Position(span.ledger_id, number))
+        except DataLost:
+            return number
+    raise AssertionError("nothing is lost")
+
+
+async def _read(client: aio.Client, first: int, count: int = 1) -> list[bytes | None]:
+    return [
+        each.payload async for some in client.read_range(TOPIC, first, first + count)
+        for entry in some for each in entry.messages()
+    ]  # fmt: skip
 
 
 async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_written_down(tmp_path: Path) -> None:

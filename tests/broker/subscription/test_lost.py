@@ -12,6 +12,8 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.client.common.errors import PulsarException as ClientError
 from magnetar.client.model.settings import InitialPosition
+from magnetar.ledger.core.stored import StoredCopy
+from magnetar.ledger.reader import LedgerReader
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost
 from magnetar.proto.names import Position, TopicName
@@ -36,16 +38,14 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
         topic = await broker.owned.topic(TopicName.parse(TOPIC))
         (span,) = topic.log.shape.spans
         topic.log.reader._cache.forget(span.ledger_id)
-        original = TopicLogReader.read
+        original = LedgerReader.read_stored
 
-        async def read(
-            self: TopicLogReader, position: Position, bytes_max: int, last_entry: int = 1 << 62
-        ) -> list[StoredEntry]:
-            if 2 <= position[1] <= 4:
-                raise DataLost("no replica has it", ledger=position[0], entry=position[1])
-            return await original(self, position, bytes_max, min(last_entry, 1) if position[1] < 2 else last_entry)
+        async def read(self: LedgerReader, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
+            if 2 <= first <= 4:
+                raise DataLost("no replica has it", ledger=self.ledger_id, entry=first)
+            return await original(self, first, min(last, 1) if first < 2 else last, bytes_max)
 
-        monkeypatch.setattr(TopicLogReader, "read", read)
+        monkeypatch.setattr(LedgerReader, "read_stored", read)
         earliest = wire.Subscribe.EARLIEST
         with caplog.at_level(logging.ERROR):
             for _ in range(3):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.broker.log.ledger_list import path_of as topic_path
 from magnetar.broker.subscription.cursors import path_of
 from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
 from magnetar.metadata.store import ANY, Delete
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import DataLost
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -55,6 +57,37 @@ async def test_the_messages_of_a_subscription_whose_record_is_lost_stay_and_it_b
         consumer = await TestConsumer(
             world, broker, TOPIC, subscription="lost", initial_position=wire.Subscribe.LATEST
         ).ready()
+        assert len(await consumer.receive_payloads(2)) == 2
+
+
+@pytest.mark.parametrize("whose", ["subscription", "topic"])
+async def test_messages_stay_while_a_record_of_them_is_damaged_and_who_asks_is_told(
+    tmp_path: Path, whose: str
+) -> None:
+    """Nothing is written over the record, and all goes on when it was restored."""
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        topic = await _published(running)
+        before = len(topic.log.shape)
+        await broker.owned.unload(NAME)
+        session = running.sessions[0]
+        path = path_of(NAME, "lost") if whose == "subscription" else topic_path(NAME)
+        whole = (await session.get(path)).value
+        for place in (0, 2, 6, len(whole) - 3):
+            bad = bytearray(whole)
+            bad[place] ^= 1
+            await session.put(path, bytes(bad), ANY)
+            with pytest.raises(DataLost, match=path) as told:
+                await broker.owned.topic(NAME)
+            assert "restore" in told.value.message
+            assert (await session.get(path)).value == bytes(bad), "nothing is written over it"
+            consumer = TestConsumer(world, broker, TOPIC, subscription="lost")
+            with pytest.raises(DataLost):
+                await consumer.ready()
+        await session.put(path, whole, ANY)
+        topic = await broker.owned.topic(NAME)
+        assert len(topic.log.shape) == before, "nothing went"
+        consumer = await TestConsumer(world, broker, TOPIC, subscription="lost").ready()
         assert len(await consumer.receive_payloads(2)) == 2
 
 

@@ -17,6 +17,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import (
+    DataLost,
     InvalidRequest,
     NotAllowed,
     NotOwner,
@@ -473,6 +474,33 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         await until_owned_by(running, second)
         assert await shown(second) == [b"0"]
         assert len(coordinator.joins) == 1
+
+
+async def test_a_coordinator_whose_record_is_lost_leaves_open_what_is_open_and_holds_no_other_publish_up(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker, world = running.brokers[0], running.world
+        producer, txn = await TxnProducer(world, broker, TOPIC).opened(), coordinator.begin()
+        last = position_of(await producer.send_in(txn, b"0"))
+        await vanish(running, broker)
+        coordinator.down, asked = DataLost("the record of coordinator 3 is missing"), len(coordinator.joins)
+        second = await running.add_broker()
+        await until_owned_by(running, second)
+        topic = await loaded(second)
+        await until(lambda: len(coordinator.joins) > asked)
+        assert list(topic.transactions.still_open) == [txn], "neither committed nor aborted"
+        again = await TxnProducer(world, second, TOPIC, name="again").opened()
+        again.publish_in(coordinator.begin(), b"in another")
+        with pytest.raises(DataLost, match="record of coordinator 3"):
+            raise from_wire((await again.next("failed")).error)
+        plain = await TxnProducer(world, second, TOPIC, name="plain").opened()
+        await plain.send(b"plain")
+        assert await shown(second) == [], "what is after it waits"
+        coordinator.down = None  # the record was restored
+        await coordinator.end(topic, txn, True, entries=1, last=last)
+        await until(lambda: not topic.transactions.still_open)
+        assert await shown(second) == [b"0", b"plain"]
 
 
 @pytest.mark.parametrize("told", ["the settlement", "COMMITTED"])

@@ -130,6 +130,33 @@ async def truncate_topic(call: Call) -> None:
     await call.each_partition("TruncateTopic", lambda topic: wire.Name(name=topic))
 
 
+@route("POST", TOPIC + "/skipLost",
+       "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
+       answer="[{topic, ranges, subscriptions}]")  # fmt: skip
+async def skip_lost(call: Call) -> object:
+    only = call.query.get("ledger", "")
+    ledger = {"ledger_id": call.number(only, "the parameter ledger")} if only else {}
+    force = call.flag("force")
+    found = await call.each_partition(
+        "SkipLost", lambda topic: wire.SkipLostRequest(topic=topic, force=force, **ledger)
+    )
+    topics = await call.partitions() or [call.topic]
+    return [
+        {
+            "topic": topic.full,
+            "ranges": [
+                {
+                    "ledgerId": each.ledger_id, "firstEntryId": each.first_entry, "lastEntryId": each.last_entry,
+                    "firstIndex": each.first_index, "endIndex": each.end_index, "forced": each.forced,
+                }
+                for each in reply.ranges
+            ],
+            "subscriptions": {each.name: each.messages for each in reply.subscriptions},
+        }
+        for topic, reply in zip(topics, found, strict=True)
+    ]  # fmt: skip
+
+
 @route("POST", TOPIC + "/trim", "Deletes what every subscription has acknowledged and retention does not keep.")
 async def trim_topic(call: Call) -> None:
     await call.each_partition("TrimTopic", lambda topic: wire.Name(name=topic))
