@@ -23,9 +23,9 @@ from functools import partial
 
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, GrantsRecord, TenantRecord
-from ...metadata.store import MetadataStore, Reset
-from ...metadata.update import get_record, update_record
-from ...proto.errors import MagnetarError, Unavailable
+from ...metadata.store import Check, MetadataStore, Reset
+from ...metadata.update import get_record, put_of, update_record
+from ...proto.errors import BadVersion, MagnetarError, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.supervisor import Supervisor
@@ -37,6 +37,8 @@ _LOG = logging.getLogger("magnetar.broker")
 STALE_S = 30.0
 KNOWN_MAX = 10_000
 """Namespaces whose grants are remembered: a caller may ask for any number of names."""
+ATTEMPTS_MAX = 20
+"""To take the grants of a topic away, while others change those of its namespace."""
 WATCH_RETRY_S = 1.0
 
 Changed = Callable[[str, str], None]
@@ -98,11 +100,23 @@ class Grants:
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._forget(name.tenant, name.namespace)
 
-    async def forget(self, topic: TopicName) -> None:
-        """Before the topic's record goes: a topic that is made anew has no grants of an earlier one."""
+    async def forget(self, topic: TopicName, *still: Check) -> None:
+        """Before the topic's record goes: a topic that is made anew has no grants of an earlier one. BadVersion: it is
+        not `still` that topic."""
         name = topic.namespace_name
-        if topic.full in (await self.record(name)).topics:
-            await self.change(name, lambda record: without_topic(record, topic.full))
+        path = paths.grants(name.tenant, name.namespace)
+        for _ in range(ATTEMPTS_MAX):
+            found = await get_record(self._metadata, path, GrantsRecord)
+            if found is None or topic.full not in found[0].topics:
+                return
+            try:
+                await self._metadata.commit([*still, put_of(path, without_topic(found[0], topic.full), found[1])])
+            except BadVersion as error:
+                if error.fields.get("path") != path:
+                    raise
+            finally:
+                self._forget(name.tenant, name.namespace)
+        raise Unavailable(f"the grants of namespace {name} are changed all the time; delete {topic} again")
 
     def _forget(self, tenant: str, namespace: str) -> None:
         self._reads += 1

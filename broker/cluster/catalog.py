@@ -28,6 +28,7 @@ from ...proto.errors import (
     NamespaceNotFound,
     NodeExists,
     NotAllowed,
+    NotOwner,
     TenantNotFound,
     TopicNotFound,
 )
@@ -380,15 +381,26 @@ class Catalog:
         record = self._new()
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
-    async def forget_topic(self, topic: TopicName, ledgers: Sequence[int] = ()) -> None:
-        """Deletes its record as it is now: a late delete must not hit a topic that was taken over meanwhile. In the
-        same commit its `ledgers` are noted as deleted: a crash before their own records go leaves no doubt.
+    async def still(self, topic: TopicName, ended: TopicRecord) -> Check | None:
+        """The check that a topic's record is that of the owner which has `ended` it; what goes with the topic goes in
+        commits with this check. None: that topic is gone, and so is what was its; another one may have its name.
+        NotOwner: another broker has taken it over meanwhile.
+        """
+        found = await get_record(self._store, _topic_path(topic), TopicRecord)
+        if found is None or found[0].created_ms != ended.created_ms:
+            return None
+        record, version = found
+        if record.claim != ended.claim:
+            raise NotOwner(f"topic {topic} was taken over by another broker while it was deleted", topic=topic)
+        return Check(_topic_path(topic), version)
+
+    async def forget_topic(self, topic: TopicName, ledgers: Sequence[int], still: Check) -> None:
+        """Deletes its record, which `still` is what it was: a late delete does not hit a topic that was taken over or
+        made anew meanwhile. In the same commit its `ledgers` are noted as deleted: a crash before their own records go
+        leaves no doubt.
         """
         self._last_partitions.forget(topic.base)
-        found = await self._store.get(_topic_path(topic)) if topic.persistent else None
-        if found is None:
-            return
-        operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
+        operations: list[Operation] = [Delete(still.path, still.expected)]
         if not topic.is_partition:
             operations.append(Delete(_policies_path(topic)))
         await deletions.with_owner(self._store, ledgers, operations)

@@ -27,7 +27,7 @@ from ...ledger.core.striping import Striping
 from ...metadata.reconnecting import ReconnectingStore
 from ...metadata.records import BookieRecord, BrokerRecord, LostRange
 from ...metadata.store import MetadataStore
-from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
+from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.access import CallerMemory
 from ...runtime.memory.machine import machine_bytes
@@ -511,10 +511,18 @@ class TopicManager:
         name = topic.name
         try:
             ledger_ids = await topic.delete(force=force, abort=abort)
-            if not name.is_partition:
+            if name.persistent:
+                still = await session.catalog.still(name, topic.log.record)
+                if still is None:
+                    return  # another call has deleted it, with all that was its
+                if not name.is_partition:
+                    await session.grants.forget(name, still)
+                    await session.schemas.forget(name, still)
+                await session.catalog.forget_topic(name, ledger_ids, still)
+            elif not name.is_partition:
                 await session.grants.forget(name)
-                await session.schemas.forget(name)
-            await session.catalog.forget_topic(name, ledger_ids)
+        except BadVersion as error:
+            raise NotOwner(f"topic {name} was taken over or made anew while it was deleted", topic=name) from error
         finally:
             if topic.ended and self.loaded.get(name.full) is topic:
                 del self.loaded[name.full]

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, Delete, MetadataStore, Operation
+from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation
 from ...metadata.update import get_record, put_of
 from ...proto.errors import IncompatibleSchema, MagnetarError, NotAllowed, OutcomeUnknown, SchemaNotFound
 from ...proto.names import NamespaceName, TopicName
@@ -207,12 +207,13 @@ class SchemaRegistry:
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
-    async def forget(self, topic: TopicName) -> None:
-        """The topic was deleted. A non-persistent one, which ends whenever it is unused, leaves its schema."""
+    async def forget(self, topic: TopicName, *still: Check) -> None:
+        """The topic is deleted, if it is `still` that one (else BadVersion). A non-persistent one, which ends whenever
+        it is unused, leaves its schema."""
         if not topic.persistent:
             return
         self._lists.forget(topic.base)
-        await self._end(topic)
+        await self._end(topic, *still)
 
     async def forget_namespace(self, name: NamespaceName) -> None:
         """The namespace was deleted, with all of its topics; here are those whose topics never were."""
@@ -220,7 +221,7 @@ class SchemaRegistry:
             domain, _, local = paths.name(each).rpartition("/")
             await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
-    async def _end(self, topic: TopicName) -> None:
+    async def _end(self, topic: TopicName, *still: Check) -> None:
         """Not without a look at what another one registers meanwhile: each definition is in a list."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
@@ -228,9 +229,9 @@ class SchemaRegistry:
                 return
             gone = [Delete(_path(topic, each.version)) for each in record.schemas]
             try:
-                await self._store.commit([*gone, Delete(_path(topic), revision)])
+                await self._store.commit([*still, *gone, Delete(_path(topic), revision)])
             except MagnetarError as error:
-                if not error.retryable:
+                if not error.retryable or error.fields.get("path") in [each.path for each in still]:
                     raise
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 

@@ -415,12 +415,17 @@ class DurableCursor(MadeLater):
         return True
 
     async def delete(self) -> None:
-        """Deletes the subscription: its record, then its ledgers."""
+        """Deletes the subscription: its record, then its ledgers. TopicFenced: another owner has it, or one of its name
+        that was made anew."""
         self.abandon()
         await self._tasks.drain()
+        node = await self._metadata.get(self._path)
+        if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
+            raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
         buckets = [bucket.ledger_id for bucket in self._record.delays]
         ledgers = [each for each in (self._record.ledger_id, self._ledger.ledger_id, *buckets) if each >= 0]
-        await deletions.with_owner(self._metadata, ledgers, [Delete(self._path)])
+        if node is not None:  # else an earlier attempt of unknown outcome deleted it
+            await deletions.with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
         await self._ledger.drop()
         await self._state_ledgers.delete(*buckets)
 

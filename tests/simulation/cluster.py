@@ -106,6 +106,7 @@ class Cluster:
         self._supervising = False
         self.healed = False
         self.on_heal: list[Callable[[], Awaitable[bool]]] = []  # what an operator takes back; again until it works
+        self.on_anew: list[Callable[[random.Random], None]] = []  # loads whose names come back (load/names.py)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._context = contextvars.Context()
 

@@ -25,6 +25,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
+from tests.simulation.load.names import NamesLoad
 from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.load.roles import Roles
 from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
@@ -56,6 +57,7 @@ class TopicLoad:
         self._roles = None if security is None else Roles(cluster, security, self)
         if self._roles is not None:
             subscriptions[1:] = [Sub(CHANGING, False)]
+        self._names = NamesLoad(cluster) if "anew" in self._options.times else None
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
         self._doors: random.Random = self._simulation.stream("doors")
@@ -69,6 +71,7 @@ class TopicLoad:
         return {
             "sent": len(history.sent), "stored": len(history.stored), "doubtful": len(history.doubtful),
             "delivered": sum(map(len, history.deliveries.values())),
+            **({} if self._names is None else self._names.figures),
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -77,6 +80,8 @@ class TopicLoad:
         if self._roles is not None:
             await self._roles.grant()
             loops += await self._roles.begin()
+        if self._names is not None:
+            await self._names.begin()
         own = self._cluster.credentials(APP)
         client = Client(self._cluster.service_url, own, world=world, operation_timeout_seconds=15)
         if self._options.pulsar:
@@ -242,6 +247,8 @@ class TopicLoad:
                 await self.in_client(self._probe(client))
                 if self._roles is not None:
                     await self._roles.finish()
+                if self._names is not None:
+                    self.violations += await self._names.finish()
                 while any(self.history.missing(subscription.name) for subscription in self.history.subscriptions):
                     self._fail_fast(loops)
                     await asyncio.sleep(0.5)

@@ -115,6 +115,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "set-persistence": Times("E, Qw and Qa of the namespace change", 2, "topics"),
     "recover": Times("somebody recovers a ledger in use, and so fences its writer", 2),
     "delete-ledger": Times("a closed ledger is deleted", 3, "ledgers"),
+    "anew": Times("a topic, a subscription, schemas or the name of a producer are deleted and made anew", 4, "topics"),
     "repair-off": Times("auto-recovery is switched off, and on again later", 1),
     "compact": Times("a bookie collects garbage and compacts every log that is not full", 2),
     "revoke": Times("rights of a role that has traffic are taken, and given back later", 5, "grants"),

@@ -229,6 +229,11 @@ def _revoke(cluster: Cluster, rng: random.Random) -> None:
     cluster.on_heal.append(back)
 
 
+def _anew(cluster: Cluster, rng: random.Random) -> None:
+    for load in cluster.on_anew:
+        load(rng)
+
+
 OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "expire-bookie": _expire_bookie,
     "expire-broker": _expire_broker,
@@ -244,4 +249,5 @@ OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "repair-off": _repair_off,
     "compact": _compact,
     "revoke": _revoke,
+    "anew": _anew,
 }

@@ -58,7 +58,7 @@ from magnetar.metadata.records import (
     UnderReplicatedRecord,
 )
 from magnetar.metadata.records import decode as decode_record
-from magnetar.metadata.store import Put
+from magnetar.metadata.store import Delete, Put
 from magnetar.metadata.tree import Done
 from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
@@ -108,6 +108,8 @@ class Observer:
         self.adds_seen = self.fences_seen = self.within = 0
         self.on_commit: Callable[[object], None] | None = None
         """Told of every operation of the metadata, in the moment in which it is durable."""
+        self.on_topic: list[Callable[[str, TopicRecord | None], None]] = []
+        """Told of each topic's record that is written or deleted."""
         self._fencing: dict[tuple[int, int], int] = {}
         self._adding: dict[tuple[int, int], list[int]] = {}  # entries of each ADD_MANY under way
         self._reading: dict[tuple[int, int], bool] = {}  # reads of what is synced there
@@ -300,8 +302,8 @@ class Observer:
             return
         if path.startswith("/ledgers/"):
             self._ledger(int(path.rpartition("/")[2]), path, value, version)
-        elif path.startswith("/topics/") and value is not None:
-            self._list(path, decode_record(value, TopicRecord, path))
+        elif path.startswith("/topics/") and isinstance(operation, Put | Delete):
+            self._topic(path, None if value is None else decode_record(value, TopicRecord, path))
         elif path.startswith("/underreplicated/"):
             self._mark(int(path.rpartition("/")[2]), path, value)
         elif path.startswith("/damaged/"):
@@ -346,6 +348,14 @@ class Observer:
         for topic, record in self.lists.items():
             if any(each.ledger_id == ledger for each in record.ledgers):
                 self._violated(f"34: ledger {ledger} is deleted and in the list of {topic}")
+
+    def _topic(self, path: str, record: TopicRecord | None) -> None:
+        if record is not None:
+            self._list(path, record)
+        elif self.lists.pop(path, None) is not None:
+            self._told(f"{path} is deleted")
+        for told in self.on_topic:
+            told(path, record)
 
     def _list(self, path: str, record: TopicRecord) -> None:
         ids = [each.ledger_id for each in record.ledgers]

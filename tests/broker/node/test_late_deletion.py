@@ -1,0 +1,120 @@
+"""A deletion that is late: the topic that it ended was deleted by another call and made anew, or taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import magnetar
+from magnetar.broker.server import Broker
+from magnetar.broker.topic.topic import Topic
+from magnetar.client.admin import AdminClient
+from magnetar.client.client import Client
+from magnetar.client.model.settings import InitialPosition
+from magnetar.metadata import paths
+from magnetar.metadata.records import CursorRecord, TopicRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import get_record, update_record
+from magnetar.proto.errors import NotOwner
+from magnetar.proto.names import TopicName
+from tests.support.cluster import cluster
+
+TOPIC = "persistent://public/default/named"
+NAME = TopicName.parse(TOPIC)
+PATH = paths.topic("public", "default", "named")
+FLIGHT: Any = type("Flight", (magnetar.schema.Record,), {"x": magnetar.schema.Integer(required=True)})
+
+
+def when_it_has_ended(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]) -> None:
+    """Between the end of the topic and the deletion of its records."""
+    delete = Topic.delete
+
+    async def ended(topic: Topic, **options: Any) -> list[int]:
+        monkeypatch.setattr(Topic, "delete", delete)
+        ledgers = await delete(topic, **options)
+        await happens()
+        return ledgers
+
+    monkeypatch.setattr(Topic, "delete", ended)
+
+
+async def made_with(admin: AdminClient) -> None:
+    await admin.create_topic(TOPIC)
+    await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
+    await admin.grant_topic_permission(TOPIC, "someone", ["consume"])
+    await admin.set_topic_properties(TOPIC, {"of": "this life"})
+
+
+async def test_what_was_made_anew_meanwhile_stays_with_all_that_is_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running:
+        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].owned
+        async with AdminClient(url) as admin, Client(url) as client:
+            await made_with(admin)
+
+            async def anew() -> None:
+                """By two other calls, of which one deletes."""
+                owned.loaded.pop(NAME.full)  # as at another broker
+                await admin.delete_topic(TOPIC, force=True)
+                await made_with(admin)
+                producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+                await producer.send(FLIGHT(x=7))
+                await client.subscribe(TOPIC, "s", initial_position=InitialPosition.Earliest)
+
+            when_it_has_ended(monkeypatch, anew)
+            await owned.delete(NAME, force=True)
+            assert await running.store.session().get(PATH) is not None
+            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+            assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
+            assert await admin.topic_properties(TOPIC) == {"of": "this life"}
+            await admin.unload_topic(TOPIC)
+            reader = await client.create_reader(
+                TOPIC, magnetar.MessageId.earliest, schema=magnetar.schema.AvroSchema(FLIGHT)
+            )
+            assert (await reader.read_next(20_000)).value().x == 7
+            assert await admin.subscriptions(TOPIC) == ["s"]
+
+
+async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running:
+        broker: Broker = running.brokers[0]
+        url, store = f"magnetar://{broker.endpoint}", running.store.session()
+        async with AdminClient(url) as admin:
+            await made_with(admin)
+            when_it_has_ended(monkeypatch, lambda: claimed(store, PATH, TopicRecord))
+            with pytest.raises(NotOwner, match="taken over"):
+                await broker.owned.delete(NAME, force=True)
+            assert await store.get(PATH) is not None
+            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+            assert "someone" in (await admin.topic_permissions(TOPIC)).roles
+            await admin.delete_topic(TOPIC, force=True)
+            assert await store.get(PATH) is None
+
+
+async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by_its_former_owner(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running:
+        broker: Broker = running.brokers[0]
+        async with AdminClient(f"magnetar://{broker.endpoint}") as admin:
+            await admin.create_topic(TOPIC)
+            await admin.create_subscription(TOPIC, "s")
+            topic = await broker.owned.topic(NAME, create=False)
+            store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
+            await claimed(store, path, CursorRecord)
+            stored: Any = topic.subscriptions["s"].store
+            with pytest.raises(NotOwner, match="another broker"):
+                await stored.delete()
+            assert await get_record(store, path, CursorRecord) is not None
+
+
+async def claimed(store: MetadataStore, path: str, kind: Any) -> None:
+    """By another owner."""
+    await update_record(store, path, kind, lambda found: replace(found, claim="of another owner"))
