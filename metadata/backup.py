@@ -24,7 +24,7 @@ from ..proto.errors import Busy, NotFound
 from . import paths
 from .core.commits import Commit
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode
-from .tree import Tree, private_file, sync_file
+from .tree import ENDING, Tree, private_file, sync_file
 from .unreadable import ledgers_in
 from .update import put_of
 
@@ -112,12 +112,14 @@ def check_stopped(target: str) -> None:
 def _set_aside(target: str) -> str:
     """Renames the file and its write-ahead log."""
     if not os.path.exists(target):
+        if os.path.exists(target + ENDING):
+            os.remove(target + ENDING)  # the file that it was of is lost
         return ""
     number = 1
     while os.path.exists(f"{target}.replaced-{number}"):
         number += 1
     kept = f"{target}.replaced-{number}"
-    for end in ("-wal", "-shm", ""):  # the file last: while it exists, the service would start with it
+    for end in (ENDING, "-wal", "-shm", ""):  # the file last: while it exists, the service would start with it
         if os.path.exists(target + end):
             os.rename(target + end, kept + end)
     return kept

@@ -10,8 +10,8 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
   before the commits that it did not see.
 - *A session ends* in this order: its further commits are refused; then a job that deletes its ephemerals is queued
   after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
-- *Start*: lock, quick check, deletion of the ephemerals whose sessions ended with the former process. Sessions of the
-  metadata service are durable and get their whole timeout again after a restart.
+- *Start*: lock, check of the file (tree.py), deletion of the ephemerals whose sessions ended with the former process.
+  Sessions of the metadata service are durable and get their whole timeout again after a restart.
 - *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
 
 SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.

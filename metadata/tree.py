@@ -2,7 +2,8 @@
 
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
-    state(revision)                                 one row
+    state(revision, summed, total)                  one row; total: the sum of all nodes' rows (`sum_of`) at revision
+                                                    `summed`: another one when a version without sums wrote last
     incarnation(number, token, revision, restored)  each opening of the file, the last few
 
 The last table tells whether a file is an older copy of another one. A process that remembers an incarnation and one of
@@ -16,6 +17,13 @@ a loop that is busy before it gets it back. For the same reason `get_all` return
 Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the write-ahead log. SQLite does its own
 file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
 `locking_mode=EXCLUSIVE`, and a second process gets Busy; the kernel releases the lock with the process.
+What a disk loses or changes is found at the start, or by the reader of a record:
+
+    an end of the write-ahead log, or the file      the note of what was answered (AnsweredNote)
+    rows that are gone, older, or of another time   the sum of all rows
+    a path or a session in an index                 `integrity_check`
+    a value                                         its record's checksum, which covers the path (records.py)
+
 A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `DiskFailed`: what is on disk is unknown, and
 the store ends the process (ledger protocol §2.5). A full disk rolls the transaction back: Unavailable, no change.
 """
@@ -25,7 +33,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -42,6 +53,12 @@ APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
 """A process that was away for more restarts of the metadata than this is not told about them."""
+NOTE_MAGIC = b"MGTA"
+ENDING = "-answered"
+_NOTE = struct.Struct(">4sQ")
+_NOTE_SUM = struct.Struct(">I")
+_RESTORE = "; restore it from the newest copy: 'magnetar metadata restore'"
+_SUM_MASK = (1 << 63) - 1
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _FULL = {sqlite3.SQLITE_FULL}
 _SCHEMA = f"""
@@ -54,14 +71,17 @@ INSERT INTO state VALUES (1, 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
+_COLUMNS = {"node": "path, value, version, revision, session", "session": "id, timeout_s", "state": "only, revision"}
 _INCARNATION = """
 CREATE TABLE IF NOT EXISTS incarnation(number INTEGER PRIMARY KEY, token TEXT NOT NULL, revision INTEGER NOT NULL,
                                        restored INTEGER NOT NULL)
 """
 _GET = "SELECT value, version, session FROM node WHERE path = ?"
+_SUMS = ("summed", "total")
+_MARK = "UPDATE state SET revision = ?1, summed = ?1, total = ?2"
 _AMONG = "FROM node WHERE path IN (SELECT value FROM json_each(?))"
 _GET_ALL = f"SELECT json_group_array(json_array(path, hex(value), version, session IS NOT NULL)) {_AMONG}"
-_VERSIONS = f"SELECT json_group_object(path, version) {_AMONG}"
+_VERSIONS = f"SELECT json_group_object(path, json_array(version, revision)) {_AMONG}"
 _DELETE = "DELETE FROM node WHERE path IN (SELECT value FROM json_each(?))"
 ROWS_AT_ONCE = (64, 8, 1)
 """Nodes that one statement writes: few lengths, so that the statements stay prepared."""
@@ -110,23 +130,29 @@ class Tree:
     def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens or makes the file and checks it; `token` names this incarnation.
 
-        `keeps_ephemerals`: do not delete the ephemerals of sessions that ended with the former process.
+        "": a tool opens the file, and nothing is noted (AnsweredNote). `keeps_ephemerals`: do not delete the ephemerals
+        of sessions that ended with the former process.
         Raises Busy, DataLost, InvalidConfiguration or Unavailable.
         """
         self.path = path
         self._token = token
         self._keeps_ephemerals = keeps_ephemerals
+        self._answered: AnsweredNote | None = None
         try:
             private_file(path)
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
+            if token and path != ":memory:":
+                self._answered = AnsweredNote(path)
         except (sqlite3.Error, OSError) as error:
             raise Unavailable(f"{path}: cannot be opened: {error}") from error
         try:
             self._open()
         except BaseException as error:
-            self._sql.close()
+            self.close()
             if isinstance(error, sqlite3.Error):
                 raise _cannot_open(path, error) from error
+            if isinstance(error, UnicodeError):  # of a name in the file, or of a message of SQLite that repeats one
+                raise DataLost(f"{path}: the metadata file is damaged: {error}{_RESTORE}", path=path) from error
             raise
 
     def _open(self) -> None:
@@ -134,6 +160,8 @@ class Tree:
         new = self._one("SELECT count(*) FROM sqlite_master") == 0
         if not new:
             self._check_file()  # before anything is written to it
+        self._check_answered(-1 if new else self._one("SELECT revision FROM state"))
+        self._total = 0 if new else self._check_sum()
         for pragma in ("journal_mode=WAL", "synchronous=FULL"):
             self._sql.execute(f"PRAGMA {pragma}").fetchall()
         self._sql.execute("BEGIN IMMEDIATE")  # takes the lock for as long as the file is open
@@ -145,11 +173,14 @@ class Tree:
         self.revision: int = self._one("SELECT revision FROM state")
         for (session,) in [] if self._keeps_ephemerals else gone:  # sessions that ended with their process
             self._end_session(session)
-        self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+        for column in [] if self._has_sums() else _SUMS:
+            self._sql.execute(f"ALTER TABLE state ADD COLUMN {column} INTEGER NOT NULL DEFAULT -1")
+        self._mark()
         self._sql.execute(_INCARNATION)
         if self._token:
             self.begin_incarnation(self._token, restored=False)
         self._sql.execute("COMMIT")
+        self._note()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
         """Adds a row, within the open transaction."""
@@ -164,7 +195,8 @@ class Tree:
             self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
             self._sql.execute("DELETE FROM session")
             self.revision += 1
-            self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+            self._total = self._sum()
+            self._mark()
             self.begin_incarnation(token, restored=True)
             self._sql.execute("COMMIT")
             self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead log
@@ -173,8 +205,54 @@ class Tree:
         if self._one("PRAGMA application_id") != APPLICATION_ID:
             raise InvalidConfiguration(f"{self.path}: an SQLite file, but not Magnetar's metadata", path=self.path)
         check_format(METADATA_FILE, self._one("PRAGMA user_version"), self.path)
-        if (found := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise DataLost(f"{self.path}: the metadata file is damaged: {found}", path=self.path)
+        for table, columns in _COLUMNS.items():  # the text of a table's definition is on the disk, too
+            self._sql.execute(f"SELECT {columns} FROM {table} LIMIT 0").fetchall()
+        if (found := self._one("PRAGMA integrity_check(1)")) != "ok":
+            raise DataLost(f"{self.path}: the metadata file is damaged: {found}{_RESTORE}", path=self.path)
+
+    def _has_sums(self) -> bool:
+        return set(_SUMS) <= {row[1] for row in self._sql.execute("PRAGMA table_info(state)")}
+
+    def _check_sum(self) -> int:
+        """The sum of the rows that are there. A version without sums may have written last: then none is known."""
+        total = self._sum()
+        wanted = self._one("SELECT total FROM state WHERE summed = revision") if self._has_sums() else None
+        if wanted not in (None, total):
+            text = "the metadata file is damaged: rows of it are missing, or of another time"
+            raise DataLost(f"{self.path}: {text}{_RESTORE}", path=self.path)
+        return total
+
+    def _sum(self) -> int:
+        rows = self._sql.execute("SELECT path, version, revision FROM node")
+        return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
+
+    def _mark(self) -> None:
+        """Within the open transaction: its revision, and the sum of what is there then."""
+        self._sql.execute(_MARK, (self.revision, self._total))
+
+    def _changed(self, path: str, before: Sequence[int] | None, after: Sequence[int] | None) -> None:
+        """Version and revision of a node; None: there is none."""
+        for sign, row in ((-1, before), (1, after)):
+            if row is not None:
+                self._total = (self._total + sign * sum_of(path, *row)) & _SUM_MASK
+
+    def _check_answered(self, revision: int) -> None:
+        answered = -1 if self._answered is None else self._answered.read()
+        if answered > revision:
+            what = f"is of revision {revision}" if revision >= 0 else "is empty"
+            raise DataLost(
+                f"{self.path}: the metadata file {what}, and revision {answered} was answered: what came after is lost"
+                f"{_RESTORE}",
+                path=self.path, revision=revision, answered=answered,
+            )  # fmt: skip
+
+    def _note(self) -> None:
+        """What is durable may be answered."""
+        try:
+            if self._answered is not None:
+                self._answered.write(self.revision)
+        except OSError as error:
+            raise DiskFailed(f"{self.path}: {error}") from error
 
     def _one(self, query: str, *parameters: object) -> Any:
         row = self._sql.execute(query, parameters).fetchone()
@@ -182,6 +260,8 @@ class Tree:
 
     def close(self) -> None:
         self._sql.close()
+        if self._answered is not None:
+            self._answered.close()
 
     # -------------------------------------------------------------------------------------------- reading
     def get(self, path: str) -> Node | None:
@@ -244,7 +324,7 @@ class Tree:
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
         """One durable transaction; the outcome of each job, in order. Raises Unavailable (nothing done), DiskFailed."""
-        revision = self.revision
+        revision, total = self.revision, self._total
         try:
             with _disk(self.path):
                 self._sql.execute("BEGIN IMMEDIATE")
@@ -252,12 +332,14 @@ class Tree:
                 for commits, some in groupby(jobs, lambda job: isinstance(job, Commit)):
                     done = list(some)
                     outcomes += self._commit(done) if commits else [self._of_session(job) for job in done]
-                self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+                self._mark()
                 self._sql.execute("COMMIT")
+            if self.revision > revision:
+                self._note()
         except DiskFailed:
             raise
         except BaseException:
-            self.revision = revision
+            self.revision, self._total = revision, total
             self._roll_back()
             raise
         return outcomes
@@ -279,14 +361,19 @@ class Tree:
 
     def _commit(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
         commits = [job for job in jobs if isinstance(job, Commit)]
-        batch = CommitBatch(self._versions(list(paths_of(commits))), self.revision)
+        known = self._versions(list(paths_of(commits)))
+        batch = CommitBatch({path: version for path, (version, _) in known.items()}, self.revision)
         outcomes: list[Done | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
+        for path, row in batch.nodes.items():
+            self._changed(path, known.get(path), None if row is None else row[2:4])
         self.revision = batch.revision
         return outcomes
 
-    def _versions(self, paths: Sequence[str]) -> dict[str, int]:
-        found: dict[str, int] = msgspec.json.decode(self._one(_VERSIONS, msgspec.json.encode(paths).decode()))
+    def _versions(self, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Version and revision of each that is there."""
+        rows = self._one(_VERSIONS, msgspec.json.encode(paths).decode())
+        found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
 
     def _write(self, batch: CommitBatch) -> None:
@@ -302,13 +389,52 @@ class Tree:
 
     def _end_session(self, session: str) -> Done:
         self._sql.execute("DELETE FROM session WHERE id = ?", (session,))
-        query = "SELECT path FROM node WHERE session = ? ORDER BY path"
-        paths = [path for (path,) in self._sql.execute(query, (session,))]
-        if not paths:
+        query = "SELECT path, version, revision FROM node WHERE session = ? ORDER BY path"
+        gone = self._sql.execute(query, (session,)).fetchall()
+        if not gone:
             return Done([], self.revision)
+        for path, *before in gone:
+            self._changed(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
-        return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path in paths])
+        return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path, *_ in gone])
+
+
+class AnsweredNote:
+    """The revision that the file had when a change was last answered, in a small file beside it. OSError.
+
+        <file>-answered    magic "MGTA", revision (8 bytes), CRC-32 of both
+
+    Rule. A write-ahead log that lost its end, a file that is empty or gone, an older copy in the place of a newer one:
+    to SQLite each is a whole file, of an earlier moment. So the note is written after every durable transaction,
+    before that is answered, and a start on a file of an earlier revision is refused. It is not synced, and costs no
+    time: it is never ahead of the file, and after a power loss it may be seconds older, which proves less and nothing
+    false. A note that cannot be read says nothing. A restore sets it aside with its file (backup.py).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def read(self) -> int:
+        """-1: nothing is noted."""
+        data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
+        if len(data) < _NOTE.size + _NOTE_SUM.size:
+            return -1
+        magic, revision = _NOTE.unpack_from(data)
+        (total,) = _NOTE_SUM.unpack_from(data, _NOTE.size)
+        return int(revision) if magic == NOTE_MAGIC and total == zlib.crc32(data[: _NOTE.size]) else -1
+
+    def write(self, revision: int) -> None:
+        head = _NOTE.pack(NOTE_MAGIC, revision)
+        os.pwrite(self._file, head + _NOTE_SUM.pack(zlib.crc32(head)), 0)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def sum_of(path: str, version: int, revision: int) -> int:
+    """Of a node's row. A revision is written once, so a row of another time has another sum; its value has its own."""
+    return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
 def private_file(path: str) -> None:
@@ -337,8 +463,8 @@ def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
     code = _primary(error)
     if code in _BUSY:
         return Busy(f"{path}: another process has this metadata file open; stop it or use another folder", path=path)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return DataLost(f"{path}: not a readable metadata file: {error}; restore it from a copy", path=path)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: of its definitions
+        return DataLost(f"{path}: not a readable metadata file: {error}{_RESTORE}", path=path)
     return Unavailable(f"{path}: cannot be opened: {error}", path=path)
 
 

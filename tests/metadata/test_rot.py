@@ -1,0 +1,134 @@
+"""The metadata's file after crashes and damage: a start shows no older and no mixed state, or says why not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from magnetar.metadata import backup
+from magnetar.metadata.core.commits import Commit
+from magnetar.metadata.store import ANY, Delete, Put
+from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, sum_of
+from magnetar.proto.errors import DataLost
+from tests.metadata import rot
+
+PATHS = [f"/some/{number:02d}" for number in range(20)]
+
+
+def test_a_crash_anywhere_loses_nothing_and_damage_at_rest_is_refused_or_told() -> None:
+    came, failures = rot.run(1, 600)
+    assert failures == []
+    assert came["whole"] > 300
+    assert came["refused"] > 100
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str, guard: Callable[..., object]) -> None:
+    monkeypatch.setattr(Tree, name, guard)
+
+
+@pytest.mark.parametrize(("name", "guard"), [
+    ("_check_answered", lambda tree, revision: None),
+    ("_check_sum", lambda tree: tree._sum()),
+])  # fmt: skip
+def test_each_guard_is_needed(name: str, guard: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, name, guard)
+    assert any(rot.run(seed, 200)[1] for seed in range(2, 8)), name
+
+
+def filled(path: str, commits: int = 30) -> Tree:
+    tree = Tree(path, "first")
+    for number in range(commits):
+        tree.apply([Commit((Put(PATHS[number % len(PATHS)], b"%d" % number, ANY),), "")])
+    return tree
+
+
+def test_a_log_that_lost_its_end_is_refused_and_says_which_revision_was_answered(tmp_path: Path) -> None:
+    path = str(tmp_path / "metadata.sqlite")
+    tree = filled(path)
+    log = Path(path + "-wal").read_bytes()
+    tree._sql.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    file = Path(path).read_bytes()
+    tree.apply([Commit((Put(PATHS[0], b"last", ANY),), "")])
+    note = Path(path + ENDING).read_bytes()
+    tree.close()
+    assert log
+    for each, data in ((path, file), (path + ENDING, note)):
+        Path(each).write_bytes(data)
+    with pytest.raises(DataLost, match=r"is of revision 30, and revision 31 was answered.*metadata restore"):
+        Tree(path, "second")
+
+
+@pytest.mark.parametrize("gone", ["removed", "empty"])
+def test_a_file_that_is_gone_is_no_new_one(tmp_path: Path, gone: str) -> None:
+    path = str(tmp_path / "metadata.sqlite")
+    filled(path).close()
+    os.remove(path)
+    if gone == "empty":
+        Path(path).touch()
+    with pytest.raises(DataLost, match="is empty, and revision 30 was answered"):
+        Tree(path, "second")
+
+
+def test_a_restore_of_an_older_copy_is_accepted(tmp_path: Path) -> None:
+    path, copy = str(tmp_path / "metadata.sqlite"), str(tmp_path / "copy")
+    tree = filled(path)
+    tree.back_up(copy)
+    tree.apply([Commit((Put(PATHS[0], b"last", ANY),), "")])
+    tree.close()
+    for lost in (False, True):
+        if lost:
+            os.remove(path)
+        backup.restore(copy, path, 0, "restored")
+        with contextlib.closing(Tree(path, "second")) as restored:
+            found = restored.get(PATHS[0])
+            assert found is not None
+            assert found.value != b"last"
+            restored.apply([Commit((Put(PATHS[0], b"last", ANY),), "")] * 3)
+
+
+def test_a_file_without_note_or_sums_is_one_of_an_earlier_version(tmp_path: Path) -> None:
+    path = str(tmp_path / "metadata.sqlite")
+    filled(path).close()
+    os.remove(path + ENDING)
+    with contextlib.closing(sqlite3.connect(path)) as sql:  # and that version writes on
+        sql.execute("UPDATE node SET revision = 31, version = 9 WHERE path = ?", (PATHS[0],))
+        sql.execute("UPDATE state SET revision = 31")
+        sql.commit()
+    for life in range(2):
+        with contextlib.closing(Tree(path, "second")) as tree:
+            found = tree.get(PATHS[0])
+            assert found is not None
+            assert (found.version, tree.revision) == (9 + life, 31 + life)
+            tree.apply([Commit((Put(PATHS[0], b"", ANY),), "")])
+    assert AnsweredNote(path).read() == 33
+
+
+def test_a_row_that_changed_in_the_table_is_damage(tmp_path: Path) -> None:
+    for change in ("version = version + 1", "revision = revision - 1", "path = '/some/other'"):
+        path = str(tmp_path / change[:4])
+        filled(path).close()
+        with contextlib.closing(sqlite3.connect(path)) as sql:
+            sql.execute(f"UPDATE node SET {change} WHERE path = ?", (PATHS[3],))
+            sql.commit()
+        with pytest.raises(DataLost, match="rows of it are missing, or of another time"):
+            Tree(path, "second")
+
+
+def test_the_sum_is_that_of_the_rows_whatever_was_done(tmp_path: Path) -> None:
+    tree = filled(str(tmp_path / "metadata.sqlite"))
+    done = tree.apply([
+        OpenSession("s", 60.0), Commit((Put("/eph/1", b"", ephemeral=True), Put("/eph/2", b"", ephemeral=True)), "s"),
+        Commit((Put(PATHS[1], b"x", 77),), ""), Commit((Delete(PATHS[2], ANY), Delete("/nothing", ANY)), ""),
+        Commit((Delete(PATHS[3], ANY), Put(PATHS[3], b"again")), ""), EndSession("s"), EndSession("nobody"),
+    ])  # fmt: skip
+    assert [isinstance(each, Exception) for each in done].count(True) == 1
+    assert tree._total == tree._sum() != 0
+    tree.restored("token")
+    assert tree._total == tree._sum()
+    tree.close()
+    assert sum_of("/a", 0, 1) != sum_of("/a", 1, 0)
