@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.files import Buffer
@@ -49,6 +50,24 @@ class _Observed:
         self._request.reply(head, frames)
 
 
+class _Deadline:
+    """Calls `passed` after so many seconds in which its process ran: one that was stopped meanwhile, so that its timers
+    are late, has SLACK_S from then on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, passed: Callable[[], None]) -> None:
+        self._loop, self._passed = loop, passed
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        self.timer = self._loop.call_at(self._loop.time() + seconds, self._due, self._loop.time() + seconds)
+
+    def _due(self, at: float) -> None:
+        if self._loop.time() > at:
+            self._wait(SLACK_S)
+        else:
+            self._passed()
+
+
 class ObservedInside(InsideNetwork):
     """Of the process on `node`."""
 
@@ -71,11 +90,11 @@ class ObservedInside(InsideNetwork):
             future = ask(head, frames, timeout_s=timeout_s)
             if not future.done():
                 self._asked[future] = self._now()
-                overdue = loop.call_later(timeout_s + SLACK_S, self._observer.forgotten, self._node)
+                watch = _Deadline(loop, timeout_s + SLACK_S, partial(self._observer.forgotten, self._node))
 
                 def over(done: Future[Reply]) -> None:
                     del self._asked[done]
-                    overdue.cancel()
+                    watch.timer.cancel()
 
                 future.add_done_callback(over)
             return future
