@@ -1,7 +1,8 @@
 """LedgerClient: creates, opens, recovers and deletes ledgers. One per process; its handles share the bookie table
 and the connections.
 
-    create   none → OPEN, on a new ensemble; the only writer is the handle that is returned
+    create   none → OPEN, on a new ensemble; the only writer is the handle that is returned. An owner that makes the
+             ledger in the commit that names it does it in three steps: `draft`, `creation`, `writer`
     open     reads what is certainly stored; never fences, so the writer continues
     recover  fences the writer and gives the ledger its end: CLOSED for ever (ledger protocol §1.8)
     delete   notes that the ledger is deleted, and removes its record; bookies free the space later. Nothing may
@@ -23,7 +24,8 @@ from collections.abc import Mapping
 from ..metadata import paths
 from ..metadata.records import LedgerRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
-from ..metadata.update import take_ids, update
+from ..metadata.update import Change, take_ids, update_together
+from ..proto.errors import AlreadyExists
 from ..runtime.world import World
 from . import deletions, records, recovery
 from .bookies import Bookies
@@ -45,6 +47,10 @@ WRITERS_MIN = 16
 """Number of ended writers that may be kept before they are dropped: dropping them walks over every open writer."""
 
 __all__ = ["LedgerClient", "LedgerEnd"]
+
+
+class LedgerIdTaken(AlreadyExists):
+    """The ledger of that id is of another process: this one has not made it, and takes another id."""
 
 
 class LedgerClient:
@@ -77,6 +83,23 @@ class LedgerClient:
         bookies are healthy than the ensemble needs (core/placement.py `fit`). The ack quorum is never reduced, so
         a confirmed entry always has as many synced copies. The record shows the shape that was chosen.
         """
+        while True:
+            record = await self.draft(
+                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, properties=properties,
+                shrink=shrink, above=above,
+            )  # fmt: skip
+            try:
+                await update_together(self._metadata, (self.creation(record),))
+            except LedgerIdTaken as error:
+                _LOG.warning("%s", error)
+            else:
+                return self.writer(record)
+
+    async def draft(
+        self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
+        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
+    ) -> LedgerRecord:  # fmt: skip
+        """The record of a ledger that `create` would make; nothing is stored. Raises as `create`."""
         config = self._config
         striping = Striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
@@ -87,17 +110,28 @@ class LedgerClient:
         if shrink is not Shrink.NOTHING:
             striping = await self._fit(striping, shrink)
         rng = self._world.rng
-        record: LedgerRecord | None = None
-        while record is None:
-            record = await self._store_new(
-                new_record(
-                    await self._next_id(above), striping,
-                    await self._bookies.choose_now(striping.ensemble_size, write_quorum=striping.write_quorum),
-                    key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
-                    created_ms=self._world.clock.wall_ms(), properties=properties or {},
-                )
-            )  # fmt: skip
-        writer = LedgerWriter(record, self._bookies, self._metadata, config)
+        return new_record(
+            await self._next_id(above), striping,
+            await self._bookies.choose_now(striping.ensemble_size, write_quorum=striping.write_quorum),
+            key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
+            created_ms=self._world.clock.wall_ms(), properties=properties or {},
+        )  # fmt: skip
+
+    def creation(self, draft: LedgerRecord) -> Change:
+        """none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make another draft."""
+        path = paths.ledger(draft.ledger_id)
+
+        def transform(node: Versioned | None) -> bytes | None:
+            answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, draft)
+            if answer is None:
+                raise LedgerIdTaken(f"ledger {draft.ledger_id} exists already", ledger=draft.ledger_id)
+            return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
+
+        return Change(path, transform, absent=True)
+
+    def writer(self, record: LedgerRecord) -> LedgerWriter:
+        """The only writer of a ledger that was drafted here, after its creation is committed."""
+        writer = LedgerWriter(record, self._bookies, self._metadata, self._config)
         self._remember(writer)
         return writer
 
@@ -156,9 +190,17 @@ class LedgerClient:
         Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answer: the ledger stays
         IN_RECOVERY, try again.
         """
+        return (await self._recover(ledger_id, joined=False))[0]
+
+    async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
+        """As `recover`, and the caller closes the ledger: by a commit of that change (None: it is closed). The reader
+        counts after it. What the change raises: ledger/recovery.py `Recovered`."""
+        return await self._recover(ledger_id, joined=True)
+
+    async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
         await self._bookies.ready()
-        found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
-        return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last)
+        found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
+        return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
     def lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
         """Asks what of the ledger is certainly lost (lost.py); sends nothing yet."""
@@ -206,17 +248,3 @@ class LedgerClient:
         soon = now - self._taken_at < IDS_LAST_S
         self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now
         return await take_ids(self._metadata, self._block)
-
-    async def _store_new(self, mine: LedgerRecord) -> LedgerRecord | None:
-        """The stored record; None when the id belongs to another process."""
-        path = paths.ledger(mine.ledger_id)
-        taken = False
-
-        def transform(node: Versioned | None) -> bytes | None:
-            nonlocal taken
-            answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, mine)
-            taken = answer is None
-            return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
-
-        await update(self._metadata, path, transform, absent=True)
-        return None if taken else mine

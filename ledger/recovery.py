@@ -4,18 +4,23 @@ effects.
 Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is fenced, read and written back, and the
 record is closed. A stop at any point leaves the ledger IN_RECOVERY: its writer cannot confirm any more, readers have
 what was confirmed, and any client may finish. Bytes that are not the entry are reported (damage.py).
+
+With `joined` the caller closes the record, in a commit with what else has to be true then: it gets the `Recovered.end`
+to put into that commit. Until it is committed nothing is decided, and another recoverer may store another end.
 Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..metadata.records import CLOSED, LedgerRecord
-from ..metadata.store import MetadataStore
+from ..metadata import paths
+from ..metadata.records import CLOSED, LedgerRecord, decode, encode
+from ..metadata.store import MetadataStore, Versioned
+from ..metadata.update import Change
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
 from .bookies import Bookies
@@ -48,17 +53,25 @@ _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
 
 
+class EndedElsewhere(Unavailable):
+    """Another recoverer has stored another end: recover again, that end counts."""
+
+
 class Recovered(NamedTuple):
-    """`last`: the last entry, if this recovery read it."""
+    """`last`: the last entry, if this recovery read it. `end`: the close, to be committed; the record is as it will be.
+
+    The transform of `end` raises EndedElsewhere; Unavailable when the record does not allow it.
+    """
 
     record: LedgerRecord
     last: StoredCopy | None = None
+    end: Change | None = None
 
 
 async def recover(
-    ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+    ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool = False
 ) -> Recovered:
-    """The CLOSED record of the ledger, also when another client closed it.
+    """The CLOSED record of the ledger, also when another client closed it. `joined`: the caller closes it.
 
     Raises LedgerNotFound. Raises Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided,
     try again.
@@ -70,16 +83,17 @@ async def recover(
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
     if outcome.record.state == CLOSED:
         return Recovered(outcome.record)
-    return await _Attempt(outcome.record, bookies, metadata, config).run()
+    return await _Attempt(outcome.record, bookies, metadata, config, joined=joined).run()
 
 
 class _Attempt:
     """One core and the tasks that carry out its effects; each task returns the next fact."""
 
     def __init__(
-        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool
     ) -> None:
         self._record = record
+        self._joined = joined
         self._bookies = bookies
         self._metadata = metadata
         self._config = config
@@ -112,11 +126,12 @@ class _Attempt:
             elif isinstance(effect, SendAdd):
                 self._start(self._write_back(effect))
             elif isinstance(effect, CloseRecovered):
-                self._start(self._close(effect))
+                if self._joined:
+                    self._result.set_result(self._to_be_closed(effect))
+                else:
+                    self._start(self._close(effect))
             elif isinstance(effect, Finish):
-                last = self._core.last_copy
-                known = last is not None and last.entry == effect.record.last_entry  # another one may have closed it
-                self._result.set_result(Recovered(effect.record, last if known else None))
+                self._result.set_result(Recovered(effect.record, self._last(effect.record)))
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
 
@@ -179,14 +194,39 @@ class _Attempt:
         self._bookies.failed(effect.bookie)
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
-    async def _close(self, effect: CloseRecovered) -> Fact:
-        decide = partial(
+    def _last(self, record: LedgerRecord) -> StoredCopy | None:
+        """Its last entry, if it was read: another recoverer may have closed it with another end."""
+        last = self._core.last_copy
+        return last if last is not None and last.entry == record.last_entry else None
+
+    def _ending(self, effect: CloseRecovered) -> Callable[[LedgerRecord | None], transitions.Transition]:
+        return partial(
             transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
             last_entry=effect.last_entry, length=effect.length,
         )  # fmt: skip
+
+    def _to_be_closed(self, effect: CloseRecovered) -> Recovered:
+        decide, ledger_id = self._ending(effect), self._record.ledger_id
+        path = paths.ledger(ledger_id)
+
+        def transform(node: Versioned | None) -> bytes | None:
+            answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
+            if isinstance(answer, transitions.RecordWrite):
+                return encode(answer.record, path)
+            if isinstance(answer, transitions.Refused):
+                raise _error(GiveUp(Abort.CLOSE_REFUSED, -1), ledger_id)
+            if (answer.record.last_entry, answer.record.length) != (effect.last_entry, effect.length):
+                raise EndedElsewhere(f"ledger {ledger_id} was closed by another recoverer", ledger=ledger_id)
+            return None
+
+        closed = decide(self._record)
+        assert isinstance(closed, transitions.RecordWrite), "it is IN_RECOVERY, with the fragments that were read"
+        return Recovered(closed.record, self._last(closed.record), Change(path, transform))
+
+    async def _close(self, effect: CloseRecovered) -> Fact:
         try:
             outcome = await apply(
-                self._metadata, self._record.ledger_id, decide, timeout_s=self._config.close_timeout_s
+                self._metadata, self._record.ledger_id, self._ending(effect), timeout_s=self._config.close_timeout_s
             )
         except MagnetarError as error:
             raise OutcomeUnknown(

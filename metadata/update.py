@@ -1,18 +1,20 @@
-"""Changes a node safely: read, check, transform, compare-and-set; and the same for typed records.
+"""Changes nodes safely: read, check, transform, compare-and-set; and the same for typed records.
 
-`update` is the one loop of every change of a record (after BookKeeper's MetadataUpdateLoop):
+`update_together` is the one loop of every change of records (after BookKeeper's MetadataUpdateLoop); `update` is its
+case of one node:
 
-    1. read the node
-    2. `transform(current)`: the new value; None or the same bytes: no change, return the node; raises: give up
-    3. commit the new value at the version that was read
-    4. written: return it
-    5. BadVersion (definite): another process was faster; from 1
-    6. ConnectionLost, TimedOut, … (unknown): the write may have happened; from 1. The attempt leaves no memory:
-       `transform` gets the node as it is, perhaps with its own write in it, and decides by content.
+    1. read the nodes, in order
+    2. each `transform(current)`: the new value; None or the same bytes: this node stays; raises: give up
+    3. commit the new values in one commit, each at the version that was read. A node that stays is checked there: it
+       still has the version that was read. When all stay there is no commit: return them
+    4. written: return them
+    5. BadVersion (definite, nothing was written): another process was faster; from 1
+    6. ConnectionLost, TimedOut, … (unknown): all of it may have happened, or nothing; from 1. The attempt leaves no
+       memory: the transforms get the nodes as they are, perhaps with their own write in them, and decide by content.
 
 So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and have no
-effects: it is called once per attempt. A change that content cannot recognise (a counter) must be harmless when it
-happens twice: `take_ids` then wastes a block of ids, and never allocates an id twice.
+effects: it is called at most once per attempt. A change that content cannot recognise (a counter) must be harmless when
+it happens twice: `take_ids` then wastes a block of ids, and never allocates an id twice.
 Attempts and time are bounded; the final error is definite only when no attempt was unknown.
 Guarded by test_update.py.
 """
@@ -23,12 +25,12 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
 from . import paths
 from .records import ClusterRecord, CounterRecord, Record, decode, encode
-from .store import ABSENT, ANY, MetadataStore, Operation, Put, Transform, Versioned
+from .store import ABSENT, ANY, Check, MetadataStore, Operation, Put, Transform, Versioned
 
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
@@ -41,14 +43,30 @@ TROUBLE_PAUSE_S_MAX = 1.0
 R = TypeVar("R", bound=Record)
 
 
+class Change(NamedTuple):
+    """Of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
+
+    path: str
+    transform: Transform
+    absent: bool = False
+
+
 async def update(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """The node after the change, or unchanged when there was nothing to do. `absent`: the node probably does not exist,
-    and the first attempt does not read it.
+    """`update_together` for one node."""
+    changes = (Change(path, transform, absent),)
+    return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
-    Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt its error
+
+async def update_together(
+    store: MetadataStore, changes: Sequence[Change], *,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+) -> list[Versioned | None]:  # fmt: skip
+    """The nodes after the changes, which happen all or not at all; or unchanged when there was nothing to do.
+
+    Raises what a transform raises; SessionExpired and faults of the caller at once; after the last attempt its error
     (BadVersion, Unavailable, TimedOut), or OutcomeUnknown when an earlier attempt may have been written.
     """
     last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
@@ -58,13 +76,16 @@ async def update(
             for attempt in range(attempts_max):
                 last, writing = None, False
                 try:
-                    current = await store.get(path) if attempt or not absent else None
-                    value = _transformed(transform, current)
-                    if value is None:
-                        return current
+                    found = [await store.get(each.path) if attempt or not each.absent else None for each in changes]
+                    values = _transformed(changes, found)
+                    if values is None:
+                        return found
                     writing = True
-                    version = await store.put(path, value, ABSENT if current is None else current.version)
-                    return Versioned(value, version)
+                    versions = await store.commit(_operations(changes, found, values))
+                    return [
+                        was if value is None else Versioned(value, version)
+                        for was, value, version in zip(found, values, versions, strict=True)
+                    ]
                 except MagnetarError as error:
                     last = error
                 unknown |= writing and not last.definite
@@ -75,9 +96,11 @@ async def update(
         raise given_up.error from None
     except TimeoutError:
         if last is None:
+            path = changes[0].path
             last = TimedOut(f"{path}: no answer from the metadata within {deadline_s} s", path=path)
     assert last is not None, "at least one attempt"
     if unknown and last.definite:
+        path = changes[0].path
         raise OutcomeUnknown(f"{path}: an earlier attempt may have been written; then: {last}", path=path) from last
     raise last
 
@@ -89,13 +112,26 @@ class _GaveUp(Exception):
         self.error = error
 
 
-def _transformed(transform: Transform, current: Versioned | None) -> bytes | None:
-    """The bytes to write, or None when there is nothing to do."""
+def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
+    """The bytes to write to each (None: it stays), or None when all stay."""
+    values: list[bytes | None] = []
     try:
-        value = transform(current)
+        for change, current in zip(changes, found, strict=True):
+            value = change.transform(current)
+            values.append(None if current is not None and value == current.value else value)
     except Exception as error:
         raise _GaveUp(error) from error
-    return None if current is not None and value == current.value else value
+    return values if any(value is not None for value in values) else None
+
+
+def _operations(
+    changes: Sequence[Change], found: Sequence[Versioned | None], values: Sequence[bytes | None]
+) -> list[Operation]:
+    operations: list[Operation] = []
+    for change, current, value in zip(changes, found, values, strict=True):
+        version = ABSENT if current is None else current.version
+        operations.append(Check(change.path, version) if value is None else Put(change.path, value, version))
+    return operations
 
 
 def _pause_s(attempt: int, error: MagnetarError) -> float:

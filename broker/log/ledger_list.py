@@ -4,6 +4,9 @@ Rule (ledger protocol §3.1, invariants 27 and 35): every change is a compare-an
 wrote or read last, by content. When the node contains anything else, another broker owns the topic: TopicFenced. A
 change of unknown outcome is read again and decided by content (metadata/update.py); when even that fails, the outcome
 stays unknown: the caller must not serve, confirm or delete on the strength of it.
+
+What has to be true of other records when the list changes is a part of the same commit (`together`): a ledger that it
+names from then on is made there, one that it says to be closed is closed there. A crash leaves all of it or nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import msgspec
 from ...metadata import paths
 from ...metadata.records import DamagedRecord, TopicLedger, TopicRecord, decode, encode
 from ...metadata.store import MetadataStore, Versioned
-from ...metadata.update import update
+from ...metadata.update import Change, update_together
 from ...proto.errors import DataLost, NotOwner, TopicNotFound
 from ...proto.names import TopicName
 
@@ -59,10 +62,11 @@ class ManagedLedgerRecord:
         return node is not None and node.value == self.stored
 
     async def change(
-        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
-    ) -> None:
-        """Writes the list, and other `fields` of the record. TopicFenced: definitely another broker's; other errors:
-        unknown.
+        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, together: Sequence[Change] = (),
+        **fields: object,
+    ) -> None:  # fmt: skip
+        """Writes the list, and other `fields` of the record, and `together` other records in the same commit.
+        TopicFenced: definitely another broker's; what a change of another record raises; other errors: unknown.
         """
         before = self.record
         after = msgspec.structs.replace(
@@ -82,5 +86,5 @@ class ManagedLedgerRecord:
             return value
 
         self._unknown = value
-        await update(self.store, self._path, transform)
+        await update_together(self.store, (*together, Change(self._path, transform)))
         self.record, self.stored, self._unknown = after, value, value

@@ -1,10 +1,12 @@
 """The ledgers of a topic, in order. The list in the metadata leads; shape, reader and cache follow it.
 
 Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by the caller, one change at a time:
-- A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good.
+- A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good,
+  and its end is known. The last one is closed in the commit of the claim: all of the list is closed then.
 - The list is **claimed** by compare-and-set against what was read: with a random claim in it that no other owner has,
-  so no earlier owner can add to it. All its ledgers are closed then.
-- A new ledger has an id above all in the list; it serves nothing before the **committed** list names it.
+  so no earlier owner can add to it.
+- A new ledger has an id above all in the list. It is made in the commit that puts it into the list: no list names one
+  that is not made, and a crash leaves none that no list names.
 - Ledgers that closed empty are removed from the list, but the last one stays while it is the only one: it has the next
   index.
 - A ledger is **deleted** only when the committed list does not name it. One that is left costs space alone.
@@ -21,9 +23,12 @@ import logging
 from collections.abc import Callable
 
 from ...ledger import LedgerClient, LedgerWriter
+from ...ledger.client import LedgerIdTaken
 from ...ledger.core.placement import Shrink
-from ...metadata.records import TopicLedger, TopicRecord
+from ...ledger.recovery import EndedElsewhere
+from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
+from ...metadata.update import Change
 from ...proto.errors import (
     DataLost,
     LedgerFenced,
@@ -58,7 +63,7 @@ NOT_ASKED = Replication(1, 1, 1)
 
 
 class ManagedLedger:
-    """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
+    """In the order `read`, `recover`, `claim`, and for each ledger that is written `draft`, `add`, `install`.
 
     Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
 
@@ -80,6 +85,7 @@ class ManagedLedger:
         self._replication = replication
         self._shrink = shrink
         self._list = ManagedLedgerRecord(metadata, topic)
+        self._end: Change | None = None  # of the last ledger, to be committed with the claim
 
     @property
     def record(self) -> TopicRecord:
@@ -95,20 +101,29 @@ class ManagedLedger:
         await self._list.read()
 
     async def recover(self) -> list[TopicLedger]:
-        """Recovers every ledger that is not known to be closed, from the last on; returns the rows of all. DataLost
-        when one is lost.
+        """Recovers every ledger that is not known to be closed, from the last on; returns the rows of all. The last one
+        is fenced, its end is known, and `claim` closes it. DataLost when one is lost.
         """
-        closed = list(self.record.ledgers)
+        closed, self._end = list(self.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
-                closed[number] = await self._recover(closed[number])
+                closed[number] = await self._recover(closed[number], joined=number == len(closed) - 1)
         return closed
 
     async def claim(self, closed: list[TopicLedger]) -> None:
-        """Commits the list as it was recovered, as this owner's. TopicFenced: another broker was faster."""
-        kept = _without_empty(closed) or closed[-1:]
-        gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.pending_deletion]
-        await self._list.change(kept, claim=self._world.rng.randbytes(16).hex(), pending_deletion=())
+        """Commits the list as it was recovered, as this owner's, and in the same commit the end of its last ledger.
+        TopicFenced: another broker was faster."""
+        while True:
+            kept = _without_empty(closed) or closed[-1:]
+            gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.pending_deletion]
+            claim, together = self._world.rng.randbytes(16).hex(), () if self._end is None else (self._end,)
+            try:
+                await self._list.change(kept, claim=claim, pending_deletion=(), together=together)
+                break
+            except EndedElsewhere as error:
+                _LOG.info("%s: %s", self._topic, error)
+                closed = await self.recover()  # it is closed now
+        self._end = None
         for each in kept:
             self.shape.add(Span(
                 each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,
@@ -121,9 +136,12 @@ class ManagedLedger:
         self.shape.check()
         await self.delete(gone)
 
-    async def _recover(self, known: TopicLedger) -> TopicLedger:
+    async def _recover(self, known: TopicLedger, *, joined: bool) -> TopicLedger:
         try:
-            reader = await self._ledgers.recover(known.ledger_id)
+            if joined:
+                reader, self._end = await self._ledgers.recover_to_close(known.ledger_id)
+            else:
+                reader = await self._ledgers.recover(known.ledger_id)
         except LedgerNotFound as error:
             text = f"ledger {known.ledger_id} of topic {self._topic} is in its list and does not exist"
             if not await self._list.is_current():
@@ -142,25 +160,37 @@ class ManagedLedger:
         return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ the next ledger
-    async def create(self) -> LedgerWriter:
-        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
+    async def draft(self) -> LedgerRecord:
+        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block.
+        Nothing is stored. NotEnoughBookies: it cannot be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         above = max([above, *(lost.ledger_id for lost in self.record.lost)])  # a mark may still be there
         wanted = self.wanted = await self._replication()
-        return await self._ledgers.create(
+        return await self._ledgers.draft(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
             properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
         )  # fmt: skip
 
-    async def create_anyhow(self) -> LedgerWriter:
-        """Tries until it is made, or the caller's deadline passes; `on_waits` learns why not, every TELL_EVERY_S."""
+    async def add_anyhow(
+        self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
+    ) -> tuple[LedgerWriter, list[int]]:
+        """`add` a ledger, that draft or one of its own. Tries until it is done, or the caller's deadline passes;
+        `on_waits` learns why not, every TELL_EVERY_S.
+
+        A draft stays the same while it may have been committed: the next attempt finds its own ledger in the list.
+        """
         throttle, told_s = LogThrottle(self._world.clock), -TELL_EVERY_S
         self.waits_for = ""
         while True:
             try:
-                return await self.create()
+                draft = draft if draft is not None else await self.draft()
+                return await self.add(draft, end_index=end_index, created_ms=created_ms, ended=ended)
+            except LedgerIdTaken as error:
+                draft = None  # certainly not committed
+                _LOG.warning("%s: %s", self._topic, error)
+                continue
             except MagnetarError as error:
-                if not error.retryable:
+                if not error.retryable or isinstance(error, TopicFenced):
                     raise
                 self.waits_for, now_s = error.message, self._world.clock.monotonic()
                 if now_s - told_s >= TELL_EVERY_S:
@@ -170,23 +200,18 @@ class ManagedLedger:
                     _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
-    async def commit(
-        self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
-    ) -> list[int]:
-        """Commits the list with the new ledger at its end, after `ended`, which was the last (None: all are closed).
+    async def add(
+        self, draft: LedgerRecord, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
+    ) -> tuple[LedgerWriter, list[int]]:
+        """Makes the ledger and commits the list with it at the end, after `ended`, which was the last (None: all are
+        closed).
 
         Ledgers that closed empty are removed from the list; they are returned, for `install`.
         """
         closed = list(self.record.ledgers) if ended is None else [*self.record.ledgers[:-1], ended]
-        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
-        try:
-            await self._list.change([*_without_empty(closed), new])
-        except TopicFenced as error:
-            await writer.abandon()
-            if error.unwritten:
-                await self.delete([writer.ledger_id])  # certainly in no list
-            raise
-        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
+        new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
+        await self._list.change([*_without_empty(closed), new], together=(self._ledgers.creation(draft),))
+        return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
@@ -242,7 +267,7 @@ class ManagedLedger:
 
     async def note(self, **fields: object) -> None:
         """Commits other fields of the topic's record."""
-        await self._list.change(self.record.ledgers, terminated=None, **fields)
+        await self._list.change(self.record.ledgers, terminated=None, together=(), **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:

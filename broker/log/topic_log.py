@@ -3,24 +3,25 @@
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
     read_list        the ledgers and the version of the list, together
-    recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good
+    recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good, and
+                     its end is known
     claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on no
-                     other owner can add a ledger
+                     other owner can add a ledger. The same commit closes the last ledger
     serve            nothing is confirmed, delivered or trimmed before
 
 A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
 claim goes through only if the list is still what was read, so no ledger was added meanwhile. The old owner can confirm
-nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves a
-list of closed ledgers, claimed or not: the next take-over starts over.
+nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves the
+last ledger in recovery, or a claimed list of closed ones: the next take-over starts over.
 
 A topic that was taken over has **no ledger that is written**, and needs none while no producer publishes: the first
 publish switches to the first ledger as any later one switches to the next.
 
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
 ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
-is poisoned): stop sending → close the ledger and learn its true end → create → append to the list → confirm what the
-end covers → send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is
-told.
+is poisoned): stop sending → close the ledger and learn its true end → make the next one and append it to the list, in
+one commit → confirm what the end covers → send the rest again in order → go on. TopicFenced from the list, at any time:
+all work stops, `on_lost` is told.
 
 The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. What is published goes
 through broker/log/appender.py. **Back-pressure** is the producers' (broker/topic/producer.py).
@@ -35,8 +36,8 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable
 
-from ...ledger import LedgerClient, LedgerWriter
-from ...metadata.records import TopicLedger, TopicRecord
+from ...ledger import LedgerClient
+from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import (
     DataLost,
@@ -174,16 +175,16 @@ class TopicLog:
         )
 
     # ------------------------------------------------------------------ the next ledger
-    def _start_switch(self, prepared: LedgerWriter | None = None) -> None:
+    def _start_switch(self, draft: LedgerRecord | None = None) -> None:
         if self.state is TopicLogState.SERVING:
             self.state = TopicLogState.SWITCHING
             self._appender.queue.stopped()
-            self._switching = self._tasks.spawn(self._switch(prepared), "topic-log-switch")
+            self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
     async def roll(self) -> None:
         """Goes on in a new ledger although this one is not full, so that trimming may free it.
 
-        The new one is made first: while that is not possible (no bookie has room) nothing changes.
+        A place for the new one is found first: while there is none (no bookie has room) nothing changes.
         """
         await unbroken(self._roll())
 
@@ -192,20 +193,18 @@ class TopicLog:
             empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
             if self.state is not TopicLogState.SERVING or empty:
                 return
-            prepared = await self._chain.create()
+            draft = await self._chain.draft()
             if self.state is not TopicLogState.SERVING:  # it began to switch, or to end, by itself
-                await prepared.abandon()
-                await self._chain.delete([prepared.ledger_id])
                 return
-            self._start_switch(prepared)
+            self._start_switch(draft)
         assert self._switching is not None, "a switch was started"
         await asyncio.wait([self._switching])
 
-    async def _switch(self, prepared: LedgerWriter | None) -> None:
+    async def _switch(self, draft: LedgerRecord | None) -> None:
         try:
             async with asyncio.timeout(self._config.reroute_timeout_s), self._changing:
                 last_entry = await self._end_ledger()
-                await self._next_ledger(last_entry, prepared)
+                await self._next_ledger(last_entry, draft)
         except TimeoutError:
             why = f": {self._chain.waits_for}" if self._chain.waits_for else ""
             self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s{why}"))
@@ -227,13 +226,14 @@ class TopicLog:
         span.size = max(span.size, length)
         return last_entry
 
-    async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
+    async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
         """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
         stored, ended = self._appender.ended(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
-            writer = prepared or await self._chain.create_anyhow()
-            empty = await self._chain.commit(writer, end_index=end_index, created_ms=self._now_ms(), ended=ended)
+            writer, empty = await self._chain.add_anyhow(
+                draft, end_index=end_index, created_ms=self._now_ms(), ended=ended
+            )
         except BaseException:
             for queued in stored:
                 queued.item.publisher.failed(queued.item, self._unknown())

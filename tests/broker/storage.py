@@ -12,7 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from magnetar.ledger import LedgerEntry
-from magnetar.metadata.store import ABSENT, ANY, Versioned
+from magnetar.metadata import paths
+from magnetar.metadata.records import OPEN, LedgerRecord, encode
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put, Versioned
+from magnetar.metadata.update import Change
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 
 
@@ -68,15 +71,32 @@ class Session:
         await self._answer()
         return self.storage.nodes.get(path)
 
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        found = self.storage.nodes.get(path)
-        version = found.version if found is not None else ABSENT
-        if expected not in (ANY, version):
-            raise BadVersion(f"{path} has version {version}")
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        """One write, of all or nothing."""
+        versions: list[int] = []
+        for each in operations:
+            found = self.storage.nodes.get(each.path)
+            version = found.version if found is not None else ABSENT
+            if each.expected not in (ANY, version):
+                raise BadVersion(f"{each.path} has version {version}")
+            versions.append(version if isinstance(each, Check) else version + 1 if isinstance(each, Put) else ABSENT)
         if await self._written():
-            self.storage.nodes[path] = Versioned(value, version + 1)
+            for each, version in zip(operations, versions, strict=True):
+                if isinstance(each, Put):
+                    self._make(each.path)
+                    self.storage.nodes[each.path] = Versioned(each.value, version)
+                elif isinstance(each, Delete):
+                    self.storage.nodes.pop(each.path, None)
         await self._answer()
-        return version + 1
+        return versions
+
+    def _make(self, path: str) -> None:
+        """The record of a ledger is the ledger."""
+        if path.startswith(f"{paths.LEDGERS}/"):
+            self.storage.ledgers.setdefault(int(path.rpartition("/")[2]), Stored())
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete_node(self, path: str) -> None:
         if await self._written():
@@ -100,6 +120,24 @@ class Session:
             self.storage.ledgers[ledger_id] = Stored()
         await self._answer()
         return Writer(self, ledger_id)
+
+    async def draft(self, **_options: Any) -> LedgerRecord:
+        ledger_id = self.storage.next_ledger
+        self.storage.next_ledger += 1
+        return LedgerRecord(
+            ledger_id=ledger_id, state=OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=b"", token="",
+            fragments=(),
+        )  # fmt: skip
+
+    def creation(self, draft: LedgerRecord) -> Change:
+        path = paths.ledger(draft.ledger_id)
+        return Change(path, lambda node: node.value if node is not None else encode(draft, path), absent=True)
+
+    def writer(self, record: LedgerRecord) -> Writer:
+        return Writer(self, record.ledger_id)
+
+    async def recover_to_close(self, ledger_id: int) -> tuple[Reader, None]:
+        return await self.recover(ledger_id), None
 
     async def recover(self, ledger_id: int) -> Reader:
         await self._answer()

@@ -19,7 +19,8 @@ from magnetar.bookie.store.data_losses import Known
 from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
-from magnetar.metadata.store import MetadataStore, Versioned
+from magnetar.metadata.store import MetadataStore, Put, Versioned
+from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join
 from magnetar.runtime.sim.disk import Disk, Operation
 from magnetar.runtime.sim.files import SimFiles
@@ -56,11 +57,18 @@ class Metadata:
     async def children(self, path: str) -> list[str]:
         return sorted(name.removeprefix(f"{path}/") for name in self._nodes if name.startswith(f"{path}/"))
 
-    async def put(self, path: str, value: bytes, expected: int = 0, *, ephemeral: bool = False) -> int:
-        known = self._nodes.get(path)
-        self._nodes[path] = Versioned(value, 0 if known is None else known.version + 1)
+    async def commit(self, operations: Sequence[MetadataOperation]) -> list[int]:
+        versions = list[int]()
+        for each in operations:
+            assert isinstance(each, Put), "an identity deletes nothing, and puts what it changes"
+            known = self._nodes.get(each.path)
+            self._nodes[each.path] = Versioned(each.value, 0 if known is None else known.version + 1)
+            versions.append(self._nodes[each.path].version)
         self._changed(dict(self._nodes))
-        return self._nodes[path].version
+        return versions
+
+    async def put(self, path: str, value: bytes, expected: int = 0, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
 
 class Stage:

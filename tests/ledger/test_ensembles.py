@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
@@ -13,7 +13,7 @@ from magnetar.ledger.core.writer import WriterState
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
-from magnetar.metadata.store import ANY, Versioned
+from magnetar.metadata.store import Operation, Versioned
 from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
 from tests.ledger.conftest import Cluster
 from tests.ledger.fake_bookie import FakeBookie
@@ -198,18 +198,18 @@ class Metadata:
     async def get(self, path: str) -> Versioned | None:
         return await self._store.get(path)
 
-    async def put(self, path: str, value: bytes, expected: int = ANY) -> int:
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
         self.reached.set()
         if self.hang:
             await self.go.wait()
         if self.lose_put:
             self.lose_put -= 1
             raise ConnectionLost("not stored, and nobody knows")
-        version = await self._store.put(path, value, expected)
+        versions = await self._store.commit(operations)
         if self.lose_reply:
             self.lose_reply -= 1
             raise ConnectionLost("stored, and nobody knows")
-        return version
+        return versions
 
 
 @pytest.mark.parametrize("lost", ["reply", "put"])

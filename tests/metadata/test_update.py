@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from magnetar.metadata.records import ClusterRecord, CounterRecord, DamagedRecord
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned
-from magnetar.metadata.update import ensure_cluster, ensure_ids, get_record, put_record, take_ids, update, update_record
+from magnetar.metadata.store import MetadataStore, Operation, Versioned
+from magnetar.metadata.update import (
+    Change,
+    ensure_cluster,
+    ensure_ids,
+    get_record,
+    put_record,
+    take_ids,
+    update,
+    update_record,
+    update_together,
+)
 from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
 from magnetar.runtime.process import real_world
 from tests.metadata.stores import Forgetful
@@ -56,6 +66,54 @@ async def test_ids_are_never_given_twice_whatever_answers_are_lost(
     taken = [id_ for block in blocks for id_ in block]
     assert len(set(taken)) == len(taken) == 36
     assert min(taken) >= 1
+
+
+@pytest.mark.parametrize("faults", list(itertools.product(["applied", "dropped", "ok"], repeat=3)), ids=" ".join)
+async def test_changes_together_happen_all_or_not_at_all_and_exactly_once(
+    store: MetadataStore, faults: tuple[str, ...]
+) -> None:
+    await store.put("/members", b"a")
+    await store.put("/has-it", b"b")
+    forgetful = Forgetful(store, faults)
+    changes = [Change("/members", _join("b")), Change("/made", _join("b"), absent=True), Change("/has-it", _join("b"))]
+    written = [Versioned(b"a b", 1), Versioned(b"b", 0), Versioned(b"b", 0)]
+    assert await update_together(forgetful, changes) == written
+    assert [await store.get(each.path) for each in changes] == written
+    commits = forgetful.commits
+    assert await update_together(forgetful, [each._replace(absent=False) for each in changes]) == written
+    assert forgetful.commits == commits, "nothing to do, nothing written"
+
+
+@pytest.mark.parametrize("other", ["/members", "/has-it"])
+async def test_a_node_that_stays_is_the_one_that_was_read_when_the_others_change(
+    store: MetadataStore, other: str
+) -> None:
+    """Otherwise what was decided by it would be written although it is not so any more."""
+    await store.put("/members", b"a")
+    await store.put("/has-it", b"b")
+    seen: list[Versioned | None] = []
+
+    class Contended(Forgetful):
+        async def commit(self, operations: Sequence[Operation]) -> list[int]:
+            if not self.commits:
+                await self._store.put(other, b"c")
+            return await super().commit(operations)
+
+    await update_together(
+        Contended(store, []), [Change("/has-it", _join("b", seen)), Change("/members", _join("b", seen))]
+    )
+    assert len(seen) == 4, "it was all read again"
+    at = await store.get("/has-it")
+    assert at == (Versioned(b"c b", 2) if other == "/has-it" else Versioned(b"b", 0))
+
+
+async def test_a_change_that_gives_up_ends_those_with_it(store: MetadataStore) -> None:
+    def refuse(_: Versioned | None) -> bytes:
+        raise NotEnoughBookies("3 are needed")
+
+    with pytest.raises(NotEnoughBookies):
+        await update_together(store, [Change("/m", _join("b")), Change("/n", refuse)])
+    assert await store.get("/m") is None
 
 
 async def test_the_transform_sees_its_own_write_after_an_unknown_outcome(store: MetadataStore) -> None:

@@ -26,7 +26,7 @@ from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
-from magnetar.metadata.update import update
+from magnetar.metadata.update import Change, update_together
 from magnetar.proto.entry import parse_header
 from tests.mutants.ledgers import Stack, put
 
@@ -70,14 +70,15 @@ def serves_on_after_another_owner(stack: Stack) -> None:
     """M30: a list that another broker has changed is overwritten, and the topic goes on."""
 
     async def change(
-        self: ManagedLedgerRecord, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
+        self: ManagedLedgerRecord, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None,
+        together: Sequence[Change] = (), **fields: object,
     ) -> None:  # fmt: skip
         before = self.record
         after = structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
         value = encode(after, self._path)
-        await update(self._store, self._path, lambda node: value)
+        await update_together(self._store, (*together, Change(self._path, lambda node: value)))
         self.record, self._stored = after, value
 
     put(stack, ManagedLedgerRecord, "change", change)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from magnetar.bookie.node.journal_notes import NOTE_S
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import DamagedEntriesRecord
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Operation
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto.errors import ConnectionLost
 from tests.bookie.bookies import Cluster, with_cluster
@@ -74,14 +76,14 @@ def test_the_first_answers_of_a_start_wait_for_the_note_and_later_ones_do_not(mo
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(upkeep_interval_s=1e6)
         caller = cluster.caller(bookie)
-        original, away = MetadataStore.put, True
+        original, away = type(cluster.metadata).commit, True
 
-        async def put(self: MetadataStore, path: str, *rest: object, **named: object) -> int:
-            if away and path == paths.cookie(bookie.id):
+        async def commit(self: Any, operations: Sequence[Operation]) -> list[int]:
+            if away and any(each.path == paths.cookie(bookie.id) for each in operations):
                 raise ConnectionLost("the metadata does not answer")
-            return await original(self, path, *rest, **named)  # type: ignore[arg-type]
+            return await original(self, operations)
 
-        monkeypatch.setattr(type(cluster.metadata), "put", put)
+        monkeypatch.setattr(type(cluster.metadata), "commit", commit)
         adds = [asyncio.create_task(caller.add(1, entry, b"first")) for entry in range(3)]
         await asyncio.sleep(1.5)
         assert not any(each.done() for each in adds)

@@ -16,7 +16,7 @@ from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun, Com
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import ANY, Versioned
+from magnetar.metadata.store import ANY, Operation, Put, Versioned
 from magnetar.proto.entry import broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
@@ -182,15 +182,17 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     await bench.compact(session, compaction)
     bench.publish(*some(3, 7))
     session, compaction = await bench.owner()
-    real_put, deleted = session.put, list[int]()
+    real_commit, deleted = session.commit, list[int]()
     real_delete = session.delete
 
-    async def put(path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        publishes = decode(value, TopicRecord, path_of(NAME)).compacted != bench.record().compacted
+    async def commit(operations: Sequence[Operation]) -> list[int]:
+        (put,) = operations
+        assert isinstance(put, Put)
+        publishes = decode(put.value, TopicRecord, path_of(NAME)).compacted != bench.record().compacted
         if not publishes:
-            return await real_put(path, value, expected, ephemeral=ephemeral)
+            return await real_commit(operations)
         if landed:
-            await real_put(path, value, expected, ephemeral=ephemeral)
+            await real_commit(operations)
         session.get = lost  # type: ignore[method-assign, assignment]
         raise Unknown("no answer")
 
@@ -202,7 +204,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
         deleted.append(what)
         await real_delete(what)
 
-    session.put, session.delete = put, delete  # type: ignore[method-assign]
+    session.commit, session.delete = commit, delete  # type: ignore[method-assign]
     before = set(bench.storage.ledgers)
     await bench.compact(session, compaction)
     assert compaction.progress.state is CompactionRunState.ERROR
@@ -212,7 +214,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     horizon = bench.record().compacted.horizon_entry + 1  # type: ignore[union-attr]
     assert horizon == (18 if landed else 11)
     assert await bench.shown() == bench.expected(horizon)
-    del session.get, session.put, session.delete  # the metadata is back
+    del session.get, session.commit, session.delete  # the metadata is back
     bench.publish(*some(0, 3))
     compaction.log.shape.tail.last_entry = 20
     compaction.log.shape.tail.end_index = 21

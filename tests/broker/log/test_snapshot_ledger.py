@@ -19,8 +19,8 @@ from magnetar.broker.topic.core.dedup import SequenceProgress, Snapshot
 from magnetar.broker.topic.format import dedup as stored
 from magnetar.ledger import LedgerReader
 from magnetar.ledger.core.placement import Shrink
-from magnetar.metadata.records import TopicLedger, TopicRecord, encode
-from magnetar.metadata.store import Versioned
+from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
+from magnetar.metadata.store import Put, Versioned
 from magnetar.metadata.update import update
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
@@ -143,7 +143,7 @@ async def test_a_roll_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None
     await owner.store(1)
     steps: list[str] = []
     for of, method, step in (
-        (Session, "create", "create"), (Writer, "append", "append"), (Session, "put", "name"),
+        (Session, "create", "create"), (Writer, "append", "append"), (Session, "commit", "name"),
         (Session, "delete", "delete"),
     ):  # fmt: skip
         _record(monkeypatch, of, method, step, steps)
@@ -164,9 +164,9 @@ def _record(monkeypatch: pytest.MonkeyPatch, of: Any, method: str, step: str, st
 FAILURES = [
     ("create", NotEnoughBookies("none"), False),
     ("append", LedgerFenced("ended"), False),
-    ("put", TopicFenced("refused"), False),
-    ("put", OutcomeUnknown("not written"), False),
-    ("put", OutcomeUnknown("written"), True),
+    ("commit", TopicFenced("refused"), False),
+    ("commit", OutcomeUnknown("not written"), False),
+    ("commit", OutcomeUnknown("written"), True),
 ]
 
 
@@ -188,7 +188,7 @@ async def test_after_a_failed_step_the_next_write_counts_and_an_unnamed_ledger_i
     assert named(storage) in storage.ledgers
     assert (len(storage.ledgers) == 2) is unknown, "it stays only when the record may name it"
     assert owner.ledger.ledger_id == old
-    if step == "put":
+    if step == "commit":
         assert not owner.ledger.writable, "the record may name another ledger: the old one takes nothing more"
     await owner.store(3)
     assert await Owner(storage, "b").open() == 3
@@ -223,14 +223,14 @@ async def test_a_ledger_that_the_next_owner_found_in_the_record_is_not_deleted(
     first, second = Owner(storage, "a"), Owner(storage, "b")
     await first.open()
     await first.store(1)
-    honest = first.session.put
+    honest = first.session.commit
 
-    async def put(*args: Any, **options: Any) -> int:
+    async def commit(*args: Any, **options: Any) -> int:
         await honest(*args, **options)
         assert await second.open() == 2
         raise ConnectionLost("the answer is lost")
 
-    monkeypatch.setattr(first.session, "put", put)
+    monkeypatch.setattr(first.session, "commit", commit)
     with pytest.raises(TopicFenced):
         await first.store(2, roll=True)
     assert await Owner(storage, "c").open() == 2
@@ -245,14 +245,15 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
     ours = ManagedLedgerRecord(session, topic)
     await ours.read()
-    honest, listed = session.put, TopicLedger(ledger_id=7, first_index=0)
+    honest, listed = session.commit, TopicLedger(ledger_id=7, first_index=0)
 
-    async def put(*args: Any, **options: Any) -> int:
-        await honest(*args, **options)
-        await honest(path_of(topic), encode(TopicRecord(claim="other", ledgers=(listed,)), path_of(topic)))
+    async def commit(operations: Any) -> int:
+        await honest(operations)
+        other = encode(TopicRecord(claim="other", ledgers=(listed,)), path_of(topic))
+        await honest([Put(path_of(topic), other)])
         raise ConnectionLost("the answer is lost")
 
-    monkeypatch.setattr(session, "put", put)
+    monkeypatch.setattr(session, "commit", commit)
     with pytest.raises(TopicFenced) as fenced:
         await ours.change([listed])
     assert not fenced.value.unwritten
@@ -261,10 +262,12 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     assert fenced.value.unwritten
 
 
-async def test_a_ledger_of_a_topic_that_the_next_owner_found_in_its_list_is_not_deleted(
-    monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_a_ledger_exists_when_a_list_names_it_and_only_then_whatever_becomes_of_the_commit(
+    monkeypatch: pytest.MonkeyPatch, *, lands: bool, claimed: bool
 ) -> None:
-    """The list is written, its answer is lost, another owner claims it: it would find a topic without its ledger."""
+    """The commit of a new ledger lands or not, and its answer is lost; another owner claims the list, or none does."""
     storage = Storage()
     session: Any = storage.session()
     topic, world = TopicName.parse("t"), real_world(1)
@@ -274,21 +277,54 @@ async def test_a_ledger_of_a_topic_that_the_next_owner_found_in_its_list_is_not_
         for _ in range(2)
     ]
     await first.read()
-    writer = await first.create()
-    honest = session.put
+    draft = await first.draft()
+    assert not storage.ledgers, "a draft is not stored"
+    honest = session.commit
 
-    async def put(*args: Any, **options: Any) -> int:
-        await honest(*args, **options)
-        monkeypatch.setattr(session, "put", honest)
-        await second.read()
-        await second.claim(await second.recover())
+    async def commit(operations: Any) -> list[int]:
+        if lands:
+            await honest(operations)
+        monkeypatch.setattr(session, "commit", honest)
+        if claimed:
+            await second.read()
+            await second.claim(await second.recover())
         raise ConnectionLost("the answer is lost")
 
-    monkeypatch.setattr(session, "put", put)
-    with pytest.raises(TopicFenced):
-        await first.commit(writer, end_index=0, created_ms=0)
-    assert [each.ledger_id for each in second.record.ledgers] == [writer.ledger_id]
-    assert writer.ledger_id in storage.ledgers
+    monkeypatch.setattr(session, "commit", commit)
+    if claimed:
+        with pytest.raises(TopicFenced):
+            await first.add_anyhow(draft, end_index=0, created_ms=0, ended=None)
+    else:
+        writer, _ = await first.add_anyhow(draft, end_index=0, created_ms=0, ended=None)
+        assert writer.ledger_id == draft.ledger_id
+    listed = decode(storage.nodes[path_of(topic)].value, TopicRecord, path_of(topic)).ledgers
+    assert [each.ledger_id for each in listed] == list(storage.ledgers) == [draft.ledger_id] * (lands or not claimed)
+
+
+async def test_a_ledger_whose_commit_stays_unknown_is_the_one_that_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another draft would leave the first ledger without a list, if its commit landed after all."""
+    storage = Storage()
+    session: Any = storage.session()
+    topic = TopicName.parse("t")
+    await session.put(path_of(topic), encode(TopicRecord(), path_of(topic)))
+    ledger = ManagedLedger(
+        real_world(1), session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING
+    )
+    await ledger.read()
+    honest, tried = ManagedLedgerRecord.change, list[int]()
+
+    async def change(self: Any, ledgers: Any, **given: Any) -> None:
+        tried.append(ledgers[-1].ledger_id)
+        await honest(self, ledgers, **given)
+        if len(tried) < 3:
+            raise OutcomeUnknown("it landed, and no answer came for so long")
+
+    monkeypatch.setattr(ManagedLedgerRecord, "change", change)
+    writer, _ = await ledger.add_anyhow(None, end_index=0, created_ms=0, ended=None)
+    assert tried == [writer.ledger_id] * 3
+    assert list(storage.ledgers) == [writer.ledger_id]
 
 
 async def test_a_former_owner_can_neither_write_nor_roll() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from magnetar.broker.log.publish import Publish
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog, TopicLogState
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
-from magnetar.metadata.records import CLOSED, OPEN, LedgerRecord, TopicRecord, decode, encode
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
 from magnetar.proto.names import Position, TopicName
 from tests.compiled import replaces_code
+from tests.metadata.stores import Forgetful
 from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
 
 TOPIC = TopicName.parse("log")
@@ -64,6 +66,10 @@ class Owner:
             replication=one_copy, on_confirmed=lambda: None, on_delayed=lambda *_: None, on_lost=self.lost.append,
             owned=lambda: self.owns,
         )  # fmt: skip
+
+    def publish_through(self, store: Any) -> None:
+        """Its changes of the metadata go through that store."""
+        self.ledgers._metadata = self.log._chain._list._store = store
 
     def publish(self, count: int = 1) -> None:
         for _ in range(count):
@@ -146,7 +152,7 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
         monkeypatch.setattr(target, name, called)
 
     record(owner.log._chain._list, "read", "read_list")
-    record(owner.ledgers, "recover", "recover_ledgers")
+    record(owner.ledgers, "recover_to_close", "recover_ledgers")
     record(owner.log._chain._list, "change", "claim_list")
     record(owner.log, "serve", "serve")
     await owner.log.open()
@@ -272,6 +278,77 @@ async def test_the_next_index_outlives_all_messages_and_an_owner_that_published_
     ((_, _, index),) = await idle.settled(1)
     assert index == 3
     assert len((await bench.list()).ledgers) == 1, "the empty one has gone"
+
+
+async def test_the_last_ledger_is_closed_in_the_commit_that_claims_the_list_and_the_next_made_in_that_which_names_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await bench.owner()
+    first.publish(2)
+    await first.settled(2)
+    (listed,) = (await bench.list()).ledgers
+    writes, commit = [], bench.store.commit
+
+    async def counted(operations: Any) -> list[int]:
+        writes.append([each.path for each in operations])
+        return await commit(operations)
+
+    monkeypatch.setattr(bench.store, "commit", counted)
+    second = await bench.owner()
+    second.publish(1)
+    ((_, position, _),) = await second.settled(1)
+    old, new = paths.ledger(listed.ledger_id), paths.ledger(position.ledger_id)
+    writes = [each for each in writes if each != [paths.LEDGER_IDS]]
+    assert writes == [[old], [old, path_of(TOPIC)], [new, path_of(TOPIC)]], "in recovery, closed and claimed, made"
+    assert [each.entries for each in (await bench.list()).ledgers] == [2, -1]
+
+
+@pytest.mark.parametrize("end", [2, 1])
+async def test_an_end_that_another_recoverer_stored_before_the_claim_counts(bench: Bench, end: int) -> None:
+    first = await bench.owner()
+    first.publish(3)
+    await first.settled(3)
+    late = Owner(bench)
+    bench.owners.append(late)
+    await late.log.read_list()
+    await late.log.recover_ledgers()
+    ledger_id = first.log.shape.tail.ledger_id
+    found = await bench.ledger(ledger_id)
+    assert found is not None
+    assert found.state == IN_RECOVERY, "the claim closes it"
+    if end == 2:
+        await first.ledgers.recover(ledger_id)
+    else:  # of one that found a bookie less, before any of these entries was confirmed
+        path = paths.ledger(ledger_id)
+        await bench.store.put(path, encode(replace(found, state=CLOSED, last_entry=end, length=2), path))
+    await late.log.claim_list()
+    await late.log.serve()
+    assert await late.all() == [b"0", b"1", b"2"][: end + 1]
+    late.publish()
+    ((_, _, index),) = await late.settled(1)
+    assert index == end + 1
+    assert [each.entries for each in (await bench.list()).ledgers] == [end + 1, -1]
+
+
+async def test_whatever_answers_of_the_metadata_are_lost_a_take_over_ends_with_one_list_and_no_other_ledger(
+    bench: Bench
+) -> None:
+    honest = bench.store
+    for published, faults in enumerate(itertools.product(["applied", "dropped", "ok"], repeat=3)):
+        owner = Owner(bench)
+        owner.publish_through(Forgetful(honest, faults))
+        bench.owners.append(owner)
+        await owner.log.open()
+        owner.publish()
+        ((_, position, index),) = await owner.settled(1)
+        assert index == published
+        listed = (await bench.list()).ledgers
+        assert listed[-1].ledger_id == position.ledger_id
+        assert await honest.children(paths.LEDGERS) == [f"{each.ledger_id:020d}" for each in listed]
+        for each in listed[:-1]:
+            record = await bench.ledger(each.ledger_id)
+            assert record is not None
+            assert (record.state, record.last_entry + 1) == (CLOSED, each.entries)
 
 
 @pytest.mark.parametrize("step", TAKE_OVER)
@@ -470,7 +547,7 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
     async def none_left(**_: object) -> None:
         raise NotEnoughBookies("none")
 
-    monkeypatch.setattr(owner.ledgers, "create", none_left)
+    monkeypatch.setattr(owner.ledgers, "draft", none_left)
     told: list[str] = []
     owner.log._chain.on_waits = lambda error: told.append(error.message)
     owner.publish(4)
@@ -487,10 +564,10 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
 ) -> None:
     owner = await bench.owner(roll_entries=3)
 
-    async def broken() -> None:
+    async def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(owner.log._chain, "create_anyhow", broken)
+    monkeypatch.setattr(owner.log._chain, "add_anyhow", broken)
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
@@ -502,14 +579,14 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(roll_entries=3)
-    create, switching, go_on = owner.log._chain.create_anyhow, asyncio.Event(), asyncio.Event()
+    add, switching, go_on = owner.log._chain.add_anyhow, asyncio.Event(), asyncio.Event()
 
-    async def slowly() -> Any:
+    async def slowly(*given: Any, **named: Any) -> Any:
         switching.set()
         await go_on.wait()
-        return await create()
+        return await add(*given, **named)
 
-    monkeypatch.setattr(owner.log._chain, "create_anyhow", slowly)
+    monkeypatch.setattr(owner.log._chain, "add_anyhow", slowly)
     owner.publish(5)
     await switching.wait()
     before = await bench.list()

@@ -16,7 +16,8 @@ It checks the numbered invariants (docs/invariants.md) that nobody inside the sy
 | 17 | a bookie does not say "no such entry" of what it had synced when it was asked, and whose ledger exists |
 | 23 | after a failed sync of a bookie's data its process moves no mark any more |
 | 27 | a topic's list of ledgers: ids rise, they leave it when it says where they end, or nothing is in them |
-| 28 | no receipt names a ledger that was never in the topic's committed list (topics.py) |
+| 28 | no receipt names a ledger that was never in the topic's committed list (topics.py); what a list names is made, |
+|    | and CLOSED at that end when the list says so |
 | 34 | no ledger is deleted that is in a topic's list |
 | 51 | whom re-replication names in a ledger's record holds, synced, every entry of that fragment that it is to hold |
 
@@ -54,11 +55,12 @@ from magnetar.metadata.records import (
     BookieRecord,
     CounterRecord,
     LedgerRecord,
+    TopicLedger,
     TopicRecord,
     UnderReplicatedRecord,
 )
 from magnetar.metadata.records import decode as decode_record
-from magnetar.metadata.store import Delete, Put
+from magnetar.metadata.store import Check, Delete, Put
 from magnetar.metadata.tree import Done
 from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
@@ -293,6 +295,8 @@ class Observer:
     # ------------------------------------------------------------------ metadata
     def committed(self, operation: object, version: int) -> None:
         """An operation of a transaction, in the moment in which it is durable."""
+        if isinstance(operation, Check):
+            return
         if self.on_commit is not None:
             self.on_commit(operation)
         path = getattr(operation, "path", "")
@@ -366,10 +370,18 @@ class Observer:
         ended = all(each.entries >= 0 or not self.acked.get(each.ledger_id) for each in left)
         if ids != sorted({*ids}) or ids[: len(kept)] != kept or not ended:
             self._violated(f"27: the list of {path} went from {before} to {ids}")
+        unmade = [each for each in ids if each not in before and each not in self.records]
+        open_ = [each for each in record.ledgers if each.entries >= 0 and not self._ends(each)]
+        if unmade or (open_ and not record.lost):
+            self._violated(f"28: the list of {path} names {unmade}, which are not made, and as closed {open_}")
         if ids != before:
             self._told(f"{path} has ledgers {ids}")
         self.lists[path] = record
         self.listed |= dict.fromkeys(ids)
+
+    def _ends(self, row: TopicLedger) -> bool:
+        record = self.closed.get(row.ledger_id)
+        return record is not None and record.last_entry + 1 == row.entries
 
     def _mark(self, ledger: int, path: str, value: bytes | None) -> None:
         if value is None:
